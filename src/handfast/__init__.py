@@ -1,1 +1,55 @@
-"""handfast."""
+"""handfast: a distributed lock on Redis and Valkey; one node or a quorum, threads or asyncio.
+
+General layout. `sync` and `aio` are the two facades over `facade`; both run the algorithms of `core`, which do no I/O,
+through `drivers`. `wire` holds the connections, `watchdog` renews what is held, `endpoints` finds the servers,
+`topology` runs embedded ones, `lua` is what runs on a server. `testing` is for our tests and yours.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from handfast import backoff
+from handfast.errors import (
+    ConfigError,
+    Contended,
+    HandfastError,
+    LeaseLost,
+    NoQuorum,
+    NotAcquired,
+    StaleToken,
+)
+from handfast.sync import Client, Lease, Lock, bootstrap, connect, from_client
+
+if TYPE_CHECKING:
+    from handfast import aio
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Client",
+    "ConfigError",
+    "Contended",
+    "HandfastError",
+    "Lease",
+    "LeaseLost",
+    "Lock",
+    "NoQuorum",
+    "NotAcquired",
+    "StaleToken",
+    "__version__",
+    "aio",
+    "backoff",
+    "bootstrap",
+    "connect",
+    "from_client",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # asyncio takes longer to import than all the rest; who does not use it does not wait for it.
+    if name == "aio":
+        import importlib
+
+        return importlib.import_module("handfast.aio")
+    raise AttributeError(f"module 'handfast' has no attribute {name!r}")

@@ -1,0 +1,174 @@
+"""What is measured. A case is anything with `nodes` and `run`; the bench runs those in the table CASES."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from bench import afloors, floors
+from bench.contestant import AsyncSession, Pair, Urls
+from bench.measure import (
+    STUCK_SECONDS,
+    WARM_UP_PAIRS,
+    WARM_UP_PAIRS_PER_TASK,
+    Entrant,
+    Figure,
+    Plan,
+    Stuck,
+    async_round,
+    sync_round,
+    time_limit,
+    turns,
+)
+from bench.ours import NAME, ours, ours_async
+from bench.peers import ASYNC_PEERS, PEERS
+
+
+@dataclass
+class Outcome:
+    """A case's figures, with ratios to the floor: of times (lower is better) or of throughput (higher is)."""
+
+    better: str
+    floor: tuple[str, Figure] | None = None
+    floors: dict[str, Figure] = field(default_factory=dict)
+    rows: dict[str, Figure] = field(default_factory=dict)
+    ratios: dict[str, float] = field(default_factory=dict)
+    """Of the best rounds."""
+    paired: dict[str, float] = field(default_factory=dict)
+    """The median of round by round."""
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float | None:
+        """handfast's own."""
+        return self.ratios.get(NAME)
+
+
+class Case(Protocol):
+    nodes: int
+
+    def run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome: ...
+
+
+def _fail(entrant: Entrant, error: BaseException) -> None:
+    entrant.fail(error)
+    # A peer's failure is a line in the report; our own wants its traceback.
+    if not entrant.peer:
+        traceback.print_exception(error, file=sys.stderr)
+
+
+def _outcome(better: str, floor_names: set[str], entrants: Sequence[Entrant]) -> Outcome:
+    outcome = Outcome(better)
+    lower = better == "lower"
+
+    def value(figure: Figure) -> float:
+        return figure.p50_us if lower else figure.pairs_per_s
+
+    choose = min if lower else max
+    for entrant in entrants:
+        if entrant.failure is not None:
+            outcome.skipped[entrant.what] = entrant.failure
+        else:
+            group = outcome.floors if entrant.what in floor_names else outcome.rows
+            group[entrant.what] = choose(entrant.figures, key=value)
+    if outcome.floors:
+        # Where there are several floors the best one counts.
+        outcome.floor = choose(outcome.floors.items(), key=lambda item: value(item[1]))
+        rounds = {entrant.what: [value(figure) for figure in entrant.figures] for entrant in entrants}
+        for what, figure in outcome.rows.items():
+            outcome.ratios[what] = round(value(figure) / value(outcome.floor[1]), 3)
+            # A peer has fewer rounds; zip pairs those it has with the floor's of the same turn.
+            turns_of_both = zip(rounds[what], rounds[outcome.floor[0]], strict=False)
+            outcome.paired[what] = round(statistics.median(mine / floor for mine, floor in turns_of_both), 3)
+    return outcome
+
+
+@dataclass(frozen=True)
+class SyncPairs:
+    """acquire + release by one thread; the ratio is of median times."""
+
+    nodes: int
+    fenced: bool = False
+
+    def run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome:
+        raw = floors.floors(self.nodes, self.fenced)
+        # No peer has a fencing token, so none stands beside a fenced floor.
+        peers = [] if self.fenced else [peer for peer in PEERS if self.nodes in peer.nodes]
+        entrants: list[Entrant] = []
+        pairs: dict[str, Pair] = {}
+        with contextlib.ExitStack() as stack:
+            for contestant in (*raw, ours(self.fenced), *peers):
+                entrant = Entrant(contestant.what, peer=contestant in peers)
+                entrants.append(entrant)
+                try:
+                    with time_limit(STUCK_SECONDS):
+                        session = stack.enter_context(contestant.open(urls))
+                        pair = session(f"bench:{contestant.what}")
+                    sync_round(pair, WARM_UP_PAIRS, plan.peer_seconds)
+                    pairs[contestant.what] = pair
+                except (Exception, Stuck) as error:
+                    _fail(entrant, error)
+            for entrant in turns(entrants, plan, deadline):
+                seconds = plan.peer_seconds if entrant.peer else STUCK_SECONDS
+                try:
+                    entrant.figures.append(sync_round(pairs[entrant.what], plan.sync_pairs, seconds))
+                except (Exception, Stuck) as error:
+                    _fail(entrant, error)
+        return _outcome("lower", {floor.what for floor in raw}, entrants)
+
+
+@dataclass(frozen=True)
+class AsyncPairs:
+    """acquire + release by many tasks of one loop, each on its own name; the ratio is of pairs per second."""
+
+    nodes: int
+    fenced: bool = False
+
+    def run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome:
+        return asyncio.run(self._run(urls, plan, deadline))
+
+    async def _run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome:
+        raw = afloors.floors(self.nodes, self.fenced)
+        peers = [] if self.fenced else [peer for peer in ASYNC_PEERS if self.nodes in peer.nodes]
+        entrants: list[Entrant] = []
+        sessions: dict[str, tuple[AsyncSession, int]] = {}
+        async with contextlib.AsyncExitStack() as stack:
+            for contestant in (*raw, ours_async(self.fenced), *peers):
+                entrant = Entrant(contestant.what, peer=contestant in peers)
+                entrants.append(entrant)
+                try:
+                    async with asyncio.timeout(STUCK_SECONDS):
+                        session = await stack.enter_async_context(contestant.open(urls))
+                    await async_round(
+                        session, contestant.what, contestant.tasks, WARM_UP_PAIRS_PER_TASK, plan.peer_seconds
+                    )
+                    sessions[contestant.what] = session, contestant.tasks
+                except Exception as error:
+                    _fail(entrant, error)
+            for entrant in turns(entrants, plan, deadline):
+                session, tasks = sessions[entrant.what]
+                seconds = plan.peer_seconds if entrant.peer else STUCK_SECONDS
+                try:
+                    figure = await async_round(session, entrant.what, tasks, plan.pairs_per_task[self.nodes], seconds)
+                    entrant.figures.append(figure)
+                except Exception as error:
+                    _fail(entrant, error)
+        return _outcome("higher", {floor.what for floor in raw}, entrants)
+
+
+CASES: dict[str, Case] = {
+    "sync_1": SyncPairs(1),
+    "sync_5": SyncPairs(5),
+    "async_1": AsyncPairs(1),
+    "async_5": AsyncPairs(5),
+    "sync_1_fenced": SyncPairs(1, fenced=True),
+    "sync_5_fenced": SyncPairs(5, fenced=True),
+    "async_1_fenced": AsyncPairs(1, fenced=True),
+    "async_5_fenced": AsyncPairs(5, fenced=True),
+}

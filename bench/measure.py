@@ -1,0 +1,169 @@
+"""One round of one contestant, the order in which rounds take turns, and the best of them.
+
+Noise on a shared machine mostly adds time, so each contestant is judged by its best round; and since it
+comes and goes over seconds, the rounds of all contestants alternate. Beside that stands a second opinion,
+the median over the rounds of (this round / the floor's round): a floor measured against itself keeps it
+within a few per cent where one lucky round spoils the best.
+The collector stays on, as in any user's process, but a round starts with a clean, frozen heap: nobody
+pays for the garbage or the sheer size of what ran before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from bench.contestant import AsyncSession, Pair
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to measure. Floors and handfast do equally many pairs; slow peers stop at `peer_seconds`."""
+
+    rounds: int
+    sync_pairs: int
+    pairs_per_task: dict[int, int]
+    """By the number of nodes: a round is to take about as long on one as on five."""
+    peer_rounds: int
+    peer_seconds: float
+    budget: float
+    """Seconds for the whole run; cases that run late cut their rounds, but never below LEAST_ROUNDS."""
+
+
+QUICK = Plan(rounds=11, sync_pairs=300, pairs_per_task={1: 10, 5: 4}, peer_rounds=2, peer_seconds=0.25, budget=40)
+FULL = Plan(rounds=25, sync_pairs=1000, pairs_per_task={1: 20, 5: 8}, peer_rounds=5, peer_seconds=1.0, budget=300)
+
+LEAST_ROUNDS = 2
+STUCK_SECONDS = 8.0
+"""A round that takes this long does not work; it must not take the others' time."""
+WARM_UP_PAIRS = 50
+WARM_UP_PAIRS_PER_TASK = 2
+
+
+class Stuck(BaseException):
+    """Not an Exception: libraries that swallow those must not swallow this."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    p50_us: float
+    p99_us: float
+    pairs_per_s: float
+
+    @classmethod
+    def of(cls, nanoseconds: list[int], pairs: int, seconds: float) -> Figure:
+        ordered = sorted(nanoseconds)
+        p50, p99 = (ordered[int(share * (len(ordered) - 1))] / 1000 for share in (0.5, 0.99))
+        return cls(round(p50, 1), round(p99, 1), round(pairs / seconds, 1))
+
+
+@dataclass
+class Entrant:
+    """A contestant's standing in one case: its rounds so far, or why it is out."""
+
+    what: str
+    peer: bool = False
+    figures: list[Figure] = field(default_factory=list)
+    failure: str | None = None
+
+    def fail(self, error: BaseException) -> None:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        said = " ".join(str(error).split())
+        self.failure = f"{type(error).__name__}: {said}"[:300]
+
+
+def turns(entrants: Sequence[Entrant], plan: Plan, deadline: float) -> Iterator[Entrant]:
+    """Who runs next. The order shifts every round, so that nobody always runs after the same neighbour."""
+    for number in range(plan.rounds):
+        if number >= LEAST_ROUNDS and time.monotonic() > deadline:
+            return
+        shift = number % len(entrants)
+        for entrant in [*entrants[shift:], *entrants[:shift]]:
+            if entrant.failure is None and not (entrant.peer and number >= plan.peer_rounds):
+                yield entrant
+
+
+@contextlib.contextmanager
+def quiet_heap() -> Iterator[None]:
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Breaks a blocking call that hangs (main thread only)."""
+
+    def stop(*_: object) -> None:
+        raise Stuck(f"still not done after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def sync_round(pair: Pair, pairs: int, seconds: float = STUCK_SECONDS) -> Figure:
+    """Up to `pairs` pairs, fewer when `seconds` are over first."""
+    clock, taken = time.perf_counter_ns, []
+    with quiet_heap(), time_limit(STUCK_SECONDS):
+        start = clock()
+        over = start + int(seconds * 1e9)
+        before = start
+        for _ in range(pairs):
+            pair()
+            now = clock()
+            taken.append(now - before)
+            before = now
+            if now > over:
+                break
+    return Figure.of(taken, len(taken), (before - start) / 1e9)
+
+
+SAMPLED = 10
+"""Every tenth task times its pairs: enough for percentiles, and the clock costs the others nothing."""
+
+
+async def async_round(
+    session: AsyncSession, what: str, tasks: int, pairs_per_task: int, seconds: float = STUCK_SECONDS
+) -> Figure:
+    """All tasks at once, each with its own name; the clock starts when every task is ready to go."""
+    clock, taken, over = time.perf_counter_ns, [], []
+    go = asyncio.Event()
+
+    async def work(number: int) -> int:
+        pair = session(f"bench:{what}:{number}")
+        await go.wait()
+        for done in range(pairs_per_task):
+            if over and done:
+                return done
+            if number % SAMPLED:
+                await pair()
+            else:
+                before = clock()
+                await pair()
+                taken.append(clock() - before)
+        return pairs_per_task
+
+    with quiet_heap():
+        async with asyncio.timeout(STUCK_SECONDS), asyncio.TaskGroup() as group:
+            running = [group.create_task(work(number)) for number in range(tasks)]
+            await asyncio.sleep(0)
+            timer = asyncio.get_running_loop().call_later(seconds, over.append, True)
+            start = clock()
+            go.set()
+        elapsed = (clock() - start) / 1e9
+    timer.cancel()
+    return Figure.of(taken, sum(task.result() for task in running), elapsed)

@@ -1,0 +1,310 @@
+"""handfast for asyncio: the same words as for threads, awaited.
+
+A lease that is lost inside `async with` cancels the body, and LeaseLost is raised at the exit, the way
+`asyncio.timeout` does it; a cancel from outside is never swallowed. `on_lost="event"` leaves the body alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from types import EllipsisType, TracebackType
+from typing import Any, ParamSpec, TypeVar, Unpack
+
+from handfast.core import guard, mutex
+from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.mutex import Request
+from handfast.drivers.aio import AioDriver
+from handfast.endpoints import Endpoints, from_redis, locate
+from handfast.errors import ConfigError, Contended
+from handfast.facade import (
+    BaseClient,
+    ClientOptions,
+    LockOptions,
+    Seconds,
+    Servers,
+    patience_of,
+    template_key,
+)
+from handfast.lease import Entry, LeaseView
+
+__all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Lease(LeaseView):
+    """A held lock. Release it, or leave the `async with` that made it; one that is dropped is released, not kept."""
+
+    __slots__ = ("_body",)
+
+    _client: Client
+
+    def __init__(self, client: Client, hold: Hold, entry: Entry | None = None) -> None:
+        super().__init__(client, hold, entry)
+        self._body: _Body | None = None
+
+    async def extend(self, ttl: Seconds | None = None) -> None:
+        """Renew now, by `ttl` or as before; a ttl given here stays. Raises LeaseLost if a majority does not confirm."""
+        seconds = self._hold.ttl if ttl is None else self._hold.policy.checked_ttl(ttl)
+        self.check()
+        await self._client._extend(self._hold, seconds)
+        self._confirm_extended()
+
+    async def release(self) -> bool:
+        """Give the lock back; True if it was still ours. Further calls do nothing and say False."""
+        if self._leave():
+            return await self._client._release(self._hold)
+        return self._still_ours
+
+    @property
+    def lost(self) -> asyncio.Event:
+        """Set when the lease is lost, within milliseconds of its deadline, also if no server can be reached."""
+        event = self._event
+        if not isinstance(event, asyncio.Event):
+            event = self._event = asyncio.Event()
+            self._hold.watch(_on_loop(self._client._loop_of(), event.set))
+        return event
+
+    async def __aenter__(self) -> Lease:
+        if self._hold.policy.on_lost == "cancel":
+            self._body = _Body(self._hold, self._client._loop_of())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        body, self._body = self._body, None
+        ours = await self.release()
+        cancelled = body is not None and body.leave()
+        if cancelled and kind is not None and issubclass(kind, asyncio.CancelledError):
+            raise self._loss() from error
+        if not ours and kind is None and self._hold.state == LOST:
+            raise self._loss()
+
+
+class _Body:
+    """The task inside an `async with`, to be cancelled when the lease is lost."""
+
+    __slots__ = ("_cancelled", "_cancelling", "_task")
+
+    def __init__(self, hold: Hold, loop: asyncio.AbstractEventLoop) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise ConfigError("'async with' on a lock needs to run in a task")
+        self._task: asyncio.Task[Any] | None = task
+        self._cancelling = task.cancelling()
+        self._cancelled = False
+        hold.watch(_on_loop(loop, self._cancel))
+
+    def _cancel(self) -> None:
+        if self._task is not None and not self._cancelled:
+            self._cancelled = True
+            self._task.cancel("the lease was lost")
+
+    def leave(self) -> bool:
+        """The body has ended; True if our cancel, and no other, is what ended it."""
+        task, self._task = self._task, None
+        return self._cancelled and task is not None and task.uncancel() <= self._cancelling
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop, what: Callable[[], Any]) -> Callable[[], None]:
+    """Call it on the loop's thread, from whichever thread."""
+
+    def call() -> None:
+        try:
+            loop.call_soon_threadsafe(what)
+        except RuntimeError:
+            pass  # the loop is closed, and with it everybody who could wait for this
+
+    return call
+
+
+class Lock:
+    """A lock that can be taken, again and again, by any task; each taking is a lease of its own."""
+
+    def __init__(self, client: Client, request: Request, reentrant: bool = False) -> None:
+        self._client = client
+        self._request = request
+        self._reentrant = reentrant
+        self._entered: dict[Any, list[Lease]] = {}
+        """By task: the leases of the `async with` blocks it is in."""
+
+    @property
+    def name(self) -> str:
+        return self._request.name
+
+    async def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
+        """Take the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
+        request = self._request
+        seconds = request.policy.ttl if ttl is None else request.policy.checked_ttl(ttl)
+        patience = patience_of(request.policy, wait)
+        if self._reentrant:
+            return await self._client._reenter(request, seconds, patience)
+        return await self._client._acquire(request, seconds, patience)
+
+    async def try_acquire(self, *, ttl: Seconds | None = None) -> Lease | None:
+        """Take the lock if it is free, else None; never waits. An outage still raises: it is not contention."""
+        try:
+            return await self.acquire(wait=0, ttl=ttl)
+        except Contended:
+            return None
+
+    async def __aenter__(self) -> Lease:
+        lease = await self.acquire()
+        self._entered.setdefault(asyncio.current_task(), []).append(lease)
+        return await lease.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        me: Any = asyncio.current_task()
+        if me not in self._entered and len(self._entered) == 1:
+            # Entered by another task, as the fixtures of some test frameworks do.
+            me = next(iter(self._entered))
+        lease = self._entered[me].pop()
+        if not self._entered[me]:
+            del self._entered[me]
+        await lease.__aexit__(kind, error, trace)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.Lock {self.name!r}>"
+
+
+class Client(BaseClient):
+    """Makes locks on one node or a quorum, for the tasks of one event loop."""
+
+    def __init__(self, where: Endpoints, options: ClientOptions) -> None:
+        super().__init__(where, options)
+        self._io: AioDriver | None = None
+        self._owned: weakref.WeakKeyDictionary[Any, dict[Any, Entry]] = weakref.WeakKeyDictionary()
+
+    def lock(self, name: str | Sequence[str], *, owner: str | None = None, **options: Unpack[LockOptions]) -> Lock:
+        """A lock on a name, or on several names at once, all or none. Sends nothing.
+
+        With `owner` whoever presents the same owner re-enters and refreshes.
+        """
+        return Lock(self, self._request(name, owner, options))
+
+    def rlock(self, name: str | Sequence[str], **options: Unpack[LockOptions]) -> Lock:
+        """Like `lock`, but the task that holds it takes it again at once, with the same token and no round trip."""
+        return Lock(self, self._request(name, None, options), reentrant=True)
+
+    def locked(
+        self, name: str, *, owner: str | None = None, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]:
+        """Decorate a function to run under a lock; `{parameter}` in the name stands for the call's argument."""
+        self._request("checked", owner, options)
+
+        def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+            if not inspect.iscoroutinefunction(function):
+                raise ConfigError(f"{function.__qualname__} is not an async function: locked() takes one here")
+            key = template_key(function, name)
+
+            @functools.wraps(function)
+            async def under_lock(*args: P.args, **kwargs: P.kwargs) -> R:
+                async with self.lock(key(*args, **kwargs), owner=owner, **options):
+                    return await function(*args, **kwargs)
+
+            return under_lock
+
+        return decorate
+
+    async def close(self) -> None:
+        """Release what is still held and renewed, and end all connections."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._dog is not None:
+            await asyncio.wrap_future(self._dog.detach(self._group))
+        if self._io is not None:
+            await self._io.close()
+        await asyncio.to_thread(self._where.close)
+
+    async def __aenter__(self) -> Client:
+        self._driver()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # -- running operations ----------------------------------------------------------------------------------------
+
+    def _driver(self) -> AioDriver:
+        io = self._io
+        loop = asyncio.get_running_loop()
+        if io is None:
+            if self._closed:
+                raise ConfigError("this client is closed")
+            io = self._io = AioDriver(self._group, self._addresses, self._shake, loop)
+        elif io.loop is not loop:
+            raise ConfigError("this client belongs to another event loop: connect() anew in each")
+        return io
+
+    def _loop_of(self) -> asyncio.AbstractEventLoop:
+        return self._driver().loop
+
+    async def _acquire(self, request: Request, ttl: float, wait: float | None) -> Lease:
+        cell: list[Hold] = []
+        try:
+            hold = await mutex.acquire(self._driver(), self._group, request, ttl, wait, cell.append)
+            self._watch(hold)
+            return Lease(self, hold)
+        except BaseException:
+            for hold in cell:
+                self._finish(hold)
+            raise
+
+    async def _reenter(self, request: Request, ttl: float, wait: float | None) -> Lease:
+        mine = self._owned.setdefault(asyncio.current_task(), {})
+        entry = mine.get(request.keys)
+        if entry is not None and entry.enter(AioDriver.now()):
+            return Lease(self, entry.hold, entry)
+        lease = await self._acquire(request, ttl, wait)
+        lease._entry = mine[request.keys] = Entry(lease._hold)
+        return lease
+
+    async def _extend(self, hold: Hold, ttl: float) -> None:
+        await mutex.extend(self._driver(), hold, ttl)
+        if hold.state == HELD:
+            self._watchdog().refile(hold)
+
+    async def _release(self, hold: Hold) -> bool:
+        if self._dog is not None:
+            self._dog.remove(hold)
+        try:
+            return await mutex.release(self._driver(), hold)
+        except BaseException:
+            self._finish(hold)
+            raise
+        finally:
+            if hold.healed:
+                self._finish(hold)
+
+    def _forked(self) -> None:
+        super()._forked()
+        # The connections and the loop are the parent's: forgotten here, not closed.
+        self._io = None
+        self._owned = weakref.WeakKeyDictionary()
+
+
+def connect(servers: Servers = None, **options: Unpack[ClientOptions]) -> Client:
+    """A client for one server (a URL), a quorum of independent ones (a list), or $HANDFAST_URL. Sends nothing yet."""
+    return Client(locate(servers), options)
+
+
+def from_client(clients: object, **options: Unpack[ClientOptions]) -> Client:
+    """A client for the server of a redis-py client (several: a quorum), with its address and credentials."""
+    return Client(from_redis(clients), options)
+
+
+async def bootstrap(client: Client) -> dict[str, str]:
+    """Open a new deployment: its nodes may vote at once, instead of after a quarantine. What happened, by node.
+
+    Only for servers on which no lease can be outstanding. On a deployment that is in use it changes nothing.
+    """
+    return await guard.bootstrap(client._driver(), client._group)

@@ -1,0 +1,75 @@
+"""The seam between the algorithms and the world.
+
+An algorithm awaits few, fat effects: `exchange` is one round trip to all nodes, `sleep` a pause. Time, wall time and
+randomness come from here too, so a simulation decides about them. `post` is not awaited: it hands bytes to the
+connections that carried the earlier exchange and returns, so undoing needs no shield: there is no point inside it at
+which a second cancel could strike, and it cannot overtake what it undoes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+__all__ = ["Effects", "Fault", "Poll"]
+
+
+class Fault:
+    """Why a node has no answer to give. `lasting`: trying again will not help until somebody changes something."""
+
+    __slots__ = ("kind", "lasting", "text")
+
+    def __init__(self, kind: str, text: str, *, lasting: bool = False) -> None:
+        self.kind = kind
+        self.text = text
+        self.lasting = lasting
+
+    def __repr__(self) -> str:
+        return f"Fault({self.kind}: {self.text})"
+
+
+class Poll(Protocol):
+    """What an exchange collects answers into; see quorum.py for the implementations."""
+
+    width: int
+    """Replies that each node sends for its payload."""
+    decided: bool
+    waiter: Any
+    """Set by a driver that needs to be told (a future); completed when `add` returns True."""
+
+    def add(self, node: int, reply: Any) -> bool:
+        """Count a node's reply (a Fault if there is none); True at the moment the outcome becomes certain.
+
+        May be called after the decision too: late answers are still votes.
+        """
+
+
+class Effects(Protocol):
+    """What a driver provides."""
+
+    settled: bool
+    """A majority is connected and no first connection is still under way."""
+
+    def now(self) -> float:
+        """Seconds on a clock that only this machine's deadlines use; it runs in suspend too where the system can."""
+
+    def wall(self) -> int:
+        """Wall clock in µs: proposed as a token, never compared to decide validity."""
+
+    def random(self) -> float:
+        """In [0, 1)."""
+
+    def nonce(self) -> str:
+        """128 random bits in hexadecimal."""
+
+    async def settle(self, need: int) -> None:
+        """Connect what is not connected: back when all tries ended, or, with `need` connected, after a short grace."""
+
+    async def exchange(self, payloads: Sequence[bytes | None], poll: Poll, patience: float) -> None:
+        """Send each node its payload (None: skip it), collect into `poll`; back when decided or out of patience."""
+
+    def post(self, payloads: Sequence[bytes | None], width: int = 1) -> None:
+        """Send on the same connections, wait for nothing, drop the replies."""
+
+    async def sleep(self, until: float) -> None:
+        """Until `now()` is there."""

@@ -1,0 +1,44 @@
+"""Agreement on a token.
+
+Every granting node stored and answered max(own counter + 1, proposal). If M of them answered the same value, that is the
+token. Otherwise: of the M smallest answers take the largest, t, and raise the others among those M to t, checked
+against the owner; M nodes at t make it the token.
+
+Order: a majority then has counters >= t, and every later majority meets it. Uniqueness: two majorities meet in a
+node where the two ownerships are disjoint in time, and that node never gives the same value twice.
+"""
+
+from __future__ import annotations
+
+from handfast.core.commands import Want
+from handfast.core.effects import Effects
+from handfast.core.quorum import Ballot, said_yes
+
+__all__ = ["agree"]
+
+
+def value(answer: int | list[int]) -> int:
+    """The counter in a yes: an integer, or an array of one for a re-entry."""
+    return answer[0] if isinstance(answer, list) else answer
+
+
+async def agree(io: Effects, want: Want, ballot: Ballot, patience: float) -> int | None:
+    """The token of a won ballot, or None if it could not be settled."""
+    group = want.group
+    granted = sorted((value(a), node) for node, a in enumerate(ballot.answers) if said_yes(a))
+    group.seen_token = max(group.seen_token, granted[-1][0])
+    if group.need == 1:
+        return granted[0][0]
+    values = [counter for counter, _ in granted]
+    for counter in values:
+        if values.count(counter) >= group.need:
+            return counter
+    chosen = granted[: group.need]
+    token = chosen[-1][0]
+    behind = [node for counter, node in chosen if counter < token]
+    payloads: list[bytes | None] = [None] * group.n
+    for node in behind:
+        payloads[node] = want.raise_to(token)
+    raised = Ballot(group.n, len(behind), asked=len(behind))
+    await io.exchange(payloads, raised, patience)
+    return token if raised.won else None

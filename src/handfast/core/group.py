@@ -1,0 +1,118 @@
+"""The nodes that one client votes with, and what is known of each.
+
+A `Node` is shared by all connections that a client has to it, in whatever thread; every field is replaced whole, never
+changed in place, so readers need no lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from handfast.core.effects import Fault
+from handfast.core.quorum import majority
+from handfast.options import Policy
+
+__all__ = ["Group", "Node"]
+
+
+class Node:
+    """One server, as this client knows it."""
+
+    __slots__ = (
+        "clock",
+        "floor",
+        "incarnation",
+        "index",
+        "label",
+        "ladder",
+        "marker",
+        "opens_at",
+        "run_id",
+    )
+
+    def __init__(self, index: int, label: str) -> None:
+        self.index = index
+        self.label = label
+        """Its address, without secrets, as errors and `lease.votes` show it."""
+        self.ladder = ""
+        """How it compares and deletes: 'delifeq' (Valkey), 'delex' (Redis 8.4) or '' (a script)."""
+        self.run_id = ""
+        self.incarnation = b""
+        """run_id and replication id: another value means that it may have forgotten."""
+        self.marker = b""
+        """The guard marker it must show with each vote; empty while it may not vote."""
+        self.opens_at = 0.0
+        """Until when it is kept from voting, on the local clock."""
+        self.floor = b"0"
+        """Lower bound for fence counters that it may have forgotten."""
+        self.clock: tuple[float, float, float] | None = None
+        """Bounds on (server time minus local time) and when they were taken: a step of its clock shows against them."""
+
+
+class Group:
+    """N independent nodes of which a majority decides."""
+
+    __slots__ = (
+        "guard",
+        "mark_key",
+        "marker_key",
+        "max_ttl_ms",
+        "n",
+        "need",
+        "nodes",
+        "policy",
+        "seen_token",
+        "suspects",
+        "uniform",
+    )
+
+    def __init__(self, labels: Sequence[str], policy: Policy, *, guard: bool) -> None:
+        self.nodes = [Node(i, label) for i, label in enumerate(labels)]
+        self.n = len(self.nodes)
+        self.need = majority(self.n)
+        self.policy = policy
+        self.guard = guard
+        self.max_ttl_ms = round(policy.max_ttl * 1000)
+        namespace = (policy.prefix or "handfast:").encode()
+        self.marker_key = namespace + b"guard"
+        self.mark_key = namespace + b"mark"
+        """The namespace's high-water mark: the largest token that this node has voted for."""
+        self.seen_token = 0
+        """The largest token seen by this client: its next proposal is above it."""
+        self.suspects: frozenset[int] = frozenset()
+        """Nodes whose clock stepped forward, to be put in quarantine."""
+        self.uniform = True
+        """All nodes speak the same dialect, so one payload serves them all."""
+
+    def learned(self) -> None:
+        """After a handshake changed what is known of a node."""
+        self.uniform = len({node.ladder for node in self.nodes}) == 1
+
+    def closed(self, node: Node, now: float) -> Fault | None:
+        """Why a guarded node may not vote now, or None."""
+        if node.marker or not self.guard:
+            return None
+        if not node.incarnation:
+            return Fault("unknown", "not connected yet")
+        left = node.opens_at - now
+        if left > 0:
+            return Fault("quarantine", f"restarted or new, no vote for another {left:.1f} s")
+        return Fault("quarantine", "restarted, waiting for enough other nodes to restore its token counters from")
+
+    def suspect(self, index: int) -> None:
+        """A node's clock stepped forward: what it held may have ended early, so it must not vote."""
+        self.nodes[index].marker = b""
+        self.suspects |= {index}
+
+    def voters(self) -> int:
+        """How many nodes may vote, as far as is known."""
+        return sum(1 for node in self.nodes if node.marker) if self.guard else self.n
+
+    def proposal(self, wall: int) -> int:
+        """A token to propose: above all that this client has seen, near wall time so that strangers agree at once.
+
+        A clock set absurdly far ahead is not followed: it would use up the space below 2^53.
+        """
+        token = max(wall if wall < 1 << 52 else 0, self.seen_token + 1)
+        self.seen_token = token
+        return token

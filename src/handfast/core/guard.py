@@ -1,0 +1,207 @@
+"""The restart guard: a node that lost its memory must not vote until every lease that it may have forgotten is over.
+
+Each node carries a marker: `1 <incarnation> <ready-at, server µs> <max_ttl ms> <floor>`. The incarnation is run_id and
+replication id. A connection reads both when it is made; a marker of another incarnation, or none (FLUSHALL), starts a
+quarantine of Q = max_ttl * (1 + 2*drift) + margin. The floor is `-` until the node's counters are repaired; only a
+marker with a floor lets a node vote, and it must be shown with every vote, so forgetting on a live connection shows too.
+
+Waiting heals locks, never counters: after Q the largest token known to at least M *other* voting nodes becomes the floor
+of this one's counters, before its first vote. Where a majority forgot, that can no longer be had; then the maximum
+of a majority of whatever answers must do, which is what "with a minority of forgetful nodes" in the promise means.
+
+A node whose clock stepped forward has forgotten too: its keys ended early. It is put in quarantine again by
+whoever notices.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from handfast.core.commands import script
+from handfast.core.effects import Effects, Fault
+from handfast.core.group import Group, Node
+from handfast.core.quorum import Ballot
+from handfast.core.resp import encode
+from handfast.errors import ConfigError
+
+__all__ = ["Marker", "adopt", "bootstrap", "clock_stepped", "quarantine", "repair"]
+
+MARGIN: Final = 0.1
+"""Seconds added to Q for the roundings of both sides."""
+PATIENCE: Final = 0.5
+STEP_MARGIN: Final = 0.02
+"""Seconds by which a clock may be set right without being called stepped; less than the drift of a ttl of 2 s."""
+
+
+class Marker(NamedTuple):
+    """What a node's marker says."""
+
+    incarnation: bytes
+    ready_at: int
+    max_ttl_ms: int
+    floor: bytes
+
+    @classmethod
+    def parse(cls, text: bytes | None) -> Marker | None:
+        """None for no marker, or one that no version of this library wrote."""
+        words = (text or b"").split(b" ")
+        if len(words) != 5 or words[0] != b"1" or not words[2].isdigit() or not words[3].isdigit():
+            return None
+        return cls(words[1], int(words[2]), int(words[3]), words[4])
+
+    @property
+    def votes(self) -> bool:
+        return self.floor != b"-"
+
+
+def text(incarnation: bytes, ready_at: bytes, max_ttl_ms: int, floor: bytes) -> bytes:
+    return b"1 %b %b %d %b" % (incarnation, ready_at, max_ttl_ms, floor)
+
+
+def period(group: Group) -> float:
+    """Q: the longest that a forgotten lease can still be valid for somebody."""
+    return group.policy.max_ttl * (1 + 2 * group.policy.drift) + MARGIN
+
+
+def quarantine(group: Group, node: Node, seen: bytes | None) -> bytes:
+    """The command that starts a quarantine, unless another client was first."""
+    marker = text(node.incarnation, b"@", group.max_ttl_ms, b"-")
+    return script("mark", (group.marker_key,), seen or b"", marker, b"%d" % round(period(group) * 1e6))
+
+
+def adopt(group: Group, node: Node, raw: bytes | None, server_us: int, now: float) -> bool:
+    """Take over what a marker says of this node; False if it is not of this incarnation."""
+    marker = Marker.parse(raw)
+    if marker is None or marker.incarnation != node.incarnation:
+        node.marker = b""
+        return False
+    if marker.max_ttl_ms != group.max_ttl_ms:
+        node.marker = b""
+        raise ConfigError(
+            f"{node.label}: this namespace was set up with max_ttl={marker.max_ttl_ms / 1000:g}, this client has "
+            f"max_ttl={group.max_ttl_ms / 1000:g}; all clients of a namespace must have the same"
+        )
+    node.opens_at = now + (marker.ready_at - server_us) / 1e6
+    node.floor = marker.floor if marker.votes else b"0"
+    node.marker = raw or b"" if marker.votes else b""
+    return True
+
+
+class _State(NamedTuple):
+    """What one node says of itself."""
+
+    raw: bytes
+    marker: Marker | None
+    """None unless it is of the node's present incarnation."""
+    mark: int
+    server_us: int
+
+    @property
+    def votes(self) -> bool:
+        return self.marker is not None and self.marker.votes
+
+
+async def _survey(io: Effects, group: Group) -> tuple[dict[int, _State], Ballot]:
+    """Marker, high-water mark and time of every node that answers."""
+    question = encode(b"GET", group.marker_key) + encode(b"GET", group.mark_key) + encode(b"TIME")
+    states: dict[int, _State] = {}
+
+    def judge(node: int, replies: list[Any]) -> Any:
+        raw, mark, time = replies
+        for reply in replies:
+            if type(reply) is Fault:
+                return reply
+        marker = Marker.parse(raw)
+        if marker is not None and marker.incarnation != group.nodes[node].incarnation:
+            marker = None
+        known = max(int(mark or 0), int(marker.floor) if marker and marker.votes else 0)
+        states[node] = _State(raw or b"", marker, known, int(time[0]) * 1_000_000 + int(time[1]))
+        return 1
+
+    poll = Ballot(group.n, group.n, width=3, judge=judge)
+    await io.exchange([question] * group.n, poll, PATIENCE)
+    return states, poll
+
+
+def floor_for(group: Group, node: int, states: dict[int, _State]) -> int | None:
+    """The floor that makes this node safe to vote, or None if too little is known."""
+    others = [s for i, s in states.items() if i != node and s.votes]
+    if len(others) >= group.need:
+        return max(s.mark for s in [*others, states[node]])
+    forgetful = sum(1 for i, s in states.items() if i != node and not s.votes)
+    # M others can be out of reach for now (wait), or can no longer exist at all: a majority forgot.
+    if group.n - 1 - forgetful < group.need and len(states) >= group.need:
+        return max(s.mark for s in states.values())
+    return None
+
+
+async def repair(io: Effects, group: Group) -> None:
+    """Let nodes vote whose quarantine is over. Safe to run at any time, by any number of clients."""
+    if not io.settled:
+        await io.settle(group.need)
+    states, _ = await _survey(io, group)
+    payloads: list[bytes | None] = [None] * group.n
+    for i, state in states.items():
+        node, marker = group.nodes[i], state.marker
+        if marker is None or i in group.suspects:
+            payloads[i] = quarantine(group, node, state.raw)
+            group.suspects -= {i}
+            continue
+        if not marker.votes and state.server_us >= marker.ready_at:
+            floor = floor_for(group, i, states)
+            if floor is not None:
+                opened = text(node.incarnation, b"%d" % marker.ready_at, group.max_ttl_ms, b"%d" % floor)
+                payloads[i] = script("mark", (group.marker_key,), state.raw, opened, b"0")
+        adopt(group, node, state.raw, state.server_us, io.now())
+    await _write(io, group, payloads, states)
+
+
+async def _write(io: Effects, group: Group, payloads: list[bytes | None], states: dict[int, _State]) -> list[int]:
+    """Send marker changes, take over what is there afterwards; the nodes that were asked."""
+    asked = [i for i, payload in enumerate(payloads) if payload is not None]
+    if asked:
+        poll = Ballot(group.n, len(asked), asked=len(asked))
+        await io.exchange(payloads, poll, PATIENCE)
+        for i in asked:
+            if type(poll.answers[i]) is bytes:
+                adopt(group, group.nodes[i], poll.answers[i], states[i].server_us, io.now())
+    return asked
+
+
+async def bootstrap(io: Effects, group: Group) -> dict[str, str]:
+    """Open a new deployment: let its nodes vote at once. Only where no lease can be outstanding.
+
+    A deployment in which some node votes already is not new: its other nodes open by themselves, after Q and repair.
+    """
+    await io.settle(group.n)
+    states, poll = await _survey(io, group)
+    in_use = any(state.votes for state in states.values())
+    result: dict[str, str] = {}
+    payloads: list[bytes | None] = [None] * group.n
+    for i, node in enumerate(group.nodes):
+        state = states.get(i)
+        if state is None:
+            fault = poll.answers[i]
+            result[node.label] = fault.text if type(fault) is Fault else "no answer"
+        elif state.votes:
+            adopt(group, node, state.raw, state.server_us, io.now())
+            result[node.label] = "open already"
+        elif in_use:
+            result[node.label] = "joins by itself after its quarantine, since other nodes are in use"
+        else:
+            opened = text(node.incarnation, b"@", group.max_ttl_ms, b"%d" % state.mark)
+            payloads[i] = script("mark", (group.marker_key,), state.raw, opened, b"0")
+    for i in await _write(io, group, payloads, states):
+        node = group.nodes[i]
+        result[node.label] = "opened" if node.marker else "changed by somebody else meanwhile"
+    return result
+
+
+def clock_stepped(node: Node, sent: float, received: float, server_us: int, drift: float) -> bool:
+    """Notice a forward step of a node's clock against ours, beyond drift and the round trip."""
+    low, high = server_us / 1e6 - received, server_us / 1e6 - sent
+    known, node.clock = node.clock, (low, high, received)
+    if known is None:
+        return False
+    # Between two readings the offset may move as far as the rates may differ.
+    return low > known[1] + drift * (received - known[2]) + STEP_MARGIN

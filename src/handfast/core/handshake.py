@@ -1,0 +1,109 @@
+"""What a new connection says before it carries votes.
+
+A generator without I/O: it yields batches of commands and is sent their replies, for whichever driver makes the
+connection. It ends when the connection may be used, or raises `Rejected` with the node's reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from handfast import lua
+from handfast.core import guard
+from handfast.core.effects import Fault
+from handfast.core.group import Group, Node
+from handfast.core.resp import encode
+from handfast.errors import ConfigError
+
+__all__ = ["Login", "Rejected", "Steps", "handshake", "load_scripts"]
+
+Steps = Generator[tuple[bytes, int], list[Any], None]
+"""Yields (commands, how many), receives as many replies."""
+
+
+class Rejected(Exception):
+    """The node will not do, for a reason of its own."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.text)
+        self.fault = fault
+
+
+class Login:
+    """Who we are to a server."""
+
+    __slots__ = ("client_name", "db", "password", "username")
+
+    def __init__(self, username: str, password: str, db: int, client_name: str) -> None:
+        self.username = username
+        self.password = password
+        self.db = db
+        self.client_name = client_name
+
+
+def load_scripts() -> bytes:
+    return b"".join(encode(b"SCRIPT", b"LOAD", lua.TEXT[name]) for name in lua.NAMES)
+
+
+def handshake(group: Group, node: Node, login: Login, now: Callable[[], float], warn: Callable[[str], None]) -> Steps:
+    hello = [b"HELLO", b"3"]
+    if login.password or login.username:
+        hello += [b"AUTH", (login.username or "default").encode(), login.password.encode()]
+    if login.client_name:
+        hello += [b"SETNAME", login.client_name.encode()]
+    commands = [encode(*hello)]
+    if login.db:
+        commands.append(encode(b"SELECT", b"%d" % login.db))
+    replies = yield b"".join(commands), len(commands)
+    _refuse(replies)
+    probe = group.marker_key + b":probe"
+    # Asked for rather than guessed from a version: an absent key is compared and not deleted.
+    questions = encode(b"DELIFEQ", probe, b"-") + encode(b"DELEX", probe, b"IFEQ", b"-") + load_scripts()
+    replies = yield questions, 2 + len(lua.NAMES)
+    node.ladder = "delifeq" if type(replies[0]) is int else "delex" if type(replies[1]) is int else ""
+    _refuse(replies[2:])
+    if group.n > 1 or group.guard:
+        yield from _identify(group, node, now, warn)
+    group.learned()
+
+
+def _identify(group: Group, node: Node, now: Callable[[], float], warn: Callable[[str], None]) -> Steps:
+    """Which incarnation of which server this is, and whether it may vote."""
+    sections = (b"server", b"replication", b"memory")
+    asked = b"".join(encode(b"INFO", section) for section in sections)
+    replies = yield asked + encode(b"TIME") + encode(b"GET", group.marker_key), len(sections) + 2
+    _refuse(replies)
+    info: dict[str, str] = {}
+    for text in replies[: len(sections)]:
+        info.update(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
+    run_id = info.get("run_id", "")
+    if info.get("role") != "master":
+        raise Rejected(Fault("replica", "is a replica, not a master: it cannot vote"))
+    for other in group.nodes:
+        if other is not node and other.run_id == run_id:
+            raise Rejected(Fault("config", f"is the same server as {other.label}", lasting=True))
+    if info.get("maxmemory", "0") != "0" and info.get("maxmemory_policy") != "noeviction":
+        warn(f"{node.label} may evict locks (maxmemory-policy {info.get('maxmemory_policy')}): set it to noeviction")
+    node.run_id = run_id
+    incarnation = f"{run_id}:{info.get('master_replid', '')}".encode()
+    if incarnation != node.incarnation:
+        node.clock = None
+    node.incarnation = incarnation
+    if not group.guard:
+        return
+    time, raw = replies[-2:]
+    server_us = int(time[0]) * 1_000_000 + int(time[1])
+    try:
+        if not guard.adopt(group, node, raw, server_us, now()):
+            (raw,) = yield guard.quarantine(group, node, raw), 1
+            _refuse([raw])
+            guard.adopt(group, node, raw, server_us, now())
+    except ConfigError as error:
+        raise Rejected(Fault("config", str(error).removeprefix(f"{node.label}: "), lasting=True)) from None
+
+
+def _refuse(replies: Sequence[Any]) -> None:
+    for reply in replies:
+        if type(reply) is Fault:
+            raise Rejected(reply)

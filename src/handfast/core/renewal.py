@@ -1,0 +1,131 @@
+"""Renewal of many holds at once, and healing.
+
+All due holds of a client leave in one write per node, one single-key command each. A hold is renewed when a majority
+confirms it before its present deadline; it is lost when more than N-M nodes say "not yours", or at its deadline.
+Errors and silence are unknown, and unknown is tried again until the deadline.
+
+A node that says "not yours" while a majority confirms has lost the vote or never had it: it gets it back (heal.lua), so
+that a long hold does not lose its votes one restart at a time. A healed node may be in quarantine: that it holds
+our key is a fact, whatever else it has forgotten, and facts are all that a renewal counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from handfast.core import guard
+from handfast.core.commands import Copies
+from handfast.core.effects import Effects, Fault
+from handfast.core.group import Group
+from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.quorum import Ballot, Rounds
+from handfast.core.resp import encode
+
+__all__ = ["RENEW_AT", "RETRY_EVERY", "due", "expire", "renew"]
+
+RENEW_AT: Final = 1 / 3
+"""Share of the ttl after which to renew: leaves two thirds for retries."""
+RETRY_EVERY: Final = 1 / 20
+"""Share of the ttl between retries of a renewal that failed."""
+TIME: Final = encode(b"TIME")
+
+
+def due(hold: Hold, now: float) -> float:
+    """When the watchdog must look at a hold next: to renew it, to try again, or to declare it lost."""
+    until = hold.renew_until
+    at = now + hold.ttl * RETRY_EVERY if hold.retrying else hold.renew_from + hold.ttl * RENEW_AT
+    if until is not None and at >= until:
+        return hold.deadline
+    return min(at, hold.deadline)
+
+
+def expire(hold: Hold, now: float) -> bool:
+    """Declare a hold lost if its deadline has passed; True if this call did it."""
+    if now < hold.deadline:
+        return False
+    if hold.renew_until is None or now < hold.renew_until:
+        reason = "no majority confirmed a renewal before the deadline" if hold.retrying else "the deadline passed"
+    else:
+        reason = "max_hold was reached" if hold.renew_until else "the ttl ended and it was not renewed"
+    return hold.leave(LOST, reason)
+
+
+async def renew(
+    io: Effects, group: Group, holds: Sequence[Hold], ttl: float | None = None, *, heal: bool = False
+) -> None:
+    """One round for holds that are HELD and before their deadline. Afterwards each is confirmed, retrying or LOST.
+
+    Only the watchdog heals: a release must be able to follow a heal on the connection that carried it.
+    """
+    sent = io.now()
+    ballots = [Ballot(group.n, group.need) for _ in holds]
+    extra, tail, suffix = _tail(io, group, holds[0].want.copies, sent)
+    rounds = Rounds(ballots, asked=group.n, extra=extra, tail=tail)
+    terms = [round((ttl or hold.ttl) * 1000) for hold in holds]
+    payloads: list[bytes | None] = []
+    for node in group.nodes[:1] if group.uniform else group.nodes:
+        commands = [hold.want.extend(node, term) for hold, term in zip(holds, terms, strict=True)]
+        payloads.append(b"".join(commands) + suffix)
+    if group.uniform:
+        payloads *= group.n
+    patience = min(hold.policy.patience(hold.ttl, group.n) for hold in holds)
+    await io.exchange(payloads, rounds, patience)
+    now = io.now()
+    torn: list[tuple[Hold, Ballot]] = []
+    for hold, ballot in zip(holds, ballots, strict=True):
+        _conclude(hold, ballot, ttl or hold.ttl, sent, now)
+        if heal and ballot.noes and ballot.won and hold.state == HELD:
+            torn.append((hold, ballot))
+    if torn:
+        await _heal(io, group, torn, patience)
+
+
+def _conclude(hold: Hold, ballot: Ballot, ttl: float, sent: float, now: float) -> None:
+    group = hold.want.group
+    if now >= hold.deadline:
+        # Final even if the nodes said yes: the lease was already over for everybody who looked at it.
+        expire(hold, now)
+    elif ballot.won:
+        hold.confirm(sent, ttl, sent + hold.policy.validity(ttl), ballot.mask())
+        ballot.late = hold.late_vote
+    elif ballot.refused() > group.n - group.need:
+        hold.leave(LOST, "a majority of the nodes no longer holds it for this owner")
+    else:
+        hold.retrying = True
+
+
+async def _heal(io: Effects, group: Group, torn: list[tuple[Hold, Ballot]], patience: float) -> None:
+    """Give their votes back to nodes that say "not yours", with the ttl that is left."""
+    for i in range(group.n):
+        holds = [hold for hold, ballot in torn if ballot.answers[i] == 0 and hold.state == HELD]
+        if not holds:
+            continue
+        commands: list[bytes] = []
+        for hold in holds:
+            hold.healed = True
+            left = round((hold.deadline - io.now()) * 1000)
+            commands.append(hold.want.heal(max(1, left), hold.token))
+        payloads: list[bytes | None] = [None] * group.n
+        payloads[i] = b"".join(commands)
+        ballots = [Ballot(group.n, 1, asked=1) for _ in holds]
+        await io.exchange(payloads, Rounds(ballots, asked=1), patience)
+        for hold, ballot in zip(holds, ballots, strict=True):
+            if ballot.won:
+                hold.late_vote(i)
+
+
+def _tail(io: Effects, group: Group, copies: Copies | None, sent: float) -> tuple[int, Any, bytes]:
+    """What is asked once per batch, behind the renewals: the copies they must have, and the node's time."""
+    extra = (copies is not None) + group.guard
+    if not extra:
+        return 0, None, b""
+
+    def tail(node: int, replies: list[Any]) -> Fault | None:
+        if group.guard and type(replies[-1]) is list:
+            server_us = int(replies[-1][0]) * 1_000_000 + int(replies[-1][1])
+            if guard.clock_stepped(group.nodes[node], sent, io.now(), server_us, group.policy.drift):
+                group.suspect(node)
+        return copies.missing(replies[0]) if copies is not None else None
+
+    return extra, tail, (copies.command if copies is not None else b"") + (TIME if group.guard else b"")

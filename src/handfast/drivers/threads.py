@@ -1,0 +1,43 @@
+"""Effects by blocking sockets: no await in here ever suspends, so an operation runs straight through."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from handfast.core.effects import Poll
+from handfast.drivers import clock
+from handfast.wire.blocking import Lane
+
+__all__ = ["ThreadDriver", "run"]
+
+T = TypeVar("T")
+
+
+class ThreadDriver(Lane):
+    """A lane that performs effects; one operation at a time."""
+
+    now = staticmethod(clock.now)
+    wall = staticmethod(clock.wall)
+    nonce = staticmethod(clock.nonce)
+    random = staticmethod(clock.uniform)
+
+    async def settle(self, need: int) -> None:
+        self.connect(need)
+
+    async def exchange(self, payloads: Sequence[bytes | None], poll: Poll, patience: float) -> None:
+        self.round_trip(payloads, poll, patience)
+
+    async def sleep(self, until: float) -> None:
+        time.sleep(max(0.0, until - clock.now()))  # noqa: ASYNC251 - this driver blocks, that is its point
+
+
+def run(operation: Coroutine[Any, Any, T]) -> T:
+    """Run an operation of the core over a ThreadDriver to its end."""
+    try:
+        operation.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("an effect of the blocking driver suspended")

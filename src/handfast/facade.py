@@ -1,0 +1,252 @@
+"""What the two facades share: where the servers are, what is set, and the making of locks.
+
+`sync.py` and `aio.py` add the running of operations, and nothing that decides anything.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import socket
+import string
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from handfast.backoff import Backoff
+from handfast.core import guard
+from handfast.core.group import Group
+from handfast.core.handshake import Steps, handshake
+from handfast.core.hold import Hold
+from handfast.core.mutex import Request
+from handfast.drivers import clock
+from handfast.endpoints import Endpoints
+from handfast.errors import ConfigError
+from handfast.options import Policy, duration, names_of, owner_of, policy
+from handfast.wire.dial import Address
+
+if TYPE_CHECKING:
+    from handfast.watchdog import Watchdog
+
+__all__ = ["BaseClient", "ClientOptions", "LockOptions", "Seconds", "Servers", "patience_of", "template_key"]
+
+logger = logging.getLogger("handfast")
+
+Servers = str | Sequence[str] | None
+"""A URL, several of them for a quorum, or None for $HANDFAST_URL."""
+
+Seconds = float | timedelta
+
+
+class LockOptions(TypedDict, total=False):
+    """What can be set on a lock; on a client it is the default of its locks."""
+
+    ttl: Seconds
+    """How long the lease lasts on the servers unless renewed."""
+    wait: Seconds | None
+    """How long to wait for it: None without end, 0 not at all."""
+    renew: bool
+    """Renewed by the watchdog until released."""
+    fence: bool
+    """Give each acquisition a token."""
+    tries: int | None
+    backoff: Backoff
+    drift: float
+    """Share by which clock rates may differ."""
+    node_timeout: Seconds | None
+    max_ttl: Seconds
+    max_hold: Seconds | None
+    """End renewal after this long: for holders that hang."""
+    prefix: str
+    label: str
+    """Shown in the owner."""
+    on_lost: Literal["cancel", "event"]
+    """asyncio only: whether a lost lease cancels the body of its `async with`."""
+    replicas: int
+    """Replicas that must confirm a grant."""
+    durable: bool
+    """A grant must be on the server's disk."""
+
+
+class ClientOptions(LockOptions, total=False):
+    """What can be set on a client."""
+
+    guard: bool
+    """Keep restarted nodes from voting; the default is on for a quorum, off for one node."""
+
+
+_clients: weakref.WeakSet[BaseClient] = weakref.WeakSet()
+
+
+class BaseClient:
+    """Servers, settings, and the watchdog that looks after this client's leases."""
+
+    def __init__(self, where: Endpoints, options: ClientOptions) -> None:
+        given: dict[str, Any] = dict(options)
+        guarded = given.pop("guard", None)
+        if guarded is not None and not isinstance(guarded, bool):
+            raise ConfigError(f"guard must be True or False, not {guarded!r}")
+        self._policy = policy(given)
+        self._policies: dict[tuple[tuple[str, Any], ...], Policy] = {}
+        self._where = where
+        where.open_new = self._open_new
+        addresses = where.addresses
+        self._guarded = len(addresses) > 1 if guarded is None else guarded
+        self._group = Group([a.label for a in addresses], self._policy, guard=self._guarded)
+        self._addresses = addresses
+        self._dog: Watchdog | None = None
+        self._dog_lock = threading.Lock()
+        self._closed = False
+        self._owner_start = _owner_start()
+        _clients.add(self)
+
+    def _shake(self, index: int) -> Steps:
+        """The handshake for a new connection to a node."""
+        login = self._addresses[index].login()
+        return handshake(self._group, self._group.nodes[index], login, clock.now, logger.warning)
+
+    def _open_new(self, addresses: Sequence[Address]) -> None:
+        """Embedded servers were just made for us: nobody can hold anything on them, so they may vote at once."""
+        if not self._guarded:
+            return
+        from handfast.drivers.threads import ThreadDriver, run
+
+        group = Group([a.label for a in addresses], self._policy, guard=True)
+
+        def shake(index: int) -> Steps:
+            return handshake(group, group.nodes[index], addresses[index].login(), clock.now, logger.warning)
+
+        driver = ThreadDriver(group, addresses, shake)
+        try:
+            said = run(guard.bootstrap(driver, group))
+        finally:
+            driver.close()
+        if group.voters() < group.n:
+            raise ConfigError(f"the embedded servers could not be opened: {said}")
+
+    def _settings(self, options: dict[str, Any]) -> Policy:
+        """The policy of a lock. Services use few different ones, each of them often."""
+        if not options:
+            return self._policy
+        key = tuple(options.items())
+        try:
+            known = self._policies.get(key)
+        except TypeError:
+            known, key = None, ()
+        if known is None:
+            known = self._checked(options)
+            if len(self._policies) > 256:
+                self._policies.clear()
+            if key:
+                self._policies[key] = known
+        return known
+
+    def _checked(self, options: dict[str, Any]) -> Policy:
+        known = policy(options, self._policy)
+        if self._guarded:
+            # The guard keeps one high-water mark and one max_ttl for the whole namespace.
+            if known.prefix != self._policy.prefix and known.fence:
+                raise ConfigError("a guarded namespace is fenced as a whole: set prefix= on connect(), or fence=False")
+            if known.max_ttl > self._policy.max_ttl:
+                raise ConfigError(
+                    f"max_ttl of {known.max_ttl:g} s is beyond the client's {self._policy.max_ttl:g} s, for which "
+                    "restarted nodes are kept from voting: set it on connect()"
+                )
+        return known
+
+    def _request(self, name: object, owner: object, options: LockOptions) -> Request:
+        if self._closed:
+            raise ConfigError("this client is closed")
+        settings = self._settings(dict(options))
+        start = f"{self._owner_start}{settings.label}:"
+        return Request(names_of(name), settings, None if owner is None else owner_of(owner), start)
+
+    def _watchdog(self) -> Watchdog:
+        dog = self._dog
+        if dog is None:
+            # Late, because it brings asyncio along.
+            from handfast import watchdog
+
+            with self._dog_lock:
+                dog = self._dog
+                if dog is None:
+                    dog = self._dog = watchdog.attach(self._group, self._addresses, self._shake)
+        return dog
+
+    def _watch(self, hold: Hold) -> None:
+        """Hand a new hold to the watchdog."""
+        settings = hold.policy
+        if not settings.renew:
+            hold.renew_until = 0.0
+        elif settings.max_hold is not None:
+            hold.renew_until = hold.renew_from + settings.max_hold
+        dog = self._dog or self._watchdog()
+        dog.add(hold)
+        group = self._group
+        if group.guard and group.voters() < group.n:
+            dog.nudge(group)
+
+    def _finish(self, hold: Hold) -> None:
+        """Let the watchdog release what cannot be released, or not wholly, from here."""
+        self._watchdog().finish(hold)
+
+    def _drop(self, hold: Hold) -> None:
+        """A lease that was being renewed has become unreachable: end it rather than renew it for ever."""
+        if hold.renew_until != 0.0 and self._dog is not None:
+            logger.warning("%s: a lease was dropped without release; it is released now", hold.name)
+            self._dog.finish(hold)
+
+    def _forked(self) -> None:
+        """In the child: nothing of the parent's is ours."""
+        self._dog = None
+        self._dog_lock = threading.Lock()
+        self._owner_start = _owner_start()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.Client {', '.join(a.label for a in self._addresses)}>"
+
+
+def _owner_start() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:"
+
+
+def _after_fork() -> None:
+    for client in list(_clients):
+        client._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def patience_of(settings: Policy, wait: object) -> float | None:
+    """How long a call waits: what it says, else what its lock says (`...`)."""
+    if wait is ...:
+        return settings.wait
+    return None if wait is None else duration(wait, "wait", zero=True)
+
+
+def template_key(function: Callable[..., Any], template: object) -> Callable[..., str]:
+    """How to make a lock's name from a call's arguments; a bad template is found at decoration."""
+    if not isinstance(template, str) or not template:
+        raise ConfigError(f"locked() takes a name such as 'report:{{user_id}}', not {template!r}")
+    signature = inspect.signature(function)
+    try:
+        wanted = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
+    except ValueError as error:
+        raise ConfigError(f"locked({template!r}): {error}") from None
+    for field in wanted:
+        word = field.split(".")[0].split("[")[0]
+        if word not in signature.parameters:
+            raise ConfigError(
+                f"locked({template!r}): {function.__qualname__}{signature} has no parameter {word or 'without a name'!r}"
+            )
+
+    def key(*args: Any, **kwargs: Any) -> str:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return template.format(**bound.arguments)
+
+    return key if wanted else lambda *args, **kwargs: template

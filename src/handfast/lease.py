@@ -1,0 +1,133 @@
+"""What a lease can say of itself, without talking to anybody: the half that threads and asyncio share."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from handfast.core import renewal
+from handfast.core.hold import HELD, Hold
+from handfast.drivers.clock import now
+from handfast.errors import LeaseLost
+from handfast.options import duration
+
+__all__ = ["Entry", "LeaseView"]
+
+
+class Dropper(Protocol):
+    """What a lease needs of its client when it is dropped."""
+
+    def _drop(self, hold: Hold) -> None: ...
+
+
+class Entry:
+    """How often a reentrant lock is held by its owner; the last release counts."""
+
+    __slots__ = ("count", "hold")
+
+    def __init__(self, hold: Hold) -> None:
+        self.hold = hold
+        self.count = 1
+
+    def enter(self, at: float) -> bool:
+        """Once more, if it is still held."""
+        if not self.count or self.hold.state != HELD or self.hold.deadline <= at:
+            return False
+        self.count += 1
+        return True
+
+    def leave(self) -> bool:
+        """Once less; True if that was the last."""
+        self.count -= 1
+        return not self.count
+
+
+class LeaseView:
+    """A lease: the right to do something until `remaining()` is 0. The owner is the lease, not a thread or a task."""
+
+    __slots__ = ("__weakref__", "_client", "_entry", "_event", "_hold", "_over", "_still_ours")
+
+    def __init__(self, client: Dropper, hold: Hold, entry: Entry | None = None) -> None:
+        self._client = client
+        self._hold = hold
+        self._entry = entry
+        self._over = False
+        """This view of a reentrant lease was released; the hold may go on."""
+        self._still_ours = False
+        self._event: object = None
+
+    @property
+    def name(self) -> str:
+        """The lock's name; several names are joined by a comma."""
+        return self._hold.name
+
+    @property
+    def owner(self) -> str:
+        """Who holds it, as the server knows it."""
+        return self._hold.want.owner.decode()
+
+    @property
+    def token(self) -> int | None:
+        """The fencing token: larger than that of every earlier acquisition of this name. None with fence=False."""
+        return self._hold.token or None
+
+    @property
+    def votes(self) -> tuple[str, ...]:
+        """The nodes known to hold it."""
+        hold = self._hold
+        return tuple(node.label for node in hold.want.group.nodes if hold.votes >> node.index & 1)
+
+    def remaining(self) -> float:
+        """Seconds of validity left on this machine's own clock; 0.0 when it is over."""
+        hold = self._hold
+        if hold.state != HELD or self._over:
+            return 0.0
+        return max(0.0, hold.deadline - now())
+
+    @property
+    def valid(self) -> bool:
+        """Neither released nor lost, and some time is left."""
+        return self.remaining() > 0.0
+
+    def check(self, need: float = 0.0) -> None:
+        """Raise LeaseLost unless at least `need` seconds are left: the last look before something irreversible."""
+        seconds = need if need == 0.0 else duration(need, "need", zero=True)
+        left = self.remaining()
+        if left <= 0.0 or left < seconds:
+            raise self._loss(f"{left:.3f} s left, {seconds:g} s needed" if left > 0.0 else "")
+
+    def _leave(self) -> bool:
+        """This lease ends here; True if the hold ends with it."""
+        if self._entry is None:
+            return True
+        if self._over:
+            self._still_ours = False
+            return False
+        self._over = True
+        self._still_ours = self._hold.state == HELD and self._hold.deadline > now()
+        return self._entry.leave()
+
+    def _confirm_extended(self) -> None:
+        hold = self._hold
+        if hold.state != HELD:
+            raise self._loss()
+        if hold.retrying:
+            raise self._loss("no majority confirmed the extension; it runs on to its old deadline")
+
+    def __del__(self) -> None:
+        # Nobody can release it any more: better now than renewed for ever.
+        if not self._over and self._hold.state == HELD and self._leave():
+            self._client._drop(self._hold)
+
+    def _loss(self, reason: str = "") -> LeaseLost:
+        hold = self._hold
+        if not reason:
+            renewal.expire(hold, now())
+            reason = "it was released" if self._over else hold.reason or f"it was {hold.state}"
+        return LeaseLost(hold.name, owner=self.owner, token=self.token, reason=reason)
+
+    def __repr__(self) -> str:
+        hold = self._hold
+        state = hold.state if not self._over else "released"
+        left = f", {self.remaining():.1f} s left" if state == HELD else ""
+        fence = f", token {hold.token}" if hold.token else ""
+        return f"<{type(self).__name__} {hold.name!r} {state}{left}{fence}, owner {self.owner}>"

@@ -1,0 +1,23 @@
+"""The transitions that run on a server, one `.lua` file each; its header gives keys, arguments and reply."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+__all__ = ["NAMES", "SHA", "TEXT"]
+
+NAMES: Final = ("acquire", "raise", "extend", "heal", "release", "mark")
+
+
+def _text(name: str) -> bytes:
+    lines = Path(__file__).with_name(f"{name}.lua").read_bytes().splitlines()
+    # Header comments are for people; every connection loads every script, so the servers get the code alone.
+    return b"\n".join(line for line in lines if not line.lstrip().startswith(b"--"))
+
+
+TEXT: Final[dict[str, bytes]] = {name: _text(name) for name in NAMES}
+SHA: Final[dict[str, bytes]] = {
+    name: hashlib.sha1(text, usedforsecurity=False).hexdigest().encode() for name, text in TEXT.items()
+}

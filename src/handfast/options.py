@@ -1,0 +1,160 @@
+"""What can be set on a client or a lock, and the checks that make bad input a ConfigError before anything is sent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from datetime import timedelta
+from typing import Any, Final, Literal
+
+from handfast.backoff import Backoff, exponential
+from handfast.errors import ConfigError
+
+__all__ = ["DRIFT_MARGIN", "Duration", "Policy", "duration", "names_of", "owner_of", "policy"]
+
+Duration = float | int | timedelta
+"""Seconds, or a timedelta."""
+
+DRIFT_MARGIN: Final = 0.002
+"""Redis counts expiry in whole milliseconds and so may a client: 2 ms cover both roundings."""
+TTL: Final = 10.0
+MAX_TTL: Final = 30.0
+BACKOFF: Final = exponential(0.01, factor=1.6).capped(0.2).jittered(0.6)
+MAX_NAME: Final = 1024
+"""Bytes of UTF-8. Names are keys, sent with each command and shown to people."""
+MAX_LABEL: Final = 64
+
+
+def duration(value: object, what: str, *, zero: bool = False) -> float:
+    """Seconds as a float, or a ConfigError that names the parameter."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(f"{what} must be seconds or a timedelta, not {value!r}")
+    seconds = float(value)
+    if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not zero):
+        raise ConfigError(f"{what} must be a {'non-negative' if zero else 'positive'} number of seconds, not {value!r}")
+    return seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Everything that shapes an acquisition. A lock inherits its client's and may override it."""
+
+    ttl: float = TTL
+    wait: float | None = None
+    renew: bool = True
+    fence: bool = True
+    tries: int | None = None
+    # Well above a round trip, so that rivals whose votes were split do not meet again at once.
+    backoff: Backoff = BACKOFF
+    drift: float = 0.01
+    node_timeout: float | None = None
+    max_ttl: float = MAX_TTL
+    max_hold: float | None = None
+    prefix: str = "handfast:"
+    label: str = ""
+    on_lost: Literal["cancel", "event"] = "cancel"
+    replicas: int = 0
+    durable: bool = False
+
+    def validity(self, ttl: float) -> float:
+        """How long after the send a grant of `ttl` may be believed, if clock rates differ by less than `drift`."""
+        return ttl - ttl * self.drift - DRIFT_MARGIN
+
+    def patience(self, ttl: float, nodes: int) -> float:
+        """How long one round trip may take per node: with a quorum a slow node must not eat the lease's validity."""
+        if self.node_timeout is not None:
+            return self.node_timeout
+        return min(0.05, ttl * 0.05) if nodes > 1 else min(1.0, ttl * 0.25)
+
+    def checked_ttl(self, value: object) -> float:
+        ttl = duration(value, "ttl")
+        if ttl > self.max_ttl:
+            raise ConfigError(
+                f"ttl of {ttl:g} s is longer than max_ttl of {self.max_ttl:g} s, for which a restarted node is kept "
+                "from voting; use renew=True to hold longer, or set max_ttl= on every client of this namespace"
+            )
+        if self.validity(ttl) <= 0:
+            raise ConfigError(f"ttl of {ttl:g} s leaves no validity after drift and a margin of 2 ms")
+        return ttl
+
+
+def _whole(value: object, what: str, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{what} must be a whole number of at least {least}, not {value!r}")
+
+
+def _check(policy: Policy) -> Policy:
+    changes: dict[str, Any] = {"max_ttl": duration(policy.max_ttl, "max_ttl")}
+    if isinstance(policy.drift, bool) or not isinstance(policy.drift, (int, float)) or not 0 <= policy.drift < 0.5:
+        raise ConfigError(f"drift must be a share from 0 to 0.5, not {policy.drift!r}")
+    for what in ("node_timeout", "max_hold"):
+        if getattr(policy, what) is not None:
+            changes[what] = duration(getattr(policy, what), what)
+    if policy.wait is not None:
+        changes["wait"] = duration(policy.wait, "wait", zero=True)
+    if policy.tries is not None:
+        _whole(policy.tries, "tries", 1)
+    _whole(policy.replicas, "replicas", 0)
+    for what in ("renew", "fence", "durable"):
+        if not isinstance(getattr(policy, what), bool):
+            raise ConfigError(f"{what} must be True or False, not {getattr(policy, what)!r}")
+    if not isinstance(policy.backoff, Backoff):
+        raise ConfigError(f"backoff must be a handfast.backoff.Backoff, not {policy.backoff!r}")
+    if policy.on_lost not in ("cancel", "event"):
+        raise ConfigError(f"on_lost must be 'cancel' or 'event', not {policy.on_lost!r}")
+    _text(policy.prefix, "prefix", least=0, most=MAX_NAME)
+    _text(policy.label, "label", least=0, most=MAX_LABEL)
+    if any(c in ": \r\n" for c in policy.label):
+        raise ConfigError(f"label must not contain a colon, a space or a line break: {policy.label!r}")
+    checked = replace(policy, **changes)
+    return replace(checked, ttl=checked.checked_ttl(policy.ttl))
+
+
+def policy(given: dict[str, Any], base: Policy | None = None) -> Policy:
+    """A checked policy from keyword arguments, on top of `base`."""
+    known = {field.name for field in fields(Policy)}
+    for word in given:
+        if word not in known:
+            raise ConfigError(f"unknown option {word!r}; known are {', '.join(sorted(known))}")
+    if base is not None:
+        return _check(replace(base, **given)) if given else base
+    if "max_ttl" in given and "ttl" not in given:
+        # The default ttl makes way for a smaller limit; one that was asked for is refused instead.
+        given = {**given, "ttl": min(TTL, duration(given["max_ttl"], "max_ttl"))}
+    return _check(Policy(**given))
+
+
+def _text(value: object, what: str, *, least: int, most: int) -> None:
+    if not isinstance(value, str):
+        raise ConfigError(f"{what} must be a string, not {value!r}")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what} is not valid Unicode: {value!r}") from None
+    if size < least:
+        raise ConfigError(f"{what} must not be empty")
+    if size > most:
+        raise ConfigError(f"{what} is {size} bytes long, {most} at most: {value[:40]!r}…")
+
+
+def owner_of(value: object) -> str:
+    """An explicit owner, checked."""
+    _text(value, "owner", least=1, most=MAX_NAME)
+    assert isinstance(value, str)
+    return value
+
+
+def names_of(name: object) -> tuple[str, ...]:
+    """One name, or several that are taken together: checked, without repeats, in one order for everybody."""
+    if isinstance(name, str):
+        _text(name, "name", least=1, most=MAX_NAME)
+        return (name,)
+    if not isinstance(name, (list, tuple, set, frozenset)):
+        raise ConfigError(f"name must be a string or a list of strings, not {name!r}")
+    if not name:
+        raise ConfigError("name must not be an empty list")
+    for each in name:
+        _text(each, "name", least=1, most=MAX_NAME)
+    return tuple(sorted(set(name)))

@@ -1,0 +1,265 @@
+"""handfast for threads: blocking calls, context managers, a decorator."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from types import EllipsisType, TracebackType
+from typing import Any, ParamSpec, TypeVar, Unpack
+
+from handfast.core import guard, mutex
+from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.mutex import Request
+from handfast.drivers.threads import ThreadDriver, run
+from handfast.endpoints import Endpoints, from_redis, locate
+from handfast.errors import ConfigError, Contended
+from handfast.facade import (
+    BaseClient,
+    ClientOptions,
+    LockOptions,
+    Seconds,
+    Servers,
+    patience_of,
+    template_key,
+)
+from handfast.lease import Entry, LeaseView
+
+__all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+SPARE_LANES = 16
+"""Idle sets of connections that a client keeps; threads that come and go in bursts make more for a while."""
+
+
+class Lease(LeaseView):
+    """A held lock. Release it, or leave the `with` that made it; one that is dropped is released, not kept."""
+
+    __slots__ = ()
+
+    _client: Client
+
+    def extend(self, ttl: Seconds | None = None) -> None:
+        """Renew now, by `ttl` or as before; a ttl given here stays. Raises LeaseLost if a majority does not confirm."""
+        seconds = self._hold.ttl if ttl is None else self._hold.policy.checked_ttl(ttl)
+        self.check()
+        self._client._extend(self._hold, seconds)
+        self._confirm_extended()
+
+    def release(self) -> bool:
+        """Give the lock back; True if it was still ours. Further calls do nothing and say False."""
+        if self._leave():
+            return self._client._release(self._hold)
+        return self._still_ours
+
+    @property
+    def lost(self) -> threading.Event:
+        """Set when the lease is lost, within milliseconds of its deadline, also if no server can be reached."""
+        with _event_lock:
+            event = self._event
+            if not isinstance(event, threading.Event):
+                event = self._event = threading.Event()
+                self._hold.watch(event.set)
+        return event
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.release() and kind is None and self._hold.state == LOST:
+            raise self._loss()
+
+
+_event_lock = threading.Lock()
+
+
+class Lock:
+    """A lock that can be taken, again and again, by any thread; each taking is a lease of its own."""
+
+    def __init__(self, client: Client, request: Request, reentrant: bool = False) -> None:
+        self._client = client
+        self._request = request
+        self._reentrant = reentrant
+        self._entered: dict[int, list[Lease]] = {}
+        """By thread: the leases of the `with` blocks it is in."""
+
+    @property
+    def name(self) -> str:
+        return self._request.name
+
+    def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
+        """Take the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
+        request = self._request
+        seconds = request.policy.ttl if ttl is None else request.policy.checked_ttl(ttl)
+        patience = patience_of(request.policy, wait)
+        if self._reentrant:
+            return self._client._reenter(request, seconds, patience)
+        return self._client._acquire(request, seconds, patience)
+
+    def try_acquire(self, *, ttl: Seconds | None = None) -> Lease | None:
+        """Take the lock if it is free, else None; never waits. An outage still raises: it is not contention."""
+        try:
+            return self.acquire(wait=0, ttl=ttl)
+        except Contended:
+            return None
+
+    def __enter__(self) -> Lease:
+        mine = self._entered.setdefault(threading.get_ident(), [])
+        mine.append(self.acquire())
+        return mine[-1]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        me = threading.get_ident()
+        lease = self._entered[me].pop()
+        if not self._entered[me]:
+            del self._entered[me]
+        lease.__exit__(kind, error, trace)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.Lock {self.name!r}>"
+
+
+class Client(BaseClient):
+    """Makes locks on one node or a quorum. Safe to share between threads; a fork may go on using it."""
+
+    def __init__(self, where: Endpoints, options: ClientOptions) -> None:
+        super().__init__(where, options)
+        self._lanes: list[ThreadDriver] = []
+        self._owned: weakref.WeakKeyDictionary[threading.Thread, dict[Any, Entry]] = weakref.WeakKeyDictionary()
+
+    def lock(self, name: str | Sequence[str], *, owner: str | None = None, **options: Unpack[LockOptions]) -> Lock:
+        """A lock on a name, or on several names at once, all or none. Sends nothing.
+
+        With `owner` whoever presents the same owner re-enters and refreshes.
+        """
+        return Lock(self, self._request(name, owner, options))
+
+    def rlock(self, name: str | Sequence[str], **options: Unpack[LockOptions]) -> Lock:
+        """Like `lock`, but the thread that holds it takes it again at once, with the same token and no round trip."""
+        return Lock(self, self._request(name, None, options), reentrant=True)
+
+    def locked(
+        self, name: str, *, owner: str | None = None, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
+        """Decorate a function to run under a lock; `{parameter}` in the name stands for the call's argument."""
+        self._request("checked", owner, options)
+
+        def decorate(function: Callable[P, R]) -> Callable[P, R]:
+            if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+                raise ConfigError(f"{function.__qualname__} would outlive the lock: locked() takes a plain function here")
+            key = template_key(function, name)
+
+            @functools.wraps(function)
+            def under_lock(*args: P.args, **kwargs: P.kwargs) -> R:
+                with self.lock(key(*args, **kwargs), owner=owner, **options):
+                    return function(*args, **kwargs)
+
+            return under_lock
+
+        return decorate
+
+    def close(self) -> None:
+        """Release what is still held and renewed, and end all connections."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._dog is not None:
+            self._dog.detach(self._group).result(timeout=2.0)
+        while self._lanes:
+            self._lanes.pop().close()
+        self._where.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- running operations ----------------------------------------------------------------------------------------
+
+    def _run(self, operation: Callable[[ThreadDriver], Coroutine[Any, Any, T]]) -> T:
+        try:
+            lane = self._lanes.pop()
+        except IndexError:
+            if self._closed:
+                raise ConfigError("this client is closed") from None
+            lane = ThreadDriver(self._group, self._addresses, self._shake)
+        try:
+            return run(operation(lane))
+        finally:
+            if self._closed or len(self._lanes) >= SPARE_LANES:
+                lane.close()
+            else:
+                self._lanes.append(lane)
+
+    def _acquire(self, request: Request, ttl: float, wait: float | None) -> Lease:
+        cell: list[Hold] = []
+        try:
+            hold = self._run(lambda io: mutex.acquire(io, self._group, request, ttl, wait, cell.append))
+            self._watch(hold)
+            return Lease(self, hold)
+        except BaseException:
+            # Ctrl-C may strike after the lock was granted and before the caller has it.
+            for hold in cell:
+                self._release(hold)
+            raise
+
+    def _reenter(self, request: Request, ttl: float, wait: float | None) -> Lease:
+        mine = self._owned.setdefault(threading.current_thread(), {})
+        entry = mine.get(request.keys)
+        if entry is not None and entry.enter(ThreadDriver.now()):
+            return Lease(self, entry.hold, entry)
+        lease = self._acquire(request, ttl, wait)
+        lease._entry = mine[request.keys] = Entry(lease._hold)
+        return lease
+
+    def _extend(self, hold: Hold, ttl: float) -> None:
+        self._run(lambda io: mutex.extend(io, hold, ttl))
+        if hold.state == HELD:
+            self._watchdog().refile(hold)
+
+    def _release(self, hold: Hold) -> bool:
+        if self._dog is not None:
+            self._dog.remove(hold)
+        try:
+            return self._run(lambda io: mutex.release(io, hold))
+        except BaseException:
+            self._finish(hold)
+            raise
+        finally:
+            if hold.healed:
+                self._finish(hold)
+
+    def _forked(self) -> None:
+        super()._forked()
+        lanes, self._lanes = self._lanes, []
+        for lane in lanes:
+            lane.abandon()
+        self._owned = weakref.WeakKeyDictionary()
+
+
+def connect(servers: Servers = None, **options: Unpack[ClientOptions]) -> Client:
+    """A client for one server (a URL), a quorum of independent ones (a list), or $HANDFAST_URL. Sends nothing yet."""
+    return Client(locate(servers), options)
+
+
+def from_client(clients: object, **options: Unpack[ClientOptions]) -> Client:
+    """A client for the server of a redis-py client (several: a quorum), with its address and credentials."""
+    return Client(from_redis(clients), options)
+
+
+def bootstrap(client: Client) -> dict[str, str]:
+    """Open a new deployment: its nodes may vote at once, instead of after a quarantine. What happened, by node.
+
+    Only for servers on which no lease can be outstanding. On a deployment that is in use it changes nothing.
+    """
+    return client._run(lambda io: guard.bootstrap(io, client._group))

@@ -1,0 +1,167 @@
+"""One node of an embedded folder, as its supervisor sees it.
+
+    off (nobody can come in) -- open() --> on -- shut() --> off
+
+Those who are in stay in: only the name of the socket changes. A question that is not answered gives None, or
+False, and is never taken for silence of the node's clients.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from .process import ServerProcess
+from .resp import Connection, ReplyError, listens
+
+T = TypeVar("T")
+
+PATIENCE = 5.0  # for what is due any moment: an answer, an exit, a lock
+RESTART_PAUSE = 0.2  # between two starts of one node, so that a server that dies at once costs little
+
+
+class Usage(NamedTuple):
+    """What a node says about its use. Our own connection is among its clients."""
+
+    clients: int
+    connections_ever: int
+    expiring_keys: int
+
+    @property
+    def quiet(self) -> bool:
+        return self.clients <= 1 and self.expiring_keys == 0
+
+
+class Node:
+    def __init__(self, binary: Path, data: Path, on: Path, off: Path, in_child: Callable[[], None] | None) -> None:
+        self.on = on
+        self.off = off
+        self._process = ServerProcess(binary, server_args(off), data, off, in_child=in_child)
+        self._spawned_at = 0.0
+        self._link: Connection | None = None
+
+    def evict(self) -> None:
+        """End a server that outlived its supervisor (only Linux ends them together), or two would serve."""
+        for path in (self.on, self.off):
+            if listens(path):
+                with Connection(path, timeout=PATIENCE) as link:
+                    _shutdown(link, "NOSAVE")
+            path.unlink(missing_ok=True)
+
+    def spawn(self) -> None:
+        self._process.folder.mkdir(exist_ok=True)
+        self._spawned_at = time.monotonic()
+        self._process.spawn()
+
+    def wait_ready(self) -> None:
+        self._process.wait_ready()
+        self._link = self._process.connect()
+
+    @property
+    def running(self) -> bool:
+        return self._process.running
+
+    def revive(self) -> None:
+        self._hang_up()
+        time.sleep(max(0.0, self._spawned_at + RESTART_PAUSE - time.monotonic()))
+        self.spawn()
+        self.wait_ready()
+        self.open()
+
+    def open(self) -> None:
+        self.off.rename(self.on)
+
+    def shut(self) -> None:
+        self.on.rename(self.off)
+
+    def usage(self) -> Usage | None:
+        return self._ask(_usage)
+
+    def save(self) -> bool:
+        return self._ask(lambda link: link.command("SAVE")) == "OK"
+
+    def shut_down(self) -> None:
+        self._ask(lambda link: _shutdown(link, "SAVE"))
+
+    def wait_gone(self) -> int:
+        return self._process.wait_gone(PATIENCE)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def remove_sockets(self) -> None:
+        self.on.unlink(missing_ok=True)
+        self.off.unlink(missing_ok=True)
+
+    def _ask(self, question: Callable[[Connection], T]) -> T | None:
+        try:
+            self._link = self._link or Connection(self.on, timeout=1.0)
+            return question(self._link)
+        except (OSError, ReplyError):
+            self._hang_up()
+            return None
+
+    def _hang_up(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._link = None
+
+
+def server_args(unix_socket: Path) -> list[str]:
+    """No network, no eviction (it would drop locks), no disk but for the save at the end."""
+    return [
+        *("--port", "0", "--unixsocket", str(unix_socket), "--unixsocketperm", "700"),
+        *("--save", "", "--appendonly", "no", "--dbfilename", "dump.rdb", "--dir", "."),
+        *("--daemonize", "no", "--supervised", "no", "--loglevel", "warning"),
+        *(
+            "--maxmemory",
+            "0",
+            "--maxmemory-policy",
+            "noeviction",
+            "--timeout",
+            "0",
+            "--protected-mode",
+            "yes",
+        ),
+    ]
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """What a child calls so that the kernel ends it with us, even if we are killed. Elsewhere see evict().
+
+    Safe before exec because the supervisor has one thread, which lives as long as the process does.
+    """
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    prctl, parent, pdeathsig = ctypes.CDLL(None).prctl, os.getpid(), 1
+
+    def in_child() -> None:
+        prctl(pdeathsig, int(signal.SIGKILL))
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return in_child
+
+
+def _usage(link: Connection) -> Usage:
+    text = link.command("INFO")
+    assert isinstance(text, bytes)
+    fields = dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
+    # db0:keys=1,expires=0,avg_ttl=0
+    databases = [value for name, value in fields.items() if name.startswith("db") and value.startswith("keys=")]
+    expiring = sum(int(part[8:]) for db in databases for part in db.split(",") if part.startswith("expires="))
+    return Usage(int(fields["connected_clients"]), int(fields["total_connections_received"]), expiring)
+
+
+def _shutdown(link: Connection, how: str) -> None:
+    try:
+        link.command("SHUTDOWN", how)
+    except ConnectionError:
+        pass  # the answer to a SHUTDOWN that works is that the server is gone

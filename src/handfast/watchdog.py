@@ -1,0 +1,344 @@
+"""One renewal scheduler per process, in a thread of its own.
+
+Its own thread, because a blocked event loop or a busy main thread must not lose a lock. The thread runs an asyncio loop,
+so that the renewals of one client never wait for the hung server of another; it has its own connections to every
+client's nodes. Holds lie in slots of a few milliseconds by the time at which they must be looked at next: to be
+renewed, to be tried again, or to be declared lost. A heap orders the slots, not the holds: leases that come and go
+between two renewals cost a set insertion and a removal.
+
+A hold is filed under its deadline while its renewal is under way, so LOST comes on time though all servers hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import heapq
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Final
+
+from handfast.core import guard, mutex, renewal
+from handfast.core.group import Group
+from handfast.core.handshake import Steps
+from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.quorum import Ballot
+from handfast.drivers import clock
+from handfast.drivers.aio import AioDriver
+from handfast.errors import HandfastError
+from handfast.wire.dial import Address
+
+__all__ = ["Watchdog", "attach", "forget_all"]
+
+logger = logging.getLogger("handfast")
+
+SLOTS_PER_SECOND: Final = 200
+BATCH: Final = 500
+"""Holds per write: large enough to fill packets, small enough not to hold up a deadline."""
+MEND_EVERY: Final = 0.5
+FOREVER: Final = float("inf")
+
+
+class Keeper:
+    """A client's place in the watchdog: its nodes, and the watchdog's own connections to them."""
+
+    def __init__(self, group: Group, addresses: Sequence[Address], shake: Callable[[int], Steps]) -> None:
+        self.group = group
+        self.addresses = addresses
+        self.shake = shake
+        self.driver: AioDriver | None = None
+        self.mending: asyncio.Task[None] | None = None
+        self.holds: set[Hold] = set()
+
+
+class Watchdog:
+    """The scheduler of this process; made when the first client needs it, ended when the last one is closed."""
+
+    def __init__(self, first: Keeper) -> None:
+        self._lock = threading.Lock()
+        self._slots: dict[int, set[Hold]] = {}
+        self._order: list[int] = []
+        self._keepers: dict[Group, Keeper] = {first.group: first}
+        self._ended = False
+        self._left: deque[Hold] = deque()
+        """Holds whose lease nobody has any more, or whose release was interrupted: to be released from here."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._wakes_at = FOREVER
+        self._running = threading.Event()
+        self._loop: asyncio.AbstractEventLoop
+        self._bell: asyncio.Event
+        self._thread = threading.Thread(target=self._run, name="handfast-watchdog", daemon=True)
+        self._thread.start()
+        self._running.wait()
+
+    # -- from any thread -------------------------------------------------------------------------------------------
+
+    def add(self, hold: Hold) -> None:
+        """Watch over a new hold."""
+        self._file(hold, renewal.due(hold, hold.renew_from))
+
+    def refile(self, hold: Hold) -> None:
+        """After its deadline was changed by somebody else."""
+        self._file(hold, renewal.due(hold, clock.now()))
+
+    def remove(self, hold: Hold) -> None:
+        """It was released, or will be by the caller."""
+        with self._lock:
+            holds = self._slots.get(hold.slot)
+            if holds is not None:
+                holds.discard(hold)
+
+    def finish(self, hold: Hold) -> None:
+        """Release from here what its owner cannot release. Takes no lock: finalizers may call it at any point."""
+        self._left.append(hold)
+        self._ring()
+
+    def nudge(self, group: Group) -> None:
+        """See to nodes that may not vote yet."""
+        self._call(self._mend_soon, group)
+
+    def _file(self, hold: Hold, at: float) -> None:
+        slot = int(at * SLOTS_PER_SECOND) + 1
+        with self._lock:
+            if hold.slot != slot:
+                old = self._slots.get(hold.slot)
+                if old is not None:
+                    old.discard(hold)
+                hold.slot = slot
+            holds = self._slots.get(slot)
+            if holds is None:
+                self._slots[slot] = {hold}
+                heapq.heappush(self._order, slot)
+            else:
+                holds.add(hold)
+            early = at < self._wakes_at
+            if early:
+                self._wakes_at = at
+        if early:
+            self._ring()
+
+    def _ring(self) -> None:
+        self._call(self._bell.set)
+
+    def _call(self, what: Callable[..., Any], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(what, *args)
+        except RuntimeError:
+            pass  # the loop has ended: the last client was closed, so nothing is left to do
+
+    def adopt(self, keeper: Keeper) -> bool:
+        """Watch over one more client; False if this watchdog has ended."""
+        with self._lock:
+            if not self._ended:
+                self._keepers[keeper.group] = keeper
+            return not self._ended
+
+    def detach(self, group: Group) -> concurrent.futures.Future[None]:
+        """A client closes: its renewed leases are released, its connections ended. Returns a concurrent future."""
+        return asyncio.run_coroutine_threadsafe(self._detach(group), self._loop)
+
+    def held(self, group: Group | None = None) -> list[Hold]:
+        """All holds being watched, or those of one client."""
+        with self._lock:
+            holds = [hold for slot in self._slots.values() for hold in slot]
+        return [h for h in holds if h.state == HELD and (group is None or h.want.group is group)]
+
+    # -- in the watchdog's thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._bell = asyncio.Event()
+        self._running.set()
+        try:
+            self._loop.run_until_complete(self._watch())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        finally:
+            self._loop.close()
+
+    async def _watch(self) -> None:
+        while True:
+            self._bell.clear()
+            while self._left:
+                self._start(self._release(self._left.popleft()))
+            for key, holds in self._due(clock.now()).items():
+                self._start(self._tend(key[0], holds))
+            with self._lock:
+                if not self._keepers and not self._tasks:
+                    self._ended = True
+                    return
+                self._wakes_at = wakes_at = self._order[0] / SLOTS_PER_SECOND if self._order else FOREVER
+            timer = None
+            if wakes_at < FOREVER:
+                timer = self._loop.call_later(max(0.0, wakes_at - clock.now()), self._bell.set)
+            await self._bell.wait()
+            if timer is not None:
+                timer.cancel()
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("the watchdog failed at a task", exc_info=task.exception())
+        if not self._keepers:
+            self._bell.set()
+
+    def _due(self, now: float) -> dict[tuple[Group, int], list[Hold]]:
+        """Take out what must be looked at now, in batches that can share a write."""
+        due: dict[tuple[Group, int], list[Hold]] = {}
+        with self._lock:
+            last = int(now * SLOTS_PER_SECOND)
+            while self._order and self._order[0] <= last:
+                for hold in self._slots.pop(heapq.heappop(self._order)):
+                    # Same policy: same copies to wait for, same patience.
+                    due.setdefault((hold.want.group, id(hold.policy)), []).append(hold)
+        return due
+
+    async def _tend(self, group: Group, holds: list[Hold]) -> None:
+        now = clock.now()
+        batch: list[Hold] = []
+        for hold in holds:
+            if hold.state != HELD:
+                continue
+            self._file(hold, hold.deadline)
+            if renewal.expire(hold, now):
+                self._lost(hold)
+            elif hold.renew_until is None or now < hold.renew_until:
+                batch.append(hold)
+        keeper = self._keepers.get(group)
+        if batch and keeper is not None:
+            driver = await self._driver(keeper)
+            parts = [batch[i : i + BATCH] for i in range(0, len(batch), BATCH)]
+            await asyncio.gather(*[self._renew(driver, group, part) for part in parts])
+            if group.guard and group.voters() < group.n:
+                self._mend_soon(group)
+
+    async def _renew(self, driver: AioDriver, group: Group, holds: list[Hold]) -> None:
+        # Past the deadline nothing is sent: connecting may have taken long.
+        now = clock.now()
+        holds = [hold for hold in holds if hold.state == HELD and now < hold.deadline]
+        if not holds:
+            return
+        await renewal.renew(driver, group, holds, heal=True)
+        now = clock.now()
+        for hold in holds:
+            if hold.state == LOST:
+                self._lost(hold)
+            elif hold.state == HELD:
+                self._file(hold, renewal.due(hold, now))
+
+    def _lost(self, hold: Hold) -> None:
+        self.remove(hold)
+        logger.warning("%s: lease lost (%s)", hold.name, hold.reason)
+
+    async def _driver(self, keeper: Keeper) -> AioDriver:
+        driver = keeper.driver
+        if driver is None:
+            driver = keeper.driver = AioDriver(keeper.group, keeper.addresses, keeper.shake, self._loop)
+        if not driver.settled:
+            await driver.settle(keeper.group.need)
+        return driver
+
+    async def _release(self, hold: Hold) -> None:
+        """For a lease that was dropped: the whole release. For one whose release was cut short: once more, from here."""
+        keeper = self._keepers.get(hold.want.group)
+        if keeper is None:
+            return
+        driver = await self._driver(keeper)
+        if hold.state == HELD:
+            await mutex.release(driver, hold)
+            self.remove(hold)
+        elif hold.state != LOST:
+            group = hold.want.group
+            ballot = Ballot(group.n, group.need)
+            await driver.exchange(hold.want.releases(hold.token), ballot, hold.policy.patience(hold.ttl, group.n))
+
+    def _mend_soon(self, group: Group) -> None:
+        keeper = self._keepers.get(group)
+        if keeper is not None and keeper.mending is None:
+            keeper.mending = self._loop.create_task(self._mend(keeper))
+
+    async def _mend(self, keeper: Keeper) -> None:
+        """Until every node votes that can be reached."""
+        group = keeper.group
+        try:
+            while group.voters() < group.n:
+                driver = await self._driver(keeper)
+                await guard.repair(driver, group)
+                now = clock.now()
+                waits = [node.opens_at - now for node in group.nodes if not node.marker and node.incarnation]
+                await asyncio.sleep(max(MEND_EVERY, min(waits, default=MEND_EVERY)))
+        except HandfastError as error:
+            logger.error("the restart guard cannot go on: %s", error)
+        finally:
+            keeper.mending = None
+
+    async def _detach(self, group: Group) -> None:
+        keeper = self._keepers.get(group)
+        if keeper is None:
+            return
+        left = [hold for hold in self.held(group) if hold.renew_until != 0.0]
+        if left:
+            await self.release_all(left)
+        for hold in self.held(group):
+            self.remove(hold)
+        if keeper.mending is not None:
+            keeper.mending.cancel()
+        if keeper.driver is not None:
+            await keeper.driver.close()
+        with self._lock:
+            self._keepers.pop(group, None)
+        self._bell.set()
+
+    async def release_all(self, holds: Iterable[Hold]) -> None:
+        await asyncio.gather(*[self._release(hold) for hold in holds])
+
+    def release_at_exit(self) -> None:
+        """The process ends: what was being renewed for its sake ends with it."""
+        left = [hold for hold in self.held() if hold.renew_until != 0.0]
+        if left and self._thread.is_alive():
+            ended = asyncio.run_coroutine_threadsafe(self.release_all(left), self._loop)
+            try:
+                ended.result(timeout=0.5)
+            except TimeoutError:
+                pass  # the servers do not answer; the ttl ends the leases
+
+
+_guard = threading.Lock()
+_current: Watchdog | None = None
+
+
+def attach(group: Group, addresses: Sequence[Address], shake: Callable[[int], Steps]) -> Watchdog:
+    """The process' watchdog, watching over this client from now on."""
+    global _current
+    keeper = Keeper(group, addresses, shake)
+    with _guard:
+        if _current is None or not _current.adopt(keeper):
+            _current = Watchdog(keeper)
+        return _current
+
+
+def forget_all() -> None:
+    """In a child after a fork: the leases are the parent's, so here they are lost, silently and for good."""
+    global _current, _guard
+    dog, _current, _guard = _current, None, threading.Lock()
+    if dog is not None:
+        for slot in list(dog._slots.values()):
+            for hold in list(slot):
+                hold.leave(LOST, "held by the parent process: a fork inherits no lease")
+
+
+@atexit.register
+def _at_exit() -> None:
+    if _current is not None:
+        _current.release_at_exit()
+
+
+os.register_at_fork(after_in_child=forget_all)

@@ -1,0 +1,283 @@
+"""A lane of asyncio connections: one to each node, shared by all tasks of a loop.
+
+All that tasks send in one turn of the loop leaves in one write per node; replies come back in order. A task waits on one
+future per exchange, whatever the number of nodes, completed by the reply that decides. Patience is kept by one sweep
+over all waiting exchanges, not by a timer for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from handfast.core.effects import Fault, Poll
+from handfast.core.group import Group
+from handfast.core.handshake import Steps
+from handfast.core.quorum import Ballot
+from handfast.core.resp import encode
+from handfast.wire.channel import Channel, Discard
+from handfast.wire.dial import Address
+from handfast.wire.faults import from_socket
+from handfast.wire.link import CONNECT_TIMEOUT, GRACE, NOT_CONNECTED, LinkState
+
+__all__ = ["AioLane"]
+
+SWEEP_EVERY: Final = 0.02
+"""Seconds between two looks at who has waited too long; patience is kept to within this."""
+
+
+PING: Final = encode(b"PING")
+
+
+class AioLink(LinkState, asyncio.Protocol):
+    """A node's place in the lane, and the protocol of its connection."""
+
+    def __init__(self, index: int, address: Address, lane: AioLane) -> None:
+        super().__init__(index, address)
+        self.lane = lane
+        self.transport: asyncio.Transport | None = None
+        self.shaking: Channel | None = None
+        """The channel while its handshake is under way."""
+        self.shaken: asyncio.Future[None] | None = None
+        self.connecting: asyncio.Task[None] | None = None
+        self.backlog: list[tuple[bytes, Poll]] = []
+        """What to send once connected, for those who then still wait."""
+        self.dirty = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        channel = self.channel
+        if channel is None:
+            self._shake(data)
+            return
+        channel.feed(data)
+        if channel.fault is not None:
+            self.lane.down(self, channel.fault)
+            return
+        self.asked_at = self.lane.loop.time() if channel.pending else 0.0
+        if channel.out and not self.dirty:
+            self.lane.soil(self)
+
+    def _shake(self, data: bytes) -> None:
+        channel, shaken = self.shaking, self.shaken
+        if channel is None or shaken is None or self.transport is None:
+            return
+        channel.feed(data)
+        if channel.out:
+            self.transport.write(b"".join(channel.out))
+            channel.out.clear()
+        if (channel.ready or channel.fault is not None) and not shaken.done():
+            shaken.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        fault = Fault("closed", "closed the connection") if exc is None else from_socket(exc)
+        if self.shaking is not None:
+            self.shaking.fail(fault)
+            if self.shaken is not None and not self.shaken.done():
+                self.shaken.set_result(None)
+        elif self.channel is not None:
+            self.lane.down(self, fault)
+
+
+class AioLane:
+    """One link to each node of a group, on one event loop."""
+
+    def __init__(
+        self,
+        group: Group,
+        addresses: Sequence[Address],
+        shake: Callable[[int], Steps],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.group = group
+        self.shake = shake
+        self.loop = loop
+        self.links = [AioLink(i, address, self) for i, address in enumerate(addresses)]
+        self.up = 0
+        self.settled = False
+        self.closed = False
+        self._dirty: list[AioLink] = []
+        self._waiting: dict[float, deque[tuple[float, asyncio.Future[None]]]] = {}
+        """By patience: exchanges in the order in which their time is up."""
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    # -- connecting ------------------------------------------------------------------------------------------------
+
+    async def settle(self, need: int) -> None:
+        """See Effects.settle."""
+        self._start(force=True)
+        grace = False
+        while tasks := [link.connecting for link in self.links if link.connecting is not None]:
+            done, _ = await asyncio.wait(tasks, timeout=GRACE if grace else None, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                break
+            grace = self.up >= need
+        self.settled = self.up >= self.group.need
+
+    def _start(self, *, force: bool = False) -> None:
+        now = self.loop.time()
+        for link in self.links:
+            if link.channel is None and link.connecting is None and (force or now >= link.retry_at):
+                link.connecting = self.loop.create_task(self._connect(link), name="handfast-connect")
+
+    async def _connect(self, link: AioLink) -> None:
+        fault: Fault | None = None
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                await self._dial(link)
+            fault = link.shaking.fault if link.shaking is not None else NOT_CONNECTED
+        except Exception as error:  # whatever went wrong is this node's answer
+            fault = from_socket(error)
+        finally:
+            channel, link.shaking, link.connecting = link.shaking, None, None
+        backlog, link.backlog = link.backlog, []
+        if fault is not None or channel is None or self.closed:
+            link.failed(fault or NOT_CONNECTED, self.loop.time())
+            if link.transport is not None:
+                link.transport.abort()
+            for _, poll in backlog:
+                self._answer(poll, link)
+            return
+        link.connected(channel)
+        self.up += 1
+        for payload, poll in backlog:
+            # Whoever gave up has undone its attempt elsewhere; sending it now would leave a lock behind.
+            if poll.waiter is not None and not poll.waiter.done():
+                self._send(link, channel, payload, poll)
+
+    async def _dial(self, link: AioLink) -> None:
+        address = link.address
+        if address.prepare is not None:
+            await self.loop.run_in_executor(None, address.prepare)
+        # Credentials and certificates may be read from somewhere slow.
+        steps = await self.loop.run_in_executor(None, self.shake, link.index) if address.credentials else None
+        link.shaking = Channel(link.index, steps or self.shake(link.index))
+        link.shaken = self.loop.create_future()
+        if address.path:
+            await self.loop.create_unix_connection(lambda: link, address.path)
+        else:
+            tls: dict[str, Any] = {}
+            if address.tls is not None:
+                tls = {"ssl": address.tls(), "server_hostname": address.host}
+            await self.loop.create_connection(lambda: link, address.host, address.port, **tls)
+        assert link.transport is not None
+        link.transport.write(b"".join(link.shaking.out))
+        link.shaking.out.clear()
+        await link.shaken
+
+    def down(self, link: AioLink, fault: Fault) -> None:
+        channel, transport = link.channel, link.transport
+        link.failed(fault, self.loop.time())
+        link.transport = None
+        self.up -= 1
+        self.settled = self.up >= self.group.need
+        if transport is not None:
+            transport.abort()
+        if channel is not None:
+            channel.fail(fault)
+
+    # -- talking ---------------------------------------------------------------------------------------------------
+
+    async def exchange(self, payloads: Sequence[bytes | None], poll: Poll, patience: float) -> None:
+        """See Effects.exchange."""
+        if self.up < len(self.links) and not self.closed:
+            self._start()
+        waiter = poll.waiter = self.loop.create_future()
+        for link, payload in zip(self.links, payloads, strict=True):
+            if payload is None:
+                continue
+            channel = link.channel
+            if channel is not None:
+                self._send(link, channel, payload, poll)
+            elif link.connecting is not None:
+                link.backlog.append((payload, poll))
+            else:
+                self._answer(poll, link)
+        if poll.decided:
+            return
+        queue = self._waiting.get(patience)
+        if queue is None:
+            queue = self._waiting[patience] = deque()
+        queue.append((self.loop.time() + patience, waiter))
+        if self._sweeper is None:
+            self._sweeper = self.loop.call_later(min(SWEEP_EVERY, patience), self._sweep)
+        await waiter
+
+    def post(self, payloads: Sequence[bytes | None], width: int = 1) -> None:
+        """See Effects.post."""
+        for link, payload in zip(self.links, payloads, strict=True):
+            if payload is not None and link.channel is not None:
+                self._send(link, link.channel, payload, Discard(width))
+
+    def _send(self, link: AioLink, channel: Channel, payload: bytes, poll: Poll) -> None:
+        pending = channel.pending
+        if not pending:
+            link.asked_at = self.loop.time()
+        pending.append((poll, payload))
+        channel.out.append(payload)
+        if not link.dirty:
+            self.soil(link)
+
+    def soil(self, link: AioLink) -> None:
+        """Remember a link with bytes to send; the first one of a turn orders the flush at the turn's end."""
+        link.dirty = True
+        if not self._dirty:
+            self.loop.call_soon(self._flush)
+        self._dirty.append(link)
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        for link in dirty:
+            link.dirty = False
+            channel = link.channel
+            if channel is not None and link.transport is not None:
+                link.transport.write(b"".join(channel.out))
+                channel.out.clear()
+
+    def _answer(self, poll: Poll, link: AioLink) -> None:
+        if poll.add(link.index, link.fault or NOT_CONNECTED) and not poll.waiter.done():
+            poll.waiter.set_result(None)
+
+    def _sweep(self) -> None:
+        """Wake exchanges whose patience is over; give up connections whose node hangs."""
+        now = self.loop.time()
+        for patience, queue in list(self._waiting.items()):
+            while queue and (queue[0][0] <= now or queue[0][1].done()):
+                _, waiter = queue.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
+            if not queue:
+                del self._waiting[patience]
+        for link in self.links:
+            fault = link.hangs(now) if link.channel is not None else None
+            if fault is not None:
+                self.down(link, fault)
+        busy = self._waiting or any(link.asked_at for link in self.links if link.channel is not None)
+        self._sweeper = self.loop.call_later(SWEEP_EVERY, self._sweep) if busy else None
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End the connections, after a moment for what was just posted."""
+        self.closed = True
+        tasks = [link.connecting for link in self.links if link.connecting is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self.up:
+            await self.exchange([PING] * len(self.links), Ballot(len(self.links), len(self.links)), 0.05)
+        self.drop()
+
+    def drop(self) -> None:
+        """Close at once."""
+        self.closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for link in self.links:
+            if link.channel is not None:
+                self.down(link, NOT_CONNECTED)

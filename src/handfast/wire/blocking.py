@@ -1,0 +1,317 @@
+"""A lane: one socket to each node, for one thread at a time.
+
+An exchange writes to all sockets and then polls them, as the Redlock text recommends; there is no thread per node.
+Connections are made by short-lived threads of their own, because name look-ups and TLS handshakes block: a node that
+hangs there holds up nobody. They report through the lane's doorbell, which is polled along with the sockets.
+
+An exception may strike between any two steps (Ctrl-C). Around each place where bytes and bookkeeping must agree
+`_torn` names the link concerned; a link found torn afterwards is closed rather than trusted.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from handfast.core.effects import Fault, Poll
+from handfast.core.group import Group
+from handfast.core.handshake import Steps
+from handfast.wire.channel import Channel, Discard
+from handfast.wire.dial import Address, dial
+from handfast.wire.faults import from_socket
+from handfast.wire.link import CONNECT_TIMEOUT, GRACE, NOT_CONNECTED, LinkState
+
+__all__ = ["Lane"]
+
+IDLE_CHECK: Final = 0.05
+"""A lane that rested longer is checked for connections that the server has closed."""
+
+_READ = select.POLLIN | select.POLLERR | select.POLLHUP
+_NOBODY: Final[tuple[Sequence[bytes | None], Poll | None]] = ((), None)
+_clock = time.monotonic
+
+
+class Link(LinkState):
+    """One node's place in a lane."""
+
+    __slots__ = ("sock",)
+
+    def __init__(self, index: int, address: Address) -> None:
+        super().__init__(index, address)
+        self.sock: socket.socket | None = None
+
+
+class Lane:
+    """One link to each node of a group."""
+
+    def __init__(self, group: Group, addresses: Sequence[Address], shake: Callable[[int], Steps]) -> None:
+        self.group = group
+        self.shake = shake
+        self.links = [Link(i, address) for i, address in enumerate(addresses)]
+        self.up = 0
+        self.settled = False
+        self.used_at = _clock()
+        self.closed = False
+        self._connecting: set[int] = set()
+        self._arrived: deque[tuple[int, socket.socket | None, Channel | None, Fault | None]] = deque()
+        self._by_fd: dict[int, Link] = {}
+        self._poller = select.poll()
+        self._bell, self._rope = os.pipe()
+        os.set_blocking(self._bell, False)
+        os.set_blocking(self._rope, False)
+        self._poller.register(self._bell, select.POLLIN)
+        self._torn: Link | None = None
+        self._current: tuple[Sequence[bytes | None], Poll | None] = _NOBODY
+        """The exchange under way, for nodes whose connection comes about during it."""
+
+    # -- connecting ------------------------------------------------------------------------------------------------
+
+    def connect(self, need: int) -> None:
+        """Connect what is down; back when all tries have ended or, with `need` up, after a short grace."""
+        end = _clock() + CONNECT_TIMEOUT + GRACE
+        self._start(force=True)
+        while self._connecting and (left := end - _clock()) > 0:
+            if self.up >= need:
+                end = min(end, _clock() + GRACE)
+                need = self.group.n + 1
+            self._wait(left)
+        self.settled = self.up >= self.group.need
+
+    def _start(self, *, force: bool = False) -> None:
+        """Begin to connect every link that is down and due; with `force` all that are down."""
+        now = _clock()
+        for link in self.links:
+            if link.channel is None and link.index not in self._connecting and (force or now >= link.retry_at):
+                self._connecting.add(link.index)
+                threading.Thread(
+                    target=self._dial, args=(link.index, link.address), name="handfast-connect", daemon=True
+                ).start()
+
+    def _dial(self, index: int, address: Address) -> None:
+        """In a thread of its own: connect, shake hands, hand over."""
+        sock: socket.socket | None = None
+        channel: Channel | None = None
+        fault: Fault | None = None
+        try:
+            if address.prepare is not None:
+                address.prepare()
+            sock = dial(address, CONNECT_TIMEOUT)
+            channel = Channel(index, self.shake(index))
+            _converse(sock, channel)
+            fault = channel.fault
+        except Exception as error:  # whatever went wrong is this node's answer
+            fault = from_socket(error)
+        if fault is not None and sock is not None:
+            sock.close()
+        self._arrived.append((index, sock, channel, fault))
+        try:
+            os.write(self._rope, b"!")
+        except OSError:
+            pass  # the pipe is full, so the bell rings already; or the lane is closed
+        if self.closed:
+            self._turn_away()
+
+    def _turn_away(self) -> None:
+        while self._arrived:
+            sock = self._arrived.popleft()[1]
+            if sock is not None:
+                sock.close()
+
+    def _admit(self) -> None:
+        """Take over what the connecting threads have made; a failure is an answer to whoever waits for that node."""
+        try:
+            os.read(self._bell, 4096)
+        except BlockingIOError:
+            pass
+        payloads, poll = self._current
+        while self._arrived:
+            index, sock, channel, fault = self._arrived.popleft()
+            link = self.links[index]
+            self._connecting.discard(index)
+            payload = payloads[index] if poll is not None else None
+            if fault is not None or sock is None or channel is None:
+                link.failed(fault or NOT_CONNECTED, _clock())
+                if payload is not None and poll is not None:
+                    poll.add(index, link.fault)
+                continue
+            link.sock = sock
+            link.connected(channel)
+            self._by_fd[sock.fileno()] = link
+            self._poller.register(sock.fileno(), _READ)
+            self.up += 1
+            if payload is not None and poll is not None:
+                self._send(link, payload, poll)
+
+    def _down(self, link: Link, fault: Fault) -> None:
+        sock, channel = link.sock, link.channel
+        link.sock = None
+        link.failed(fault, _clock())
+        if sock is not None and channel is not None:
+            self.up -= 1
+            self.settled = self.up >= self.group.need
+            self._poller.unregister(sock.fileno())
+            del self._by_fd[sock.fileno()]
+            sock.close()
+            channel.fail(fault)
+
+    # -- talking ---------------------------------------------------------------------------------------------------
+
+    def round_trip(self, payloads: Sequence[bytes | None], poll: Poll, patience: float) -> None:
+        """See Effects.exchange."""
+        now = _clock()
+        self._inspect(now)
+        for link in self.links:
+            payload = payloads[link.index]
+            if payload is None:
+                continue
+            if link.channel is not None:
+                self._send(link, payload, poll)
+            elif link.index not in self._connecting:
+                poll.add(link.index, link.fault or NOT_CONNECTED)
+        self._current = (payloads, poll)
+        try:
+            end = now + patience
+            while not poll.decided and (left := end - _clock()) > 0:
+                self._wait(left)
+        finally:
+            self._current = _NOBODY
+
+    def post(self, payloads: Sequence[bytes | None], width: int = 1) -> None:
+        """See Effects.post. A connection that is gone takes nothing: what it carried ends with its ttl."""
+        if self._torn is not None:
+            self._mend()
+        for link in self.links:
+            payload = payloads[link.index]
+            if payload is not None and link.channel is not None:
+                self._send(link, payload, Discard(width))
+
+    def _inspect(self, now: float) -> None:
+        """Before use: drop what was interrupted, closed or hangs, and see to what is down."""
+        if self._torn is not None:
+            self._mend()
+        if now - self.used_at > IDLE_CHECK:
+            self._wait(0)
+            for link in self.links:
+                fault = link.hangs(now)
+                if fault is not None:
+                    self._down(link, fault)
+        self.used_at = now
+        if self.up < len(self.links):
+            self._start()
+
+    def _mend(self) -> None:
+        """An exception struck while bytes and bookkeeping of this link did not agree."""
+        link, self._torn = self._torn, None
+        if link is not None and link.channel is not None:
+            self._down(link, Fault("interrupted", "the connection was dropped because its use was interrupted"))
+
+    def _send(self, link: Link, payload: bytes, poll: Poll) -> None:
+        channel = link.channel
+        assert channel is not None
+        self._torn = link
+        if not channel.pending:
+            link.asked_at = _clock()
+        channel.request(payload, poll)
+        self._flush(link, channel)
+        self._torn = None
+
+    def _flush(self, link: Link, channel: Channel) -> None:
+        sock = link.sock
+        assert sock is not None
+        data = channel.out[0] if len(channel.out) == 1 else b"".join(channel.out)
+        channel.out.clear()
+        try:
+            sent = sock.send(data)
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            sent = 0
+        except OSError as error:
+            self._down(link, from_socket(error))
+            return
+        if sent < len(data):
+            channel.out.append(data[sent:])
+            self._poller.modify(sock.fileno(), _READ | select.POLLOUT)
+
+    def _wait(self, seconds: float) -> None:
+        """Poll once and handle what came."""
+        for fd, event in self._poller.poll(seconds * 1000):
+            if fd == self._bell:
+                self._admit()
+                continue
+            link = self._by_fd[fd]
+            channel = link.channel
+            assert channel is not None
+            self._torn = link
+            if event & select.POLLOUT:
+                self._poller.modify(fd, _READ)
+                self._flush(link, channel)
+            if event & _READ and link.sock is not None:
+                self._receive(link, channel, link.sock)
+            self._torn = None
+
+    def _receive(self, link: Link, channel: Channel, sock: socket.socket) -> None:
+        try:
+            data = sock.recv(65536)
+            # TLS may have decrypted more than was asked for; poll() knows nothing of it.
+            while data and isinstance(sock, ssl.SSLSocket) and sock.pending():
+                data += sock.recv(65536)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return
+        except OSError as error:
+            self._down(link, from_socket(error))
+            return
+        if not data:
+            self._down(link, Fault("closed", "closed the connection"))
+            return
+        channel.feed(data)
+        if channel.fault is not None:
+            self._down(link, channel.fault)
+            return
+        link.asked_at = _clock() if channel.pending else 0.0
+        if channel.out:
+            self._flush(link, channel)
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the connections. Replies that are due are awaited for a moment: closing on unread data resets a
+        connection, and a release that was just posted could be lost with it."""
+        if self.closed:
+            return
+        end = _clock() + 0.05
+        while any(link.channel and link.channel.pending for link in self.links) and (left := end - _clock()) > 0:
+            self._wait(left)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close without a word: after a fork the connections are the parent's."""
+        self.closed = True
+        for link in self.links:
+            if link.sock is not None:
+                # detach: an SSLSocket must not say goodbye on a connection that is still in use elsewhere.
+                os.close(link.sock.detach())
+            link.sock = link.channel = None
+        self._turn_away()
+        os.close(self._bell)
+        os.close(self._rope)
+
+
+def _converse(sock: socket.socket, channel: Channel) -> None:
+    """The handshake, blocking; ends with the channel ready or at fault, and the socket non-blocking."""
+    end = _clock() + CONNECT_TIMEOUT
+    while not channel.ready and channel.fault is None:
+        sock.settimeout(max(0.001, end - _clock()))
+        if channel.out:
+            sock.sendall(b"".join(channel.out))
+            channel.out.clear()
+        data = sock.recv(65536)
+        if not data:
+            channel.fail(Fault("closed", "closed the connection"))
+        channel.feed(data)
+    sock.setblocking(False)

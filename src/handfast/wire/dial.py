@@ -1,0 +1,60 @@
+"""Where a server is, and how to get a socket to it."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from handfast.core.handshake import Login
+
+__all__ = ["Address", "dial"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """A server's address and the way in. `label` is what people see: never a password."""
+
+    label: str
+    host: str = ""
+    port: int = 6379
+    path: str = ""
+    """A unix socket, instead of host and port."""
+    username: str = ""
+    password: str = field(default="", repr=False)
+    db: int = 0
+    client_name: str = "handfast"
+    tls: Callable[[], ssl.SSLContext] | None = field(default=None, repr=False)
+    """Makes the TLS context when first needed: reading certificates takes milliseconds."""
+    credentials: Callable[[], tuple[str, str]] | None = field(default=None, repr=False)
+    """Asked with each connection, where passwords change."""
+    prepare: Callable[[], None] | None = field(default=None, repr=False)
+    """Run before each connection is made; it may take time, so never on an event loop's thread."""
+
+    def login(self) -> Login:
+        username, password = self.credentials() if self.credentials is not None else (self.username, self.password)
+        return Login(username, password, self.db, self.client_name)
+
+
+def dial(address: Address, timeout: float) -> socket.socket:
+    """A connected socket, TLS done, with `timeout` as its timeout."""
+    if address.path:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout)
+            sock.connect(address.path)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+    sock = socket.create_connection((address.host, address.port), timeout=timeout)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if address.tls is not None:
+            return address.tls().wrap_socket(sock, server_hostname=address.host)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,53 @@
+"""One node's place in a lane, whatever the transport: up with a channel, or down with a reason and a time to retry."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from handfast.core.effects import Fault
+from handfast.wire.channel import Channel
+from handfast.wire.dial import Address
+
+__all__ = ["CONNECT_TIMEOUT", "GRACE", "HUNG", "NOT_CONNECTED", "LinkState"]
+
+CONNECT_TIMEOUT: Final = 2.0
+"""Seconds for a connection with TLS and handshake, which goes on in the background while others vote."""
+GRACE: Final = 0.1
+"""Seconds that a first use waits for the remaining nodes once a majority is connected."""
+HUNG: Final = 1.0
+"""Seconds without any answer after which a connection is given up: its node hangs, and requests would pile up."""
+RETRY_FIRST: Final = 0.05
+RETRY_MOST: Final = 2.0
+"""Seconds between tries to connect a node that is down: doubled from the first to the most."""
+NOT_CONNECTED: Final = Fault("closed", "not connected")
+
+
+class LinkState:
+    """What is known of a connection, or of the lack of one."""
+
+    __slots__ = ("address", "asked_at", "channel", "failures", "fault", "index", "retry_at")
+
+    def __init__(self, index: int, address: Address) -> None:
+        self.index = index
+        self.address = address
+        self.channel: Channel | None = None
+        self.fault: Fault | None = None
+        """Why it is down; None while up or before the first try."""
+        self.failures = 0
+        self.retry_at = 0.0
+        self.asked_at = 0.0
+        """Since when an answer has been due; 0.0 if none is."""
+
+    def connected(self, channel: Channel) -> None:
+        self.channel, self.fault, self.failures, self.asked_at = channel, None, 0, 0.0
+
+    def failed(self, fault: Fault, now: float) -> None:
+        self.channel, self.fault = None, fault
+        self.retry_at = now + min(RETRY_MOST, RETRY_FIRST * 2.0 ** min(self.failures, 10))
+        self.failures += 1
+
+    def hangs(self, now: float) -> Fault | None:
+        """The fault of a node that has not answered for too long, if it is one."""
+        if self.asked_at and now - self.asked_at > HUNG:
+            return Fault("timeout", f"no answer for {now - self.asked_at:.1f} s")
+        return None
