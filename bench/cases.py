@@ -103,7 +103,7 @@ class SyncPairs:
         entrants: list[Entrant] = []
         pairs: dict[str, Pair] = {}
         with contextlib.ExitStack() as stack:
-            for contestant in (*raw, ours(self.fenced), *peers):
+            for contestant in (*raw, ours(self.fenced, plan.node_timeout), *peers):
                 entrant = Entrant(contestant.what, peer=contestant in peers)
                 entrants.append(entrant)
                 try:
@@ -139,7 +139,7 @@ class AsyncPairs:
         entrants: list[Entrant] = []
         sessions: dict[str, tuple[AsyncSession, int]] = {}
         async with contextlib.AsyncExitStack() as stack:
-            for contestant in (*raw, ours_async(self.fenced), *peers):
+            for contestant in (*raw, ours_async(self.fenced, plan.node_timeout), *peers):
                 entrant = Entrant(contestant.what, peer=contestant in peers)
                 entrants.append(entrant)
                 try:

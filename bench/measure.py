@@ -33,6 +33,8 @@ class Plan:
     peer_seconds: float
     budget: float
     """Seconds for the whole run; cases that run late cut their rounds, but never below LEAST_ROUNDS."""
+    node_timeout: float | None = None
+    """handfast's patience with one node; None leaves it at its default, as most users will."""
 
 
 QUICK = Plan(rounds=11, sync_pairs=300, pairs_per_task={1: 10, 5: 4}, peer_rounds=2, peer_seconds=0.25, budget=40)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
+from typing import Any
 
 from bench.contestant import TTL, AsyncContestant, AsyncPair, AsyncSession, Contestant, Pair, Session, Urls
 
@@ -24,12 +25,16 @@ def _target(urls: Urls) -> str | list[str]:
     return urls[0] if len(urls) == 1 else list(urls)
 
 
+def _policies(node_timeout: float | None) -> dict[str, Any]:
+    return {} if node_timeout is None else {"node_timeout": node_timeout}
+
+
 @contextlib.contextmanager
-def blocking(urls: Urls, with_fence: bool) -> Iterator[Session]:
+def blocking(urls: Urls, with_fence: bool, node_timeout: float | None) -> Iterator[Session]:
     import handfast
 
     prepare(urls)
-    with handfast.connect(_target(urls)) as client:
+    with handfast.connect(_target(urls), **_policies(node_timeout)) as client:
 
         def session(name: str) -> Pair:
             def pair() -> None:
@@ -41,11 +46,11 @@ def blocking(urls: Urls, with_fence: bool) -> Iterator[Session]:
 
 
 @contextlib.asynccontextmanager
-async def asyncio(urls: Urls, with_fence: bool) -> AsyncIterator[AsyncSession]:
+async def asyncio(urls: Urls, with_fence: bool, node_timeout: float | None) -> AsyncIterator[AsyncSession]:
     import handfast.aio
 
     prepare(urls)
-    async with handfast.aio.connect(_target(urls)) as client:
+    async with handfast.aio.connect(_target(urls), **_policies(node_timeout)) as client:
 
         def session(name: str) -> AsyncPair:
             async def pair() -> None:
@@ -57,9 +62,9 @@ async def asyncio(urls: Urls, with_fence: bool) -> AsyncIterator[AsyncSession]:
         yield session
 
 
-def ours(with_fence: bool) -> Contestant:
-    return Contestant(NAME, partial(blocking, with_fence=with_fence))
+def ours(with_fence: bool, node_timeout: float | None) -> Contestant:
+    return Contestant(NAME, partial(blocking, with_fence=with_fence, node_timeout=node_timeout))
 
 
-def ours_async(with_fence: bool) -> AsyncContestant:
-    return AsyncContestant(NAME, partial(asyncio, with_fence=with_fence))
+def ours_async(with_fence: bool, node_timeout: float | None) -> AsyncContestant:
+    return AsyncContestant(NAME, partial(asyncio, with_fence=with_fence, node_timeout=node_timeout))

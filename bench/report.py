@@ -13,13 +13,13 @@ from bench.ours import NAME
 Outcomes = dict[str, Outcome]
 
 
-def machine(server: str, seconds: float, pinned: bool) -> dict[str, object]:
+def machine(server: str, seconds: float, **settings: object) -> dict[str, object]:
     return {
         "python": platform.python_version(),
         "server": server,
         "cores": os.cpu_count(),
-        "pinned": pinned,
         "seconds": round(seconds, 1),
+        **settings,
     }
 
 

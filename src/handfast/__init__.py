@@ -22,7 +22,7 @@ from handfast.errors import (
 from handfast.sync import Client, Lease, Lock, bootstrap, connect, from_client
 
 if TYPE_CHECKING:
-    from handfast import aio
+    import handfast.aio as aio
 
 __version__ = "0.1.0"
 

@@ -47,6 +47,7 @@ def locate(servers: object) -> Endpoints:
         servers = [servers]
     if not isinstance(servers, (list, tuple)):
         raise ConfigError(f"connect() takes a URL or a list of URLs, not {servers!r}")
+    servers = list(servers)
     if not servers:
         raise ConfigError("connect() was given an empty list of servers")
     if any(isinstance(url, str) and url.strip().startswith("embedded:") for url in servers):

@@ -42,6 +42,7 @@ class Poll(Protocol):
 
         May be called after the decision too: late answers are still votes.
         """
+        ...
 
 
 class Effects(Protocol):
@@ -52,15 +53,19 @@ class Effects(Protocol):
 
     def now(self) -> float:
         """Seconds on a clock that only this machine's deadlines use; it runs in suspend too where the system can."""
+        ...
 
     def wall(self) -> int:
         """Wall clock in µs: proposed as a token, never compared to decide validity."""
+        ...
 
     def random(self) -> float:
         """In [0, 1)."""
+        ...
 
     def nonce(self) -> str:
         """128 random bits in hexadecimal."""
+        ...
 
     async def settle(self, need: int) -> None:
         """Connect what is not connected: back when all tries ended, or, with `need` connected, after a short grace."""

@@ -20,6 +20,7 @@ class Node:
 
     __slots__ = (
         "clock",
+        "fault",
         "floor",
         "incarnation",
         "index",
@@ -34,6 +35,8 @@ class Node:
         self.index = index
         self.label = label
         """Its address, without secrets, as errors and `lease.votes` show it."""
+        self.fault: Fault | None = None
+        """Why the last connection to it failed or ended; None once there is one."""
         self.ladder = ""
         """How it compares and deletes: 'delifeq' (Valkey), 'delex' (Redis 8.4) or '' (a script)."""
         self.run_id = ""
@@ -84,16 +87,28 @@ class Group:
         self.uniform = True
         """All nodes speak the same dialect, so one payload serves them all."""
 
-    def learned(self) -> None:
-        """After a handshake changed what is known of a node."""
+    def connected(self, index: int) -> None:
+        """A connection was made: what the node said of itself is in its fields."""
+        self.nodes[index].fault = None
         self.uniform = len({node.ladder for node in self.nodes}) == 1
+
+    def failed(self, index: int, fault: Fault) -> None:
+        """A connection failed or ended."""
+        self.nodes[index].fault = fault
+
+    def mistake(self) -> str | None:
+        """What somebody has to put right before any vote can be trusted."""
+        for node in self.nodes:
+            if node.fault is not None and node.fault.kind == "config":
+                return f"{node.label}: {node.fault.text}"
+        return None
 
     def closed(self, node: Node, now: float) -> Fault | None:
         """Why a guarded node may not vote now, or None."""
         if node.marker or not self.guard:
             return None
-        if not node.incarnation:
-            return Fault("unknown", "not connected yet")
+        if node.fault is not None or not node.incarnation:
+            return node.fault or Fault("closed", "not connected yet")
         left = node.opens_at - now
         if left > 0:
             return Fault("quarantine", f"restarted or new, no vote for another {left:.1f} s")

@@ -65,7 +65,6 @@ def handshake(group: Group, node: Node, login: Login, now: Callable[[], float], 
     _refuse(replies[2:])
     if group.n > 1 or group.guard:
         yield from _identify(group, node, now, warn)
-    group.learned()
 
 
 def _identify(group: Group, node: Node, now: Callable[[], float], warn: Callable[[str], None]) -> Steps:

@@ -125,6 +125,8 @@ async def acquire(
     while True:
         if not io.settled:
             await io.settle(group.need)
+        if group.n > 1 and (mistake := group.mistake()) is not None:
+            raise ConfigError(mistake)
         if group.guard and group.voters() < group.need:
             await guard.repair(io, group)
         result = await attempt(io, group, request, ttl)
@@ -169,9 +171,6 @@ def _said(group: Group, request: Request, ballot: Ballot, patience: float) -> di
 
 async def _explain(io: Effects, group: Group, request: Request, ballot: Ballot, held: bool) -> NotAcquired | ConfigError:
     """The error for a lost ballot."""
-    for node, answer in zip(group.nodes, ballot.answers, strict=True):
-        if type(answer) is Fault and answer.kind == "config":
-            return ConfigError(f"{node.label}: {answer.text}")
     patience = request.policy.patience(request.policy.ttl, group.n)
     nodes = _said(group, request, ballot, patience)
     if not held:

@@ -55,16 +55,8 @@ class Ballot:
     def add(self, node: int, reply: Any) -> bool:
         if self.judge is not None and type(reply) is not Fault:
             reply = self.judge(node, reply)
-        kind = type(reply)
-        if kind is int:
-            yes = reply > 0
-        elif kind is bytes:
-            yes = True
-        else:
-            yes = kind is list and len(reply) == 1
-        if reply is None:
-            reply = 0
-        self.answers[node] = reply
+        yes = said_yes(reply)
+        self.answers[node] = 0 if reply is None else reply
         if yes:
             self.yeses += 1
             if self.decided:

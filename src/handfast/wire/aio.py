@@ -35,7 +35,7 @@ class AioLink(LinkState, asyncio.Protocol):
     """A node's place in the lane, and the protocol of its connection."""
 
     def __init__(self, index: int, address: Address, lane: AioLane) -> None:
-        super().__init__(index, address)
+        super().__init__(index, address, lane.group)
         self.lane = lane
         self.transport: asyncio.Transport | None = None
         self.shaking: Channel | None = None

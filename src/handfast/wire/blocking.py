@@ -43,8 +43,8 @@ class Link(LinkState):
 
     __slots__ = ("sock",)
 
-    def __init__(self, index: int, address: Address) -> None:
-        super().__init__(index, address)
+    def __init__(self, index: int, address: Address, group: Group) -> None:
+        super().__init__(index, address, group)
         self.sock: socket.socket | None = None
 
 
@@ -54,7 +54,7 @@ class Lane:
     def __init__(self, group: Group, addresses: Sequence[Address], shake: Callable[[int], Steps]) -> None:
         self.group = group
         self.shake = shake
-        self.links = [Link(i, address) for i, address in enumerate(addresses)]
+        self.links = [Link(i, address, group) for i, address in enumerate(addresses)]
         self.up = 0
         self.settled = False
         self.used_at = _clock()

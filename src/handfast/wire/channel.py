@@ -149,5 +149,5 @@ class _Step:
     def add(self, node: int, reply: Any) -> bool:
         if type(reply) is Fault and self.channel.fault is not None:
             return False
-        self.channel._step(reply if self.width > 1 else [reply])
+        self.channel._step(reply if type(reply) is list and self.width > 1 else [reply])
         return False

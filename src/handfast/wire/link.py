@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from handfast.core.effects import Fault
+from handfast.core.group import Group
 from handfast.wire.channel import Channel
 from handfast.wire.dial import Address
 
@@ -25,10 +26,11 @@ NOT_CONNECTED: Final = Fault("closed", "not connected")
 class LinkState:
     """What is known of a connection, or of the lack of one."""
 
-    __slots__ = ("address", "asked_at", "channel", "failures", "fault", "index", "retry_at")
+    __slots__ = ("address", "asked_at", "channel", "failures", "fault", "group", "index", "retry_at")
 
-    def __init__(self, index: int, address: Address) -> None:
+    def __init__(self, index: int, address: Address, group: Group) -> None:
         self.index = index
+        self.group = group
         self.address = address
         self.channel: Channel | None = None
         self.fault: Fault | None = None
@@ -40,9 +42,11 @@ class LinkState:
 
     def connected(self, channel: Channel) -> None:
         self.channel, self.fault, self.failures, self.asked_at = channel, None, 0, 0.0
+        self.group.connected(self.index)
 
     def failed(self, fault: Fault, now: float) -> None:
         self.channel, self.fault = None, fault
+        self.group.failed(self.index, fault)
         self.retry_at = now + min(RETRY_MOST, RETRY_FIRST * 2.0 ** min(self.failures, 10))
         self.failures += 1
 
