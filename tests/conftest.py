@@ -1,0 +1,69 @@
+"""Servers and clients for tests. A server is started once per worker and emptied between tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import handfast
+from handfast.testing import Server, Servers, available
+
+KINDS = ("valkey-9.1", "redis-7.0", "redis-6.2")
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def any_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """One running server of each kind that we support; those that are not here are skipped by name."""
+    binary = available().get(request.param)
+    if binary is None:
+        pytest.skip(f"no {request.param} on this machine")
+    with Server(binary) as server:
+        yield server
+
+
+@pytest.fixture
+def server(any_server: Server) -> Server:
+    """An empty server, of each kind in turn."""
+    any_server.command("FLUSHALL")
+    return any_server
+
+
+@pytest.fixture(scope="session")
+def _one() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture
+def one(_one: Server) -> Server:
+    """An empty server of the first kind that is here, where the kind does not matter."""
+    _one.command("FLUSHALL")
+    return _one
+
+
+@pytest.fixture
+def client(one: Server) -> Iterator[handfast.Client]:
+    with handfast.connect(one.url) as client:
+        yield client
+
+
+@pytest.fixture
+def five() -> Iterator[Servers]:
+    """Five new servers, for tests that stop, pause or restart them."""
+    with Servers(5) as servers:
+        yield servers
+
+
+@pytest.fixture
+def three() -> Iterator[Servers]:
+    with Servers(3) as servers:
+        yield servers
+
+
+@pytest.fixture
+def quorum(five: Servers) -> Iterator[handfast.Client]:
+    """A client of five nodes that are open for votes."""
+    with handfast.connect(five.urls) as client:
+        handfast.bootstrap(client)
+        yield client
