@@ -15,8 +15,8 @@ from types import EllipsisType, TracebackType
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from handfast.core import guard, mutex
+from handfast.core.commands import Request
 from handfast.core.hold import HELD, LOST, Hold
-from handfast.core.mutex import Request
 from handfast.drivers.aio import AioDriver
 from handfast.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended
@@ -30,6 +30,7 @@ from handfast.facade import (
     template_key,
 )
 from handfast.lease import Entry, LeaseView
+from handfast.options import Terms
 
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
 
@@ -40,26 +41,24 @@ R = TypeVar("R")
 class Lease(LeaseView):
     """A held lock. Release it, or leave the `async with` that made it; one that is dropped is released, not kept."""
 
-    __slots__ = ("_body",)
+    __slots__ = ()
 
     _client: Client
-
-    def __init__(self, client: Client, hold: Hold, entry: Entry | None = None) -> None:
-        super().__init__(client, hold, entry)
-        self._body: _Body | None = None
+    _body: _Body | None = None
 
     async def extend(self, ttl: Seconds | None = None) -> None:
         """Renew now, by `ttl` or as before; a ttl given here stays. Raises LeaseLost if a majority does not confirm."""
-        seconds = self._hold.ttl if ttl is None else self._hold.policy.checked_ttl(ttl)
+        seconds = self._hold.ttl if ttl is None else self._hold.request.policy.checked_ttl(ttl)
         self.check()
         await self._client._extend(self._hold, seconds)
         self._confirm_extended()
 
-    async def release(self) -> bool:
+    def release(self) -> Coroutine[Any, Any, bool]:
         """Give the lock back; True if it was still ours. Further calls do nothing and say False."""
-        if self._leave():
-            return await self._client._release(self._hold)
-        return self._still_ours
+        if self._entry is None or self._leave():
+            client = self._client
+            return mutex.release(client._driver(), self._hold, client)
+        return _said(self._still_ours)
 
     @property
     def lost(self) -> asyncio.Event:
@@ -71,7 +70,7 @@ class Lease(LeaseView):
         return event
 
     async def __aenter__(self) -> Lease:
-        if self._hold.policy.on_lost == "cancel":
+        if self._hold.request.policy.on_lost == "cancel":
             self._body = _Body(self._hold, self._client._loop_of())
         return self
 
@@ -85,6 +84,10 @@ class Lease(LeaseView):
             raise self._loss() from error
         if not ours and kind is None and self._hold.state == LOST:
             raise self._loss()
+
+
+async def _said(answer: bool) -> bool:
+    return answer
 
 
 class _Body:
@@ -127,25 +130,30 @@ def _on_loop(loop: asyncio.AbstractEventLoop, what: Callable[[], Any]) -> Callab
 class Lock:
     """A lock that can be taken, again and again, by any task; each taking is a lease of its own."""
 
+    __slots__ = ("_client", "_entered", "_reentrant", "_request")
+
     def __init__(self, client: Client, request: Request, reentrant: bool = False) -> None:
         self._client = client
         self._request = request
         self._reentrant = reentrant
-        self._entered: dict[Any, list[Lease]] = {}
+        self._entered: dict[Any, list[Lease]] | None = None
         """By task: the leases of the `async with` blocks it is in."""
+
+    def acquire(
+        self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None
+    ) -> Coroutine[Any, Any, Lease]:
+        """Take the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
+        client, request = self._client, self._request
+        policy = request.policy
+        terms = request.terms if ttl is None else policy.terms(policy.checked_ttl(ttl), request.group.n)
+        patience = patience_of(policy, wait)
+        if self._reentrant:
+            return client._reenter(request, terms, patience)
+        return mutex.acquire(client._driver(), request, terms, patience, client)
 
     @property
     def name(self) -> str:
         return self._request.name
-
-    async def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
-        """Take the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
-        request = self._request
-        seconds = request.policy.ttl if ttl is None else request.policy.checked_ttl(ttl)
-        patience = patience_of(request.policy, wait)
-        if self._reentrant:
-            return await self._client._reenter(request, seconds, patience)
-        return await self._client._acquire(request, seconds, patience)
 
     async def try_acquire(self, *, ttl: Seconds | None = None) -> Lease | None:
         """Take the lock if it is free, else None; never waits. An outage still raises: it is not contention."""
@@ -156,6 +164,8 @@ class Lock:
 
     async def __aenter__(self) -> Lease:
         lease = await self.acquire()
+        if self._entered is None:
+            self._entered = {}
         self._entered.setdefault(asyncio.current_task(), []).append(lease)
         return await lease.__aenter__()
 
@@ -163,6 +173,7 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         me: Any = asyncio.current_task()
+        assert self._entered is not None
         if me not in self._entered and len(self._entered) == 1:
             # Entered by another task, as the fixtures of some test frameworks do.
             me = next(iter(self._entered))
@@ -248,42 +259,26 @@ class Client(BaseClient):
     def _loop_of(self) -> asyncio.AbstractEventLoop:
         return self._driver().loop
 
-    async def _acquire(self, request: Request, ttl: float, wait: float | None) -> Lease:
-        cell: list[Hold] = []
-        try:
-            hold = await mutex.acquire(self._driver(), self._group, request, ttl, wait, cell.append)
-            self._watch(hold)
-            return Lease(self, hold)
-        except BaseException:
-            for hold in cell:
-                self._finish(hold)
-            raise
+    def granted(self, hold: Hold) -> Lease:
+        """See core.hold.Keeper."""
+        self._watch(hold)
+        return Lease(self, hold)
 
-    async def _reenter(self, request: Request, ttl: float, wait: float | None) -> Lease:
+    async def _reenter(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         mine = self._owned.setdefault(asyncio.current_task(), {})
         entry = mine.get(request.keys)
         if entry is not None and entry.enter(AioDriver.now()):
-            return Lease(self, entry.hold, entry)
-        lease = await self._acquire(request, ttl, wait)
-        lease._entry = mine[request.keys] = Entry(lease._hold)
-        return lease
+            lease = Lease(self, entry.hold)
+            lease._entry = entry
+            return lease
+        fresh: Lease = await mutex.acquire(self._driver(), request, terms, wait, self)
+        fresh._entry = mine[request.keys] = Entry(fresh._hold)
+        return fresh
 
     async def _extend(self, hold: Hold, ttl: float) -> None:
         await mutex.extend(self._driver(), hold, ttl)
         if hold.state == HELD:
             self._watchdog().refile(hold)
-
-    async def _release(self, hold: Hold) -> bool:
-        if self._dog is not None:
-            self._dog.remove(hold)
-        try:
-            return await mutex.release(self._driver(), hold)
-        except BaseException:
-            self._finish(hold)
-            raise
-        finally:
-            if hold.healed:
-                self._finish(hold)
 
     def _forked(self) -> None:
         super()._forked()

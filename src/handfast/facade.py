@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from handfast.backoff import Backoff
 from handfast.core import guard
+from handfast.core.commands import Request
 from handfast.core.group import Group
 from handfast.core.handshake import Steps, handshake
 from handfast.core.hold import Hold
-from handfast.core.mutex import Request
 from handfast.drivers import clock
 from handfast.endpoints import Endpoints
 from handfast.errors import ConfigError
-from handfast.options import Policy, duration, names_of, owner_of, policy
+from handfast.options import Policy, Terms, duration, names_of, owner_of, policy
 from handfast.wire.dial import Address
 
 if TYPE_CHECKING:
@@ -78,6 +78,9 @@ class ClientOptions(LockOptions, total=False):
     """Keep restarted nodes from voting; the default is on for a quorum, off for one node."""
 
 
+Settings = tuple[Policy, Terms, bytes]
+"""A policy, the terms of its ttl, and how the owners of its leases begin."""
+
 _clients: weakref.WeakSet[BaseClient] = weakref.WeakSet()
 
 
@@ -90,7 +93,6 @@ class BaseClient:
         if guarded is not None and not isinstance(guarded, bool):
             raise ConfigError(f"guard must be True or False, not {guarded!r}")
         self._policy = policy(given)
-        self._policies: dict[tuple[tuple[str, Any], ...], Policy] = {}
         self._where = where
         where.open_new = self._open_new
         addresses = where.addresses
@@ -100,7 +102,8 @@ class BaseClient:
         self._dog: Watchdog | None = None
         self._dog_lock = threading.Lock()
         self._closed = False
-        self._owner_start = _owner_start()
+        self._base = self._prepared(self._policy)
+        self._known: dict[tuple[tuple[str, Any], ...], Settings] = {}
         _clients.add(self)
 
     def _shake(self, index: int) -> Steps:
@@ -127,22 +130,25 @@ class BaseClient:
         if group.voters() < group.n:
             raise ConfigError(f"the embedded servers could not be opened: {said}")
 
-    def _settings(self, options: dict[str, Any]) -> Policy:
-        """The policy of a lock. Services use few different ones, each of them often."""
+    def _settings(self, options: LockOptions) -> Settings:
+        """The settings of a lock. Services use few different ones, each of them often."""
         if not options:
-            return self._policy
+            return self._base
         key = tuple(options.items())
         try:
-            known = self._policies.get(key)
+            known = self._known.get(key)
         except TypeError:
-            known, key = None, ()
+            return self._prepared(self._checked(dict(options)))  # something unhashable: an error in most cases
         if known is None:
-            known = self._checked(options)
-            if len(self._policies) > 256:
-                self._policies.clear()
-            if key:
-                self._policies[key] = known
+            known = self._prepared(self._checked(dict(options)))
+            if len(self._known) > 256:
+                self._known.clear()
+            self._known[key] = known
         return known
+
+    def _prepared(self, settings: Policy) -> Settings:
+        start = f"{socket.gethostname()}:{os.getpid()}:{settings.label}:".encode()
+        return settings, settings.terms(settings.ttl, self._group.n), start
 
     def _checked(self, options: dict[str, Any]) -> Policy:
         known = policy(options, self._policy)
@@ -160,9 +166,10 @@ class BaseClient:
     def _request(self, name: object, owner: object, options: LockOptions) -> Request:
         if self._closed:
             raise ConfigError("this client is closed")
-        settings = self._settings(dict(options))
-        start = f"{self._owner_start}{settings.label}:"
-        return Request(names_of(name), settings, None if owner is None else owner_of(owner), start)
+        settings, terms, start = self._settings(options)
+        # The usual name needs no closer look.
+        names = (name,) if type(name) is str and 0 < len(name) < 256 and name.isascii() else names_of(name)
+        return Request(self._group, settings, terms, names, None if owner is None else owner_of(owner).encode(), start)
 
     def _watchdog(self) -> Watchdog:
         dog = self._dog
@@ -178,39 +185,41 @@ class BaseClient:
 
     def _watch(self, hold: Hold) -> None:
         """Hand a new hold to the watchdog."""
-        settings = hold.policy
+        settings = hold.request.policy
         if not settings.renew:
             hold.renew_until = 0.0
         elif settings.max_hold is not None:
             hold.renew_until = hold.renew_from + settings.max_hold
         dog = self._dog or self._watchdog()
         dog.add(hold)
-        group = self._group
-        if group.guard and group.voters() < group.n:
-            dog.nudge(group)
+        if not self._group.all_vote:
+            dog.nudge(self._group)
 
-    def _finish(self, hold: Hold) -> None:
-        """Let the watchdog release what cannot be released, or not wholly, from here."""
+    def ending(self, hold: Hold) -> None:
+        """See core.hold.Keeper."""
+        if self._dog is not None:
+            self._dog.remove(hold)
+
+    def unfinished(self, hold: Hold) -> None:
+        """See core.hold.Keeper."""
         self._watchdog().finish(hold)
 
     def _drop(self, hold: Hold) -> None:
         """A lease that was being renewed has become unreachable: end it rather than renew it for ever."""
         if hold.renew_until != 0.0 and self._dog is not None:
-            logger.warning("%s: a lease was dropped without release; it is released now", hold.name)
+            logger.warning("%s: a lease was dropped without release; it is released now", hold.request.name)
             self._dog.finish(hold)
 
     def _forked(self) -> None:
         """In the child: nothing of the parent's is ours."""
         self._dog = None
         self._dog_lock = threading.Lock()
-        self._owner_start = _owner_start()
+        # Owners name their process.
+        self._base = self._prepared(self._policy)
+        self._known = {}
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Client {', '.join(a.label for a in self._addresses)}>"
-
-
-def _owner_start() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}:"
 
 
 def _after_fork() -> None:
@@ -225,7 +234,9 @@ def patience_of(settings: Policy, wait: object) -> float | None:
     """How long a call waits: what it says, else what its lock says (`...`)."""
     if wait is ...:
         return settings.wait
-    return None if wait is None else duration(wait, "wait", zero=True)
+    if wait is None or (type(wait) is int and wait == 0):
+        return wait
+    return duration(wait, "wait", zero=True)
 
 
 def template_key(function: Callable[..., Any], template: object) -> Callable[..., str]:

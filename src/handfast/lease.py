@@ -44,26 +44,28 @@ class Entry:
 class LeaseView:
     """A lease: the right to do something until `remaining()` is 0. The owner is the lease, not a thread or a task."""
 
-    __slots__ = ("__weakref__", "_client", "_entry", "_event", "_hold", "_over", "_still_ours")
+    __slots__ = ("__dict__", "__weakref__", "_client", "_hold")
 
-    def __init__(self, client: Dropper, hold: Hold, entry: Entry | None = None) -> None:
+    _entry: Entry | None = None
+    """Of a reentrant lock."""
+    _over = False
+    """This view of a reentrant lease was released; the hold may go on."""
+    _still_ours = False
+    _event: object = None
+
+    def __init__(self, client: Dropper, hold: Hold) -> None:
         self._client = client
         self._hold = hold
-        self._entry = entry
-        self._over = False
-        """This view of a reentrant lease was released; the hold may go on."""
-        self._still_ours = False
-        self._event: object = None
 
     @property
     def name(self) -> str:
         """The lock's name; several names are joined by a comma."""
-        return self._hold.name
+        return self._hold.request.name
 
     @property
     def owner(self) -> str:
         """Who holds it, as the server knows it."""
-        return self._hold.want.owner.decode()
+        return self._hold.owner.decode(errors="replace")
 
     @property
     def token(self) -> int | None:
@@ -74,7 +76,7 @@ class LeaseView:
     def votes(self) -> tuple[str, ...]:
         """The nodes known to hold it."""
         hold = self._hold
-        return tuple(node.label for node in hold.want.group.nodes if hold.votes >> node.index & 1)
+        return tuple(node.label for node in hold.request.group.nodes if hold.votes >> node.index & 1)
 
     def remaining(self) -> float:
         """Seconds of validity left on this machine's own clock; 0.0 when it is over."""
@@ -123,11 +125,11 @@ class LeaseView:
         if not reason:
             renewal.expire(hold, now())
             reason = "it was released" if self._over else hold.reason or f"it was {hold.state}"
-        return LeaseLost(hold.name, owner=self.owner, token=self.token, reason=reason)
+        return LeaseLost(hold.request.name, owner=self.owner, token=self.token, reason=reason)
 
     def __repr__(self) -> str:
         hold = self._hold
         state = hold.state if not self._over else "released"
         left = f", {self.remaining():.1f} s left" if state == HELD else ""
         fence = f", token {hold.token}" if hold.token else ""
-        return f"<{type(self).__name__} {hold.name!r} {state}{left}{fence}, owner {self.owner}>"
+        return f"<{type(self).__name__} {hold.request.name!r} {state}{left}{fence}, owner {self.owner}>"

@@ -11,8 +11,8 @@ from types import EllipsisType, TracebackType
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from handfast.core import guard, mutex
+from handfast.core.commands import Request
 from handfast.core.hold import HELD, LOST, Hold
-from handfast.core.mutex import Request
 from handfast.drivers.threads import ThreadDriver, run
 from handfast.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended
@@ -26,6 +26,7 @@ from handfast.facade import (
     template_key,
 )
 from handfast.lease import Entry, LeaseView
+from handfast.options import Terms
 
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
 
@@ -46,7 +47,7 @@ class Lease(LeaseView):
 
     def extend(self, ttl: Seconds | None = None) -> None:
         """Renew now, by `ttl` or as before; a ttl given here stays. Raises LeaseLost if a majority does not confirm."""
-        seconds = self._hold.ttl if ttl is None else self._hold.policy.checked_ttl(ttl)
+        seconds = self._hold.ttl if ttl is None else self._hold.request.policy.checked_ttl(ttl)
         self.check()
         self._client._extend(self._hold, seconds)
         self._confirm_extended()
@@ -83,25 +84,28 @@ _event_lock = threading.Lock()
 class Lock:
     """A lock that can be taken, again and again, by any thread; each taking is a lease of its own."""
 
+    __slots__ = ("_client", "_entered", "_reentrant", "_request")
+
     def __init__(self, client: Client, request: Request, reentrant: bool = False) -> None:
         self._client = client
         self._request = request
         self._reentrant = reentrant
-        self._entered: dict[int, list[Lease]] = {}
+        self._entered: dict[int, list[Lease]] | None = None
         """By thread: the leases of the `with` blocks it is in."""
-
-    @property
-    def name(self) -> str:
-        return self._request.name
 
     def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
         """Take the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
         request = self._request
-        seconds = request.policy.ttl if ttl is None else request.policy.checked_ttl(ttl)
-        patience = patience_of(request.policy, wait)
+        policy = request.policy
+        terms = request.terms if ttl is None else policy.terms(policy.checked_ttl(ttl), request.group.n)
+        patience = patience_of(policy, wait)
         if self._reentrant:
-            return self._client._reenter(request, seconds, patience)
-        return self._client._acquire(request, seconds, patience)
+            return self._client._reenter(request, terms, patience)
+        return self._client._acquire(request, terms, patience)
+
+    @property
+    def name(self) -> str:
+        return self._request.name
 
     def try_acquire(self, *, ttl: Seconds | None = None) -> Lease | None:
         """Take the lock if it is free, else None; never waits. An outage still raises: it is not contention."""
@@ -111,6 +115,8 @@ class Lock:
             return None
 
     def __enter__(self) -> Lease:
+        if self._entered is None:
+            self._entered = {}
         mine = self._entered.setdefault(threading.get_ident(), [])
         mine.append(self.acquire())
         return mine[-1]
@@ -119,6 +125,7 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         me = threading.get_ident()
+        assert self._entered is not None
         lease = self._entered[me].pop()
         if not self._entered[me]:
             del self._entered[me]
@@ -126,6 +133,26 @@ class Lock:
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Lock {self.name!r}>"
+
+
+class _Catch:
+    """The client as keeper of one acquisition: it keeps the lease at hand from the moment it exists."""
+
+    __slots__ = ("client", "lease")
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.lease: Lease | None = None
+
+    def granted(self, hold: Hold) -> Lease:
+        self.lease = lease = self.client.granted(hold)
+        return lease
+
+    def ending(self, hold: Hold) -> None:
+        self.client.ending(hold)
+
+    def unfinished(self, hold: Hold) -> None:
+        self.client.unfinished(hold)
 
 
 class Client(BaseClient):
@@ -201,24 +228,30 @@ class Client(BaseClient):
             else:
                 self._lanes.append(lane)
 
-    def _acquire(self, request: Request, ttl: float, wait: float | None) -> Lease:
-        cell: list[Hold] = []
+    def granted(self, hold: Hold) -> Lease:
+        """See core.hold.Keeper."""
+        self._watch(hold)
+        return Lease(self, hold)
+
+    def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
+        catch = _Catch(self)
         try:
-            hold = self._run(lambda io: mutex.acquire(io, self._group, request, ttl, wait, cell.append))
-            self._watch(hold)
-            return Lease(self, hold)
+            lease: Lease = self._run(lambda io: mutex.acquire(io, request, terms, wait, catch))
+            return lease
         except BaseException:
             # Ctrl-C may strike after the lock was granted and before the caller has it.
-            for hold in cell:
-                self._release(hold)
+            if catch.lease is not None:
+                catch.lease.release()
             raise
 
-    def _reenter(self, request: Request, ttl: float, wait: float | None) -> Lease:
+    def _reenter(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         mine = self._owned.setdefault(threading.current_thread(), {})
         entry = mine.get(request.keys)
         if entry is not None and entry.enter(ThreadDriver.now()):
-            return Lease(self, entry.hold, entry)
-        lease = self._acquire(request, ttl, wait)
+            lease = Lease(self, entry.hold)
+            lease._entry = entry
+            return lease
+        lease = self._acquire(request, terms, wait)
         lease._entry = mine[request.keys] = Entry(lease._hold)
         return lease
 
@@ -228,16 +261,7 @@ class Client(BaseClient):
             self._watchdog().refile(hold)
 
     def _release(self, hold: Hold) -> bool:
-        if self._dog is not None:
-            self._dog.remove(hold)
-        try:
-            return self._run(lambda io: mutex.release(io, hold))
-        except BaseException:
-            self._finish(hold)
-            raise
-        finally:
-            if hold.healed:
-                self._finish(hold)
+        return self._run(lambda io: mutex.release(io, hold, self))
 
     def _forked(self) -> None:
         super()._forked()

@@ -39,11 +39,15 @@ logger = logging.getLogger("handfast")
 SLOTS_PER_SECOND: Final = 200
 BATCH: Final = 500
 """Holds per write: large enough to fill packets, small enough not to hold up a deadline."""
+NURSERY_EVERY: Final = 0.05
+"""Seconds between two looks into the nursery."""
+NURSERY_TTL: Final = 0.6
+"""From this ttl on a hold can wait for a look: a third of it is four times as long."""
 MEND_EVERY: Final = 0.5
 FOREVER: Final = float("inf")
 
 
-class Keeper:
+class Charge:
     """A client's place in the watchdog: its nodes, and the watchdog's own connections to them."""
 
     def __init__(self, group: Group, addresses: Sequence[Address], shake: Callable[[int], Steps]) -> None:
@@ -58,11 +62,14 @@ class Keeper:
 class Watchdog:
     """The scheduler of this process; made when the first client needs it, ended when the last one is closed."""
 
-    def __init__(self, first: Keeper) -> None:
+    def __init__(self, first: Charge) -> None:
         self._lock = threading.Lock()
         self._slots: dict[int, set[Hold]] = {}
         self._order: list[int] = []
-        self._keepers: dict[Group, Keeper] = {first.group: first}
+        self._nursery: set[Hold] = set()
+        """New holds, not filed yet. Only single steps that are atomic touch it, so it needs no lock."""
+        self._nursing = False
+        self._charges: dict[Group, Charge] = {first.group: first}
         self._ended = False
         self._left: deque[Hold] = deque()
         """Holds whose lease nobody has any more, or whose release was interrupted: to be released from here."""
@@ -78,8 +85,15 @@ class Watchdog:
     # -- from any thread -------------------------------------------------------------------------------------------
 
     def add(self, hold: Hold) -> None:
-        """Watch over a new hold."""
-        self._file(hold, renewal.due(hold, hold.renew_from))
+        """Watch over a new hold. One with a short ttl is filed at once; the others rest in the nursery first,
+        where most are released before anybody has to look at them."""
+        if hold.ttl < NURSERY_TTL:
+            self._file(hold, renewal.due(hold, hold.renew_from))
+            return
+        self._nursery.add(hold)
+        if not self._nursing:
+            self._nursing = True
+            self._ring()
 
     def refile(self, hold: Hold) -> None:
         """After its deadline was changed by somebody else."""
@@ -87,10 +101,20 @@ class Watchdog:
 
     def remove(self, hold: Hold) -> None:
         """It was released, or will be by the caller."""
-        with self._lock:
-            holds = self._slots.get(hold.slot)
-            if holds is not None:
-                holds.discard(hold)
+        self._nursery.discard(hold)
+        if hold.slot:
+            with self._lock:
+                holds = self._slots.get(hold.slot)
+                if holds is not None:
+                    holds.discard(hold)
+
+    ending = remove
+
+    def granted(self, hold: Hold) -> None:
+        """See core.hold.Keeper; the watchdog itself only ever releases."""
+
+    def unfinished(self, hold: Hold) -> None:
+        """See core.hold.Keeper: what could not be released from here ends with its ttl."""
 
     def finish(self, hold: Hold) -> None:
         """Release from here what its owner cannot release. Takes no lock: finalizers may call it at any point."""
@@ -130,11 +154,11 @@ class Watchdog:
         except RuntimeError:
             pass  # the loop has ended: the last client was closed, so nothing is left to do
 
-    def adopt(self, keeper: Keeper) -> bool:
+    def adopt(self, charge: Charge) -> bool:
         """Watch over one more client; False if this watchdog has ended."""
         with self._lock:
             if not self._ended:
-                self._keepers[keeper.group] = keeper
+                self._charges[charge.group] = charge
             return not self._ended
 
     def detach(self, group: Group) -> concurrent.futures.Future[None]:
@@ -144,8 +168,8 @@ class Watchdog:
     def held(self, group: Group | None = None) -> list[Hold]:
         """All holds being watched, or those of one client."""
         with self._lock:
-            holds = [hold for slot in self._slots.values() for hold in slot]
-        return [h for h in holds if h.state == HELD and (group is None or h.want.group is group)]
+            holds = {*self._nursery, *(hold for slot in self._slots.values() for hold in slot)}
+        return [h for h in holds if h.state == HELD and (group is None or h.request.group is group)]
 
     # -- in the watchdog's thread ----------------------------------------------------------------------------------
 
@@ -164,19 +188,37 @@ class Watchdog:
             self._bell.clear()
             while self._left:
                 self._start(self._release(self._left.popleft()))
+            if self._nursing:
+                self._file_nursery()
             for key, holds in self._due(clock.now()).items():
                 self._start(self._tend(key[0], holds))
             with self._lock:
-                if not self._keepers and not self._tasks:
+                if not self._charges and not self._tasks:
                     self._ended = True
                     return
-                self._wakes_at = wakes_at = self._order[0] / SLOTS_PER_SECOND if self._order else FOREVER
+                wakes_at = self._order[0] / SLOTS_PER_SECOND if self._order else FOREVER
+                if self._nursing:
+                    wakes_at = min(wakes_at, clock.now() + NURSERY_EVERY)
+                self._wakes_at = wakes_at
             timer = None
             if wakes_at < FOREVER:
                 timer = self._loop.call_later(max(0.0, wakes_at - clock.now()), self._bell.set)
             await self._bell.wait()
             if timer is not None:
                 timer.cancel()
+
+    def _file_nursery(self) -> None:
+        """File what is still held; an empty nursery is not looked at again until somebody moves in."""
+        holds = list(self._nursery)
+        if not holds:
+            self._nursing = False
+            # Somebody may have moved in since, seeing the flag still up.
+            holds = list(self._nursery)
+            self._nursing = bool(holds)
+        for hold in holds:
+            self._nursery.discard(hold)
+            if hold.state == HELD:
+                self._file(hold, renewal.due(hold, hold.renew_from))
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> None:
         task = self._loop.create_task(work)
@@ -187,7 +229,7 @@ class Watchdog:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.error("the watchdog failed at a task", exc_info=task.exception())
-        if not self._keepers:
+        if not self._charges:
             self._bell.set()
 
     def _due(self, now: float) -> dict[tuple[Group, int], list[Hold]]:
@@ -198,7 +240,7 @@ class Watchdog:
             while self._order and self._order[0] <= last:
                 for hold in self._slots.pop(heapq.heappop(self._order)):
                     # Same policy: same copies to wait for, same patience.
-                    due.setdefault((hold.want.group, id(hold.policy)), []).append(hold)
+                    due.setdefault((hold.request.group, id(hold.request.policy)), []).append(hold)
         return due
 
     async def _tend(self, group: Group, holds: list[Hold]) -> None:
@@ -212,9 +254,9 @@ class Watchdog:
                 self._lost(hold)
             elif hold.renew_until is None or now < hold.renew_until:
                 batch.append(hold)
-        keeper = self._keepers.get(group)
-        if batch and keeper is not None:
-            driver = await self._driver(keeper)
+        charge = self._charges.get(group)
+        if batch and charge is not None:
+            driver = await self._driver(charge)
             parts = [batch[i : i + BATCH] for i in range(0, len(batch), BATCH)]
             await asyncio.gather(*[self._renew(driver, group, part) for part in parts])
             if group.guard and group.voters() < group.n:
@@ -236,41 +278,41 @@ class Watchdog:
 
     def _lost(self, hold: Hold) -> None:
         self.remove(hold)
-        logger.warning("%s: lease lost (%s)", hold.name, hold.reason)
+        logger.warning("%s: lease lost (%s)", hold.request.name, hold.reason)
 
-    async def _driver(self, keeper: Keeper) -> AioDriver:
-        driver = keeper.driver
+    async def _driver(self, charge: Charge) -> AioDriver:
+        driver = charge.driver
         if driver is None:
-            driver = keeper.driver = AioDriver(keeper.group, keeper.addresses, keeper.shake, self._loop)
+            driver = charge.driver = AioDriver(charge.group, charge.addresses, charge.shake, self._loop)
         if not driver.settled:
-            await driver.settle(keeper.group.need)
+            await driver.settle(charge.group.need)
         return driver
 
     async def _release(self, hold: Hold) -> None:
         """For a lease that was dropped: the whole release. For one whose release was cut short: once more, from here."""
-        keeper = self._keepers.get(hold.want.group)
-        if keeper is None:
+        charge = self._charges.get(hold.request.group)
+        if charge is None:
             return
-        driver = await self._driver(keeper)
+        driver = await self._driver(charge)
         if hold.state == HELD:
-            await mutex.release(driver, hold)
-            self.remove(hold)
+            await mutex.release(driver, hold, self)
         elif hold.state != LOST:
-            group = hold.want.group
-            ballot = Ballot(group.n, group.need)
-            await driver.exchange(hold.want.releases(hold.token), ballot, hold.policy.patience(hold.ttl, group.n))
+            request, group = hold.request, hold.request.group
+            await driver.exchange(
+                request.release(hold.owner, hold.token), Ballot(group.n, group.need), request.terms.patience
+            )
 
     def _mend_soon(self, group: Group) -> None:
-        keeper = self._keepers.get(group)
-        if keeper is not None and keeper.mending is None:
-            keeper.mending = self._loop.create_task(self._mend(keeper))
+        charge = self._charges.get(group)
+        if charge is not None and charge.mending is None:
+            charge.mending = self._loop.create_task(self._mend(charge))
 
-    async def _mend(self, keeper: Keeper) -> None:
+    async def _mend(self, charge: Charge) -> None:
         """Until every node votes that can be reached."""
-        group = keeper.group
+        group = charge.group
         try:
             while group.voters() < group.n:
-                driver = await self._driver(keeper)
+                driver = await self._driver(charge)
                 await guard.repair(driver, group)
                 now = clock.now()
                 waits = [node.opens_at - now for node in group.nodes if not node.marker and node.incarnation]
@@ -278,23 +320,23 @@ class Watchdog:
         except HandfastError as error:
             logger.error("the restart guard cannot go on: %s", error)
         finally:
-            keeper.mending = None
+            charge.mending = None
 
     async def _detach(self, group: Group) -> None:
-        keeper = self._keepers.get(group)
-        if keeper is None:
+        charge = self._charges.get(group)
+        if charge is None:
             return
         left = [hold for hold in self.held(group) if hold.renew_until != 0.0]
         if left:
             await self.release_all(left)
         for hold in self.held(group):
             self.remove(hold)
-        if keeper.mending is not None:
-            keeper.mending.cancel()
-        if keeper.driver is not None:
-            await keeper.driver.close()
+        if charge.mending is not None:
+            charge.mending.cancel()
+        if charge.driver is not None:
+            await charge.driver.close()
         with self._lock:
-            self._keepers.pop(group, None)
+            self._charges.pop(group, None)
         self._bell.set()
 
     async def release_all(self, holds: Iterable[Hold]) -> None:
@@ -318,10 +360,10 @@ _current: Watchdog | None = None
 def attach(group: Group, addresses: Sequence[Address], shake: Callable[[int], Steps]) -> Watchdog:
     """The process' watchdog, watching over this client from now on."""
     global _current
-    keeper = Keeper(group, addresses, shake)
+    charge = Charge(group, addresses, shake)
     with _guard:
-        if _current is None or not _current.adopt(keeper):
-            _current = Watchdog(keeper)
+        if _current is None or not _current.adopt(charge):
+            _current = Watchdog(charge)
         return _current
 
 
@@ -330,8 +372,8 @@ def forget_all() -> None:
     global _current, _guard
     dog, _current, _guard = _current, None, threading.Lock()
     if dog is not None:
-        for slot in list(dog._slots.values()):
-            for hold in list(slot):
+        for holds in (dog._nursery, *dog._slots.values()):
+            for hold in list(holds):
                 hold.leave(LOST, "held by the parent process: a fork inherits no lease")
 
 

@@ -1,7 +1,7 @@
 """Which bytes each node gets, for every transition.
 
-`Want` is one acquisition in bytes: it is built once and every later command (extend, heal, release) is made from it.
-A single, unfenced name with an owner of its own uses the published protocol to the letter; all else is a script.
+A `Request` is what a lock asks for: names, owner, terms. Every command of its life is made from it. A single, unfenced
+name with an owner of its own uses the published protocol to the letter; all else is a script.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from handfast import lua
-from handfast.core.effects import Fault
+from handfast.core.effects import Fault, Payloads
 from handfast.core.group import Group, Node
 from handfast.core.resp import encode
+from handfast.options import Policy, Terms
 
-__all__ = ["Copies", "Want", "fence_key", "lock_key"]
-
-UNREADY: Final = "forgot its data while connected, no vote until it is checked again"
+__all__ = ["Copies", "Request", "fence_key", "lock_key"]
 
 
 def lock_key(prefix: str, name: str, fence: bool) -> bytes:
@@ -30,6 +29,20 @@ def fence_key(prefix: str, name: str) -> bytes:
 
 def script(name: str, keys: Sequence[bytes], *args: bytes) -> bytes:
     return encode(b"EVALSHA", lua.SHA[name], b"%d" % len(keys), *keys, *args)
+
+
+# The commands of the usual case, with everything that is known beforehand filled in: making a command from its words
+# costs more than sending it.
+_SET: Final = b"*6\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$2\r\nNX\r\n$2\r\nPX\r\n$%d\r\n%b\r\n"
+_DELIFEQ: Final = b"*3\r\n$7\r\nDELIFEQ\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n"
+_RELEASE: Final = (
+    b"*7\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n" % lua.SHA["release"]
+    + b"$%d\r\n%b\r\n$%d\r\n%b\r\n$1\r\n1\r\n$0\r\n\r\n"
+)
+_ACQUIRE: Final = (
+    b"*%%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n%%d\r\n" % lua.SHA["acquire"]
+    + b"$%d\r\n%b\r\n$%d\r\n%b:f\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n$1\r\n1\r\n$%d\r\n%b\r\n%b"
+)
 
 
 class Copies:
@@ -47,6 +60,13 @@ class Copies:
             else encode(b"WAIT", b"%d" % replicas, b"%d" % timeout_ms)
         )
 
+    def judge(self, node: int, replies: list[Any]) -> Any:
+        """A grant without its copies is none."""
+        vote = replies[0]
+        if vote is None or type(vote) is Fault or (type(vote) is list and len(vote) == 2):
+            return vote
+        return self.missing(replies[-1]) or vote
+
     def missing(self, reply: Any) -> Fault | None:
         """Why the write does not count, or None if it has its copies."""
         if type(reply) is Fault:
@@ -59,104 +79,96 @@ class Copies:
         return None
 
 
-class Want:
-    """Names and an owner, and how to ask for them."""
+class Request:
+    """What a lock asks for. `owner` is None where each attempt makes its own."""
 
-    __slots__ = ("copies", "fences", "group", "keys", "owner", "plain", "shared")
+    __slots__ = ("fences", "group", "keys", "names", "owner", "owner_start", "policy", "terms")
 
     def __init__(
-        self,
-        group: Group,
-        keys: tuple[bytes, ...],
-        fences: tuple[bytes, ...],
-        owner: bytes,
-        *,
-        shared: bool = False,
-        copies: Copies | None = None,
+        self, group: Group, policy: Policy, terms: Terms, names: tuple[str, ...], owner: bytes | None, owner_start: bytes
     ) -> None:
         self.group = group
-        self.keys = keys
-        self.fences = fences
-        """Empty when unfenced."""
+        self.policy = policy
+        self.terms = terms
+        self.names = names
         self.owner = owner
-        self.shared = shared
-        """An explicit owner: whoever presents it re-enters."""
-        self.plain = len(keys) == 1 and not fences and not shared
-        self.copies = copies
-
-    def _guard_keys(self) -> tuple[bytes, ...]:
-        return (self.group.mark_key,) if self.group.guard and self.fences else ()
-
-    def acquire(self, node: Node, ttl_ms: int, proposal: bytes) -> bytes:
-        group = self.group
-        if self.plain:
-            command = b"*6\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$2\r\nNX\r\n$2\r\nPX\r\n$%d\r\n%d\r\n" % (
-                len(self.keys[0]), self.keys[0], len(self.owner), self.owner, len(str(ttl_ms)), ttl_ms,
-            )  # fmt: skip
-            if group.guard:
-                # Read behind the SET: had the node forgotten before it, the marker would be gone too.
-                command += encode(b"GET", group.marker_key)
+        self.owner_start = owner_start
+        prefix, fence = policy.prefix, policy.fence
+        if len(names) == 1:
+            self.keys: tuple[bytes, ...] = (lock_key(prefix, names[0], fence),)
         else:
-            command = script(
-                "acquire",
-                (*self.keys, *self.fences, group.marker_key, group.mark_key)
-                if group.guard
-                else (*self.keys, *self.fences),
-                self.owner,
-                b"%d" % ttl_ms,
-                b"%d" % len(self.keys),
-                proposal if self.fences else b"",
-                node.marker if group.guard else b"",
-                node.floor,
-                b"%d" % group.max_ttl_ms,
-            )
-        return command if self.copies is None else command + self.copies.command
+            self.keys = tuple([lock_key(prefix, name, fence) for name in names])
+        self.fences: tuple[bytes, ...] = tuple([fence_key(prefix, name) for name in names]) if fence else ()
 
-    def acquire_width(self) -> int:
-        return 1 + (self.plain and self.group.guard) + (self.copies is not None)
+    @property
+    def name(self) -> str:
+        return self.names[0] if len(self.names) == 1 else ", ".join(self.names)
 
-    def judge(self, node: int, replies: list[Any]) -> Any:
-        """The one answer in the several replies to `acquire`."""
-        vote = replies[0]
-        if type(vote) is Fault or vote is None or (type(vote) is list and len(vote) == 2):
-            return vote
-        if self.plain and self.group.guard and replies[1] != self.group.nodes[node].marker:
-            return Fault("UNREADY", UNREADY)
-        if self.copies is not None:
-            return self.copies.missing(replies[-1]) or vote
-        return vote
+    def copies(self) -> Copies | None:
+        policy = self.policy
+        if not policy.replicas and not policy.durable:
+            return None
+        # Below the patience for the whole round trip, so that the answer still arrives in it.
+        return Copies(policy.replicas, policy.durable, round(self.terms.patience * 800))
 
-    def release(self, node: Node, token: int) -> bytes:
-        """Delete what is ours. On a quorum the token goes along as a floor; on one node its counter has it already."""
-        floor = b"%d" % token if self.fences and token and self.group.n > 1 else b""
-        if len(self.keys) == 1 and not floor:
-            if node.ladder == "delifeq":
-                return encode(b"DELIFEQ", self.keys[0], self.owner)
-            if node.ladder == "delex":
-                return encode(b"DELEX", self.keys[0], b"IFEQ", self.owner)
-        keys = (*self.keys, *self.fences, *self._guard_keys()) if floor else self.keys
-        return script("release", keys, self.owner, b"%d" % len(self.keys), floor)
+    def acquire(self, owner: bytes, terms: Terms, proposal: bytes) -> Payloads:
+        """For every node, as long as their floors are the same; `proposal` is empty when unfenced."""
+        keys = self.keys
+        if not proposal and self.owner is None and len(keys) == 1:
+            return _SET % (len(keys[0]), keys[0], len(owner), owner, len(terms.px), terms.px)
+        group = self.group
+        if not group.floors:
+            return self._acquire(owner, terms, proposal, group.tail)
+        return [self._acquire(owner, terms, proposal, group.tail_of(node)) for node in group.nodes]
 
-    def releases(self, token: int) -> list[bytes]:
-        """`release` for every node; most groups speak one dialect, then it is made once."""
-        nodes = self.group.nodes
-        if self.group.uniform:
-            return [self.release(nodes[0], token)] * len(nodes)
-        return [self.release(node, token) for node in nodes]
+    def _acquire(self, owner: bytes, terms: Terms, proposal: bytes, tail: bytes) -> bytes:
+        keys, px = self.keys, terms.px
+        mark = self.group.mark_arg
+        if proposal and len(keys) == 1:
+            key = keys[0]
+            return _ACQUIRE % (
+                12 if mark else 11, 3 if mark else 2,
+                len(key), key, len(key) + 2, key, mark, len(owner), owner, len(px), px, len(proposal), proposal, tail,
+            )  # fmt: skip
+        all_keys = (*keys, *self.fences, self.group.mark_key) if mark and proposal else (*keys, *self.fences)
+        words = (lua.SHA["acquire"], b"%d" % len(all_keys), *all_keys, owner, px, b"%d" % len(keys), proposal)
+        return b"*%d\r\n" % (len(words) + 3) + encode(b"EVALSHA", *words).partition(b"\r\n")[2] + tail
 
-    def extend(self, node: Node, ttl_ms: int) -> bytes:
+    def release(self, owner: bytes, token: int) -> Payloads:
+        """Delete what is this owner's. On a quorum the token goes along as a floor; on one node the counter has it."""
+        group = self.group
+        if token and group.n > 1:
+            keys = (*self.keys, *self.fences, group.mark_key) if group.guard else (*self.keys, *self.fences)
+            return script("release", keys, owner, b"%d" % len(self.keys), b"%d" % token)
+        if group.uniform:
+            return self._release(owner, group.nodes[0])
+        return [self._release(owner, node) for node in group.nodes]
+
+    def _release(self, owner: bytes, node: Node) -> bytes:
+        keys = self.keys
+        if len(keys) > 1:
+            return script("release", keys, owner, b"%d" % len(keys), b"")
+        key = keys[0]
+        if node.ladder == "delex":
+            return encode(b"DELEX", key, b"IFEQ", owner)
+        return (_DELIFEQ if node.ladder else _RELEASE) % (len(key), key, len(owner), owner)
+
+    def extend(self, owner: bytes, node: Node, px: bytes) -> bytes:
         if len(self.keys) == 1 and node.ladder:
-            return encode(b"SET", self.keys[0], self.owner, b"IFEQ", self.owner, b"PX", b"%d" % ttl_ms)
-        return script("extend", self.keys, self.owner, b"%d" % ttl_ms)
+            return encode(b"SET", self.keys[0], owner, b"IFEQ", owner, b"PX", px)
+        return script("extend", self.keys, owner, px)
 
-    def raise_to(self, token: int) -> bytes:
-        keys = (*self.keys, *self.fences, *self._guard_keys())
-        return script("raise", keys, self.owner, b"%d" % len(self.keys), b"%d" % token)
+    def raise_to(self, owner: bytes, token: int) -> bytes:
+        return script("raise", self._counted(), owner, b"%d" % len(self.keys), b"%d" % token)
 
-    def heal(self, ttl_ms: int, token: int) -> bytes:
-        keys = (*self.keys, *self.fences, *self._guard_keys())
+    def heal(self, owner: bytes, ttl_ms: int, token: int) -> bytes:
         floor = b"%d" % token if self.fences else b""
-        return script("heal", keys, self.owner, b"%d" % ttl_ms, b"%d" % len(self.keys), floor)
+        return script("heal", self._counted(), owner, b"%d" % ttl_ms, b"%d" % len(self.keys), floor)
+
+    def _counted(self) -> tuple[bytes, ...]:
+        """Lock keys, and all that keeps count of tokens."""
+        marks = (self.group.mark_key,) if self.group.guard and self.fences else ()
+        return (*self.keys, *self.fences, *marks)
 
     def peek(self) -> bytes:
         """Who is there, and for how long: GET and PTTL of each name."""

@@ -8,10 +8,13 @@ which a second cancel could strike, and it cannot overtake what it undoes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
-__all__ = ["Effects", "Fault", "Poll"]
+__all__ = ["Effects", "Fault", "Payloads", "Poll"]
+
+Payloads = bytes | Sequence[bytes | None]
+"""The same for all nodes, or one for each (None: this node is not asked)."""
 
 
 class Fault:
@@ -31,11 +34,21 @@ class Fault:
 class Poll(Protocol):
     """What an exchange collects answers into; see quorum.py for the implementations."""
 
-    width: int
-    """Replies that each node sends for its payload."""
+    @property
+    def width(self) -> int:
+        """Replies that each node sends for its payload."""
+        ...
+
+    @property
+    def guarded(self) -> bool:
+        """Its answers are votes: they count only if the node shows its guard marker behind them."""
+        ...
+
     decided: bool
     waiter: Any
     """Set by a driver that needs to be told (a future); completed when `add` returns True."""
+    sent: Payloads
+    """What was sent, by the driver."""
 
     def add(self, node: int, reply: Any) -> bool:
         """Count a node's reply (a Fault if there is none); True at the moment the outcome becomes certain.
@@ -48,8 +61,10 @@ class Poll(Protocol):
 class Effects(Protocol):
     """What a driver provides."""
 
-    settled: bool
-    """A majority is connected and no first connection is still under way."""
+    @property
+    def settled(self) -> bool:
+        """A majority is connected and no first connection is still under way."""
+        ...
 
     def now(self) -> float:
         """Seconds on a clock that only this machine's deadlines use; it runs in suspend too where the system can."""
@@ -63,18 +78,22 @@ class Effects(Protocol):
         """In [0, 1)."""
         ...
 
-    def nonce(self) -> str:
+    def nonce(self) -> bytes:
         """128 random bits in hexadecimal."""
         ...
 
     async def settle(self, need: int) -> None:
         """Connect what is not connected: back when all tries ended, or, with `need` connected, after a short grace."""
 
-    async def exchange(self, payloads: Sequence[bytes | None], poll: Poll, patience: float) -> None:
-        """Send each node its payload (None: skip it), collect into `poll`; back when decided or out of patience."""
+    def exchange(self, payloads: Payloads, poll: Poll, patience: float) -> Awaitable[None]:
+        """Send, collect into `poll`; back when it is decided, or after `patience` seconds.
 
-    def post(self, payloads: Sequence[bytes | None], width: int = 1) -> None:
-        """Send on the same connections, wait for nothing, drop the replies."""
+        The bytes are handed over before the first suspension.
+        """
+        ...
+
+    def post(self, payloads: Payloads) -> None:
+        """Send on the same connections, wait for nothing, drop the replies (one for each payload)."""
 
     async def sleep(self, until: float) -> None:
         """Until `now()` is there."""

@@ -10,7 +10,7 @@ node where the two ownerships are disjoint in time, and that node never gives th
 
 from __future__ import annotations
 
-from handfast.core.commands import Want
+from handfast.core.commands import Request
 from handfast.core.effects import Effects
 from handfast.core.quorum import Ballot, said_yes
 
@@ -22,13 +22,11 @@ def value(answer: int | list[int]) -> int:
     return answer[0] if isinstance(answer, list) else answer
 
 
-async def agree(io: Effects, want: Want, ballot: Ballot, patience: float) -> int | None:
+async def agree(io: Effects, request: Request, owner: bytes, ballot: Ballot, patience: float) -> int | None:
     """The token of a won ballot, or None if it could not be settled."""
-    group = want.group
+    group = request.group
     granted = sorted((value(a), node) for node, a in enumerate(ballot.answers) if said_yes(a))
     group.seen_token = max(group.seen_token, granted[-1][0])
-    if group.need == 1:
-        return granted[0][0]
     values = [counter for counter, _ in granted]
     for counter in values:
         if values.count(counter) >= group.need:
@@ -38,7 +36,7 @@ async def agree(io: Effects, want: Want, ballot: Ballot, patience: float) -> int
     behind = [node for counter, node in chosen if counter < token]
     payloads: list[bytes | None] = [None] * group.n
     for node in behind:
-        payloads[node] = want.raise_to(token)
-    raised = Ballot(group.n, len(behind), asked=len(behind))
+        payloads[node] = request.raise_to(owner, token)
+    raised = Ballot(group.n, len(behind), len(behind))
     await io.exchange(payloads, raised, patience)
     return token if raised.won else None

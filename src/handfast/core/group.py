@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from handfast.core.effects import Fault
 from handfast.core.quorum import majority
+from handfast.core.resp import encode
 from handfast.options import Policy
 
 __all__ = ["Group", "Node"]
@@ -55,20 +56,6 @@ class Node:
 class Group:
     """N independent nodes of which a majority decides."""
 
-    __slots__ = (
-        "guard",
-        "mark_key",
-        "marker_key",
-        "max_ttl_ms",
-        "n",
-        "need",
-        "nodes",
-        "policy",
-        "seen_token",
-        "suspects",
-        "uniform",
-    )
-
     def __init__(self, labels: Sequence[str], policy: Policy, *, guard: bool) -> None:
         self.nodes = [Node(i, label) for i, label in enumerate(labels)]
         self.n = len(self.nodes)
@@ -80,12 +67,34 @@ class Group:
         self.marker_key = namespace + b"guard"
         self.mark_key = namespace + b"mark"
         """The namespace's high-water mark: the largest token that this node has voted for."""
+        self.mark_arg = b"$%d\r\n%b\r\n" % (len(self.mark_key), self.mark_key) if guard else b""
+        self.read_marker = encode(b"GET", self.marker_key)
         self.seen_token = 0
         """The largest token seen by this client: its next proposal is above it."""
         self.suspects: frozenset[int] = frozenset()
         """Nodes whose clock stepped forward, to be put in quarantine."""
         self.uniform = True
         """All nodes speak the same dialect, so one payload serves them all."""
+        self.floors = False
+        """Some node has a floor for its counters, so each gets its own payload."""
+        self.all_vote = not guard
+        """Every node may vote, as far as is known."""
+        self.tail = self._tail(b"0")
+
+    def _tail(self, floor: bytes) -> bytes:
+        """The end of each acquire command: floor and max_ttl."""
+        args = (floor, b"%d" % self.max_ttl_ms)
+        return b"".join(b"$%d\r\n%b\r\n" % (len(arg), arg) for arg in args)
+
+    def tail_of(self, node: Node) -> bytes:
+        return self._tail(node.floor)
+
+    def set_marker(self, node: Node, marker: bytes, floor: bytes = b"0") -> None:
+        """What the node must show with each vote; empty: it may not vote."""
+        node.marker = marker
+        node.floor = floor
+        self.floors = any(each.floor != b"0" for each in self.nodes)
+        self.all_vote = not self.guard or all(each.marker for each in self.nodes)
 
     def connected(self, index: int) -> None:
         """A connection was made: what the node said of itself is in its fields."""
@@ -116,7 +125,7 @@ class Group:
 
     def suspect(self, index: int) -> None:
         """A node's clock stepped forward: what it held may have ended early, so it must not vote."""
-        self.nodes[index].marker = b""
+        self.set_marker(self.nodes[index], b"")
         self.suspects |= {index}
 
     def voters(self) -> int:

@@ -3,7 +3,8 @@
 Each node carries a marker: `1 <incarnation> <ready-at, server µs> <max_ttl ms> <floor>`. The incarnation is run_id and
 replication id. A connection reads both when it is made; a marker of another incarnation, or none (FLUSHALL), starts a
 quarantine of Q = max_ttl * (1 + 2*drift) + margin. The floor is `-` until the node's counters are repaired; only a
-marker with a floor lets a node vote, and it must be shown with every vote, so forgetting on a live connection shows too.
+marker with a floor lets a node vote. It is read behind the votes of every write, so forgetting on a live connection
+shows: had the node forgotten before a vote, the marker behind it would be gone, or another.
 
 Waiting heals locks, never counters: after Q the largest token known to at least M *other* voting nodes becomes the floor
 of this one's counters, before its first vote. Where a majority forgot, that can no longer be had; then the maximum
@@ -20,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from handfast.core.commands import script
 from handfast.core.effects import Effects, Fault
 from handfast.core.group import Group, Node
-from handfast.core.quorum import Ballot
+from handfast.core.quorum import Ballot, WideBallot
 from handfast.core.resp import encode
 from handfast.errors import ConfigError
 
@@ -72,18 +73,20 @@ def quarantine(group: Group, node: Node, seen: bytes | None) -> bytes:
 def adopt(group: Group, node: Node, raw: bytes | None, server_us: int, now: float) -> bool:
     """Take over what a marker says of this node; False if it is not of this incarnation."""
     marker = Marker.parse(raw)
-    if marker is None or marker.incarnation != node.incarnation:
-        node.marker = b""
+    if marker is None or raw is None or marker.incarnation != node.incarnation:
+        group.set_marker(node, b"")
         return False
     if marker.max_ttl_ms != group.max_ttl_ms:
-        node.marker = b""
+        group.set_marker(node, b"")
         raise ConfigError(
             f"{node.label}: this namespace was set up with max_ttl={marker.max_ttl_ms / 1000:g}, this client has "
             f"max_ttl={group.max_ttl_ms / 1000:g}; all clients of a namespace must have the same"
         )
     node.opens_at = now + (marker.ready_at - server_us) / 1e6
-    node.floor = marker.floor if marker.votes else b"0"
-    node.marker = raw or b"" if marker.votes else b""
+    if marker.votes:
+        group.set_marker(node, raw, marker.floor)
+    else:
+        group.set_marker(node, b"")
     return True
 
 
@@ -118,8 +121,8 @@ async def _survey(io: Effects, group: Group) -> tuple[dict[int, _State], Ballot]
         states[node] = _State(raw or b"", marker, known, int(time[0]) * 1_000_000 + int(time[1]))
         return 1
 
-    poll = Ballot(group.n, group.n, width=3, judge=judge)
-    await io.exchange([question] * group.n, poll, PATIENCE)
+    poll = WideBallot(group.n, group.n, 3, judge)
+    await io.exchange(question, poll, PATIENCE)
     return states, poll
 
 
@@ -160,7 +163,7 @@ async def _write(io: Effects, group: Group, payloads: list[bytes | None], states
     """Send marker changes, take over what is there afterwards; the nodes that were asked."""
     asked = [i for i, payload in enumerate(payloads) if payload is not None]
     if asked:
-        poll = Ballot(group.n, len(asked), asked=len(asked))
+        poll = Ballot(group.n, len(asked), len(asked))
         await io.exchange(payloads, poll, PATIENCE)
         for i in asked:
             if type(poll.answers[i]) is bytes:

@@ -11,12 +11,11 @@ declare a loss: there is one ticket to leave with, and taking it from a list is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from handfast.core.commands import Want
-from handfast.options import Policy
+from handfast.core.commands import Request
 
-__all__ = ["HELD", "LOST", "RELEASED", "RELEASING", "Hold", "TRANSITIONS"]
+__all__ = ["HELD", "LOST", "RELEASED", "RELEASING", "TRANSITIONS", "Hold", "Keeper"]
 
 HELD: Final = "held"
 RELEASING: Final = "releasing"
@@ -29,61 +28,49 @@ TRANSITIONS: Final = frozenset({(HELD, RELEASING), (RELEASING, RELEASED), (HELD,
 class Hold:
     """What is held, until when, and on which nodes. Times are on the driver's `now` clock."""
 
+    # Only what every hold needs has a slot; the rest are class attributes until one differs. There may be 100,000.
     __slots__ = (
+        "__dict__",
         "_ticket",
         "deadline",
-        "due",
-        "healed",
-        "name",
-        "policy",
-        "reason",
+        "owner",
         "renew_from",
-        "renew_until",
-        "retrying",
+        "request",
         "slot",
         "state",
         "token",
         "ttl",
         "votes",
-        "want",
-        "watchers",
     )
 
+    reason = ""
+    """Why it was lost."""
+    renew_until: float | None = None
+    """End of renewal: None never, 0.0 is not renewed at all, else the time set by max_hold."""
+    retrying = False
+    """The last renewal was not confirmed."""
+    healed = False
+    """A heal was sent from the watchdog's connections, so the release must follow it there too."""
+    watchers: tuple[Callable[[], Any], ...] = ()
+    """Called, in whichever thread notices, when it is lost."""
+
     def __init__(
-        self,
-        name: str,
-        want: Want,
-        policy: Policy,
-        ttl: float,
-        deadline: float,
-        sent: float,
-        votes: int,
-        token: int,
+        self, request: Request, owner: bytes, ttl: float, deadline: float, sent: float, votes: int, token: int
     ) -> None:
-        self.name = name
-        self.want = want
-        self.policy = policy
+        self.request = request
+        self.owner = owner
         self.ttl = ttl
         self.deadline = deadline
         self.renew_from = sent
         """When the last successful grant or renewal was sent."""
-        self.renew_until: float | None = None
-        """End of renewal: None never, 0.0 is not renewed at all, else the time set by max_hold."""
         self.votes = votes
         """The nodes known to hold it, as bits."""
         self.token = token
         """0 when unfenced."""
+        self.slot = 0
+        """The watchdog's own."""
         self.state = HELD
         self._ticket = [HELD]
-        self.reason = ""
-        self.healed = False
-        """A heal was sent from the watchdog's connections, so the release must follow it there too."""
-        self.retrying = False
-        self.due = 0.0
-        self.slot = 0
-        """Both are the watchdog's own."""
-        self.watchers: tuple[Callable[[], Any], ...] = ()
-        """Called once, in whichever thread notices, when it is lost."""
 
     def leave(self, to: str, reason: str = "") -> bool:
         """From HELD to RELEASING or LOST; True for the one caller that made the move."""
@@ -93,12 +80,18 @@ class Hold:
             self._ticket.pop()
         except IndexError:
             return False
-        self.reason = reason
+        if reason:
+            self.reason = reason
         self.state = to
         if to == LOST:
             for watcher in self.watchers:
                 watcher()
         return True
+
+    def end(self) -> None:
+        """From RELEASING to RELEASED, by whoever made the first move."""
+        if (self.state, RELEASED) in TRANSITIONS:
+            self.state = RELEASED
 
     def watch(self, watcher: Callable[[], Any]) -> None:
         """Have `watcher` called when it is lost, or now if it is already; it must bear being called twice."""
@@ -106,20 +99,29 @@ class Hold:
         if self.state == LOST:
             watcher()
 
-    def end(self) -> None:
-        """From RELEASING to RELEASED, by whoever made the first move."""
-        if (self.state, RELEASED) in TRANSITIONS:
-            self.state = RELEASED
-
     def late_vote(self, node: int) -> None:
         """A node granted after the majority was reached: one more vote."""
         self.votes |= 1 << node
 
     def confirm(self, sent: float, ttl: float, deadline: float, votes: int) -> None:
         """A renewal sent at `sent` was confirmed in time."""
-        self.retrying = False
+        if self.retrying:
+            self.retrying = False
         self.votes = votes
         if deadline > self.deadline or ttl != self.ttl:
             self.deadline = deadline
             self.ttl = ttl
         self.renew_from = sent
+
+
+class Keeper(Protocol):
+    """Who looks after holds between acquire and release: the client, for its watchdog."""
+
+    def granted(self, hold: Hold) -> Any:
+        """A new hold: watch over it, and make of it what the caller gets."""
+
+    def ending(self, hold: Hold) -> None:
+        """It is about to be released: stop renewing it."""
+
+    def unfinished(self, hold: Hold) -> None:
+        """Its release was cut short, or must be repeated elsewhere: see to it."""

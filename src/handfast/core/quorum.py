@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from handfast.core.effects import Fault
+from handfast.core.effects import Fault, Payloads
 
-__all__ = ["Ballot", "Rounds", "majority"]
+__all__ = ["Ballot", "Rounds", "Vote", "WideBallot", "majority", "said_yes"]
 
 
 def majority(nodes: int) -> int:
@@ -23,40 +23,44 @@ def majority(nodes: int) -> int:
     return nodes // 2 + 1
 
 
+def said_yes(answer: Any) -> bool:
+    kind = type(answer)
+    return (kind is int and answer > 0) or kind is bytes or (kind is list and len(answer) == 1)
+
+
 class Ballot:
-    """The count of one broadcast."""
+    """The count of one broadcast of one command."""
 
-    __slots__ = ("answers", "asked", "decided", "judge", "late", "need", "noes", "waiter", "width", "yeses")
+    __slots__ = ("answers", "asked", "decided", "late", "need", "noes", "sent", "waiter", "yeses")
 
-    def __init__(
-        self,
-        nodes: int,
-        need: int,
-        *,
-        asked: int | None = None,
-        width: int = 1,
-        judge: Callable[[int, Any], Any] | None = None,
-    ) -> None:
+    width = 1
+    guarded = False
+
+    def __init__(self, nodes: int, need: int, asked: int = 0) -> None:
         self.answers: list[Any] = [None] * nodes
-        """By node: what it said, `...` wrapped as given; None where it has not answered (nil is kept as a no)."""
+        """By node: what it said, or None where it has not answered; nil is kept as 0."""
         self.need = need
-        self.asked = nodes if asked is None else asked
+        self.asked = asked or nodes
         self.yeses = 0
         self.noes = 0
         """Noes and faults: answers that cannot become a yes."""
         self.decided = False
-        self.width = width
-        self.judge = judge
-        """Turns the replies of a payload of several commands into one answer."""
         self.waiter: Any = None
+        self.sent: Payloads = b""
         self.late: Callable[[int], None] | None = None
         """Told of yeses that come after the decision."""
 
     def add(self, node: int, reply: Any) -> bool:
-        if self.judge is not None and type(reply) is not Fault:
-            reply = self.judge(node, reply)
-        yes = said_yes(reply)
-        self.answers[node] = 0 if reply is None else reply
+        kind = type(reply)
+        if kind is int:
+            yes = reply > 0
+        elif kind is bytes:
+            yes = True
+        else:
+            yes = kind is list and len(reply) == 1
+            if reply is None:
+                reply = 0
+        self.answers[node] = reply
         if yes:
             self.yeses += 1
             if self.decided:
@@ -82,12 +86,36 @@ class Ballot:
 
     def mask(self) -> int:
         """The nodes that said yes, as bits."""
-        return sum(1 << i for i, a in enumerate(self.answers) if said_yes(a))
+        votes = 0
+        for node, answer in enumerate(self.answers):
+            if answer is not None and said_yes(answer):
+                votes |= 1 << node
+        return votes
 
 
-def said_yes(answer: Any) -> bool:
-    kind = type(answer)
-    return (kind is int and answer > 0) or kind is bytes or (kind is list and len(answer) == 1)
+class Vote(Ballot):
+    """A ballot whose yeses grant a lock: a guarded node must show its marker behind them."""
+
+    __slots__ = ()
+
+    guarded = True
+
+
+class WideBallot(Ballot):
+    """A ballot over payloads of several commands: `judge` makes one answer of a node's replies."""
+
+    __slots__ = ("guarded", "judge", "width")
+
+    def __init__(
+        self, nodes: int, need: int, width: int, judge: Callable[[int, list[Any]], Any], guarded: bool = False
+    ) -> None:
+        super().__init__(nodes, need)
+        self.width = width
+        self.judge = judge
+        self.guarded = guarded
+
+    def add(self, node: int, reply: Any) -> bool:
+        return super().add(node, reply if type(reply) is Fault else self.judge(node, reply))
 
 
 class Rounds:
@@ -96,7 +124,9 @@ class Rounds:
     Decided when every column is, or when all nodes have answered.
     """
 
-    __slots__ = ("answered", "asked", "ballots", "decided", "open", "tail", "waiter", "width")
+    __slots__ = ("answered", "asked", "ballots", "decided", "open", "sent", "tail", "waiter", "width")
+
+    guarded = False
 
     def __init__(
         self,
@@ -112,6 +142,7 @@ class Rounds:
         self.open = len(ballots)
         self.decided = False
         self.waiter: Any = None
+        self.sent: Payloads = b""
         self.width = len(ballots) + extra
         self.tail = tail
         """Takes the last `extra` replies of a node; a Fault from it voids the node's whole answer."""

@@ -60,17 +60,16 @@ async def renew(
     """
     sent = io.now()
     ballots = [Ballot(group.n, group.need) for _ in holds]
-    extra, tail, suffix = _tail(io, group, holds[0].want.copies, sent)
+    first = holds[0].request
+    extra, tail, suffix = _tail(io, group, first.copies(), sent)
     rounds = Rounds(ballots, asked=group.n, extra=extra, tail=tail)
-    terms = [round((ttl or hold.ttl) * 1000) for hold in holds]
-    payloads: list[bytes | None] = []
-    for node in group.nodes[:1] if group.uniform else group.nodes:
-        commands = [hold.want.extend(node, term) for hold, term in zip(holds, terms, strict=True)]
-        payloads.append(b"".join(commands) + suffix)
-    if group.uniform:
-        payloads *= group.n
-    patience = min(hold.policy.patience(hold.ttl, group.n) for hold in holds)
-    await io.exchange(payloads, rounds, patience)
+    px = [b"%d" % round((ttl or hold.ttl) * 1000) for hold in holds]
+    payloads = [
+        b"".join([h.request.extend(h.owner, node, p) for h, p in zip(holds, px, strict=True)]) + suffix
+        for node in (group.nodes[:1] if group.uniform else group.nodes)
+    ]
+    patience = first.terms.patience
+    await io.exchange(payloads[0] if group.uniform else payloads, rounds, patience)
     now = io.now()
     torn: list[tuple[Hold, Ballot]] = []
     for hold, ballot in zip(holds, ballots, strict=True):
@@ -82,12 +81,12 @@ async def renew(
 
 
 def _conclude(hold: Hold, ballot: Ballot, ttl: float, sent: float, now: float) -> None:
-    group = hold.want.group
+    group = hold.request.group
     if now >= hold.deadline:
         # Final even if the nodes said yes: the lease was already over for everybody who looked at it.
         expire(hold, now)
     elif ballot.won:
-        hold.confirm(sent, ttl, sent + hold.policy.validity(ttl), ballot.mask())
+        hold.confirm(sent, ttl, sent + hold.request.policy.terms(ttl, group.n).validity, ballot.mask())
         ballot.late = hold.late_vote
     elif ballot.refused() > group.n - group.need:
         hold.leave(LOST, "a majority of the nodes no longer holds it for this owner")
@@ -105,10 +104,10 @@ async def _heal(io: Effects, group: Group, torn: list[tuple[Hold, Ballot]], pati
         for hold in holds:
             hold.healed = True
             left = round((hold.deadline - io.now()) * 1000)
-            commands.append(hold.want.heal(max(1, left), hold.token))
+            commands.append(hold.request.heal(hold.owner, max(1, left), hold.token))
         payloads: list[bytes | None] = [None] * group.n
         payloads[i] = b"".join(commands)
-        ballots = [Ballot(group.n, 1, asked=1) for _ in holds]
+        ballots = [Ballot(group.n, 1, 1) for _ in holds]
         await io.exchange(payloads, Rounds(ballots, asked=1), patience)
         for hold, ballot in zip(holds, ballots, strict=True):
             if ballot.won:

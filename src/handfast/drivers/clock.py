@@ -32,13 +32,13 @@ class _Nonces:
     """128 random bits each, read from the system in blocks: a read for each would double the cost of an owner."""
 
     def __init__(self) -> None:
-        self._fresh: list[str] = []
+        self._fresh: list[bytes] = []
 
-    def take(self) -> str:
+    def take(self) -> bytes:
         try:
             return self._fresh.pop()
         except IndexError:
-            text = os.urandom(_BLOCK).hex()
+            text = os.urandom(_BLOCK).hex().encode()
             fresh = [text[i : i + 32] for i in range(0, len(text), 32)]
             self._fresh = fresh
             return fresh.pop()

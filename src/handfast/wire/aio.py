@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from handfast.core.effects import Fault, Poll
+from handfast.core.effects import Fault, Payloads, Poll
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.quorum import Ballot
 from handfast.core.resp import encode
-from handfast.wire.channel import Channel, Discard
+from handfast.wire.channel import Channel, Posted
 from handfast.wire.dial import Address
 from handfast.wire.faults import from_socket
 from handfast.wire.link import CONNECT_TIMEOUT, GRACE, NOT_CONNECTED, LinkState
@@ -29,6 +29,9 @@ SWEEP_EVERY: Final = 0.02
 
 
 PING: Final = encode(b"PING")
+
+
+_is_done = asyncio.Future.done
 
 
 class AioLink(LinkState, asyncio.Protocol):
@@ -44,7 +47,6 @@ class AioLink(LinkState, asyncio.Protocol):
         self.connecting: asyncio.Task[None] | None = None
         self.backlog: list[tuple[bytes, Poll]] = []
         """What to send once connected, for those who then still wait."""
-        self.dirty = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -60,8 +62,8 @@ class AioLink(LinkState, asyncio.Protocol):
             self.lane.down(self, channel.fault)
             return
         self.asked_at = self.lane.loop.time() if channel.pending else 0.0
-        if channel.out and not self.dirty:
-            self.lane.soil(self)
+        if channel.out:
+            self.lane._turn()
 
     def _shake(self, data: bytes) -> None:
         channel, shaken = self.shaking, self.shaken
@@ -101,9 +103,20 @@ class AioLane:
         self.up = 0
         self.settled = False
         self.closed = False
-        self._dirty: list[AioLink] = []
-        self._waiting: dict[float, deque[tuple[float, asyncio.Future[None]]]] = {}
-        """By patience: exchanges in the order in which their time is up."""
+        self._n = len(self.links)
+        self._future = loop.create_future
+        self._call_soon = loop.call_soon
+        self._turning = False
+        """The flush of this turn is ordered."""
+        self._voting = False
+        """There are votes in this turn's write, to be sealed with the marker."""
+        self._shared: list[bytes] = []
+        self._polls: list[Poll] = []
+        """This turn's payloads that go to all nodes alike, and their polls."""
+        self._fresh: dict[float, list[asyncio.Future[None]]] = {}
+        """By patience: who began to wait in this turn."""
+        self._waiting: dict[float, deque[tuple[float, list[asyncio.Future[None]]]]] = {}
+        """By patience: who waits, turn by turn. Patience counts from the write, not from the wish to write."""
         self._sweeper: asyncio.TimerHandle | None = None
 
     # -- connecting ------------------------------------------------------------------------------------------------
@@ -148,7 +161,9 @@ class AioLane:
         for payload, poll in backlog:
             # Whoever gave up has undone its attempt elsewhere; sending it now would leave a lock behind.
             if poll.waiter is not None and not poll.waiter.done():
-                self._send(link, channel, payload, poll)
+                channel.request(payload, poll)
+                self._voting |= poll.guarded
+                self._turn()
 
     async def _dial(self, link: AioLink) -> None:
         address = link.address
@@ -156,7 +171,7 @@ class AioLane:
             await self.loop.run_in_executor(None, address.prepare)
         # Credentials and certificates may be read from somewhere slow.
         steps = await self.loop.run_in_executor(None, self.shake, link.index) if address.credentials else None
-        link.shaking = Channel(link.index, steps or self.shake(link.index))
+        link.shaking = Channel(link.index, self.group, steps or self.shake(link.index))
         link.shaken = self.loop.create_future()
         if address.path:
             await self.loop.create_unix_connection(lambda: link, address.path)
@@ -183,61 +198,104 @@ class AioLane:
 
     # -- talking ---------------------------------------------------------------------------------------------------
 
-    async def exchange(self, payloads: Sequence[bytes | None], poll: Poll, patience: float) -> None:
-        """See Effects.exchange."""
-        if self.up < len(self.links) and not self.closed:
+    def exchange(self, payloads: Payloads, poll: Poll, patience: float) -> asyncio.Future[None]:
+        """See Effects.exchange. What goes to all nodes alike is only noted here, and joined once at the turn's end."""
+        waiter: asyncio.Future[None] = self._future()
+        poll.waiter = waiter
+        poll.sent = payloads
+        if type(payloads) is bytes and self.up == self._n:
+            self._shared.append(payloads)
+            self._polls.append(poll)
+            if not self._turning:
+                self._turning = True
+                self._call_soon(self._flush)
+        else:
+            self._send_each(payloads, poll)
+        if poll.guarded:
+            self._voting = True
+        waiters = self._fresh.get(patience)
+        if waiters is None:
+            self._fresh[patience] = [waiter]
+        else:
+            waiters.append(waiter)
+        return waiter
+
+    def _send_each(self, payloads: Payloads, poll: Poll) -> None:
+        """To each node its own, or to those that are connected."""
+        self._spill()
+        if self.up < self._n and not self.closed:
             self._start()
-        waiter = poll.waiter = self.loop.create_future()
-        for link, payload in zip(self.links, payloads, strict=True):
+        for link in self.links:
+            payload = payloads if isinstance(payloads, bytes) else payloads[link.index]
             if payload is None:
                 continue
-            channel = link.channel
-            if channel is not None:
-                self._send(link, channel, payload, poll)
+            if link.channel is not None:
+                link.channel.request(payload, poll)
+                self._turn()
             elif link.connecting is not None:
                 link.backlog.append((payload, poll))
+                self._turn()
             else:
                 self._answer(poll, link)
-        if poll.decided:
-            return
-        queue = self._waiting.get(patience)
-        if queue is None:
-            queue = self._waiting[patience] = deque()
-        queue.append((self.loop.time() + patience, waiter))
-        if self._sweeper is None:
-            self._sweeper = self.loop.call_later(min(SWEEP_EVERY, patience), self._sweep)
-        await waiter
+        if poll.decided and not poll.waiter.done():
+            poll.waiter.set_result(None)
 
-    def post(self, payloads: Sequence[bytes | None], width: int = 1) -> None:
+    def post(self, payloads: Payloads) -> None:
         """See Effects.post."""
-        for link, payload in zip(self.links, payloads, strict=True):
+        self._spill()
+        for link in self.links:
+            payload = payloads if isinstance(payloads, bytes) else payloads[link.index]
             if payload is not None and link.channel is not None:
-                self._send(link, link.channel, payload, Discard(width))
+                link.channel.request(payload, Posted(payload))
+        self._turn()
 
-    def _send(self, link: AioLink, channel: Channel, payload: bytes, poll: Poll) -> None:
-        pending = channel.pending
-        if not pending:
-            link.asked_at = self.loop.time()
-        pending.append((poll, payload))
-        channel.out.append(payload)
-        if not link.dirty:
-            self.soil(link)
+    def _turn(self) -> None:
+        """Order the flush at the end of this turn of the loop."""
+        if not self._turning:
+            self._turning = True
+            self._call_soon(self._flush)
 
-    def soil(self, link: AioLink) -> None:
-        """Remember a link with bytes to send; the first one of a turn orders the flush at the turn's end."""
-        link.dirty = True
-        if not self._dirty:
-            self.loop.call_soon(self._flush)
-        self._dirty.append(link)
+    def _spill(self) -> None:
+        """What was noted for all nodes goes into each one's queue, so that what follows stays behind it."""
+        if self._shared:
+            for link in self.links:
+                if link.channel is not None:
+                    link.channel.pending.extend(self._polls)
+                    link.channel.out += self._shared
+            self._shared.clear()
+            self._polls.clear()
 
     def _flush(self) -> None:
-        dirty, self._dirty = self._dirty, []
-        for link in dirty:
-            link.dirty = False
-            channel = link.channel
-            if channel is not None and link.transport is not None:
-                link.transport.write(b"".join(channel.out))
+        self._turning = False
+        now = self.loop.time()
+        shared, polls = b"".join(self._shared), self._polls
+        sealed = self._voting and self.group.guard
+        self._voting = False
+        for link in self.links:
+            channel, transport = link.channel, link.transport
+            if channel is None or transport is None:
+                for poll in polls:
+                    self._answer(poll, link)
+                continue
+            if not channel.pending:
+                link.asked_at = now
+            data = shared
+            if channel.out:
+                data = b"".join(channel.out) + shared
                 channel.out.clear()
+            channel.pending.extend(polls)
+            if sealed:
+                data += channel.seal()
+            if data:
+                transport.write(data)
+        self._shared.clear()
+        polls.clear()
+        if self._fresh:
+            for patience, waiters in self._fresh.items():
+                self._waiting.setdefault(patience, deque()).append((now + patience, waiters))
+            self._fresh.clear()
+            if self._sweeper is None:
+                self._sweeper = self.loop.call_later(SWEEP_EVERY, self._sweep)
 
     def _answer(self, poll: Poll, link: AioLink) -> None:
         if poll.add(link.index, link.fault or NOT_CONNECTED) and not poll.waiter.done():
@@ -247,10 +305,10 @@ class AioLane:
         """Wake exchanges whose patience is over; give up connections whose node hangs."""
         now = self.loop.time()
         for patience, queue in list(self._waiting.items()):
-            while queue and (queue[0][0] <= now or queue[0][1].done()):
-                _, waiter = queue.popleft()
-                if not waiter.done():
-                    waiter.set_result(None)
+            while queue and (queue[0][0] <= now or all(map(_is_done, queue[0][1]))):
+                for waiter in queue.popleft()[1]:
+                    if not waiter.done():
+                        waiter.set_result(None)
             if not queue:
                 del self._waiting[patience]
         for link in self.links:
@@ -270,7 +328,7 @@ class AioLane:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self.up:
-            await self.exchange([PING] * len(self.links), Ballot(len(self.links), len(self.links)), 0.05)
+            await self.exchange(PING, Ballot(len(self.links), len(self.links)), 0.05)
         self.drop()
 
     def drop(self) -> None:

@@ -20,10 +20,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from handfast.core.effects import Fault, Poll
+from handfast.core.effects import Fault, Payloads, Poll
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
-from handfast.wire.channel import Channel, Discard
+from handfast.wire.channel import Channel, Posted
 from handfast.wire.dial import Address, dial
 from handfast.wire.faults import from_socket
 from handfast.wire.link import CONNECT_TIMEOUT, GRACE, NOT_CONNECTED, LinkState
@@ -34,7 +34,7 @@ IDLE_CHECK: Final = 0.05
 """A lane that rested longer is checked for connections that the server has closed."""
 
 _READ = select.POLLIN | select.POLLERR | select.POLLHUP
-_NOBODY: Final[tuple[Sequence[bytes | None], Poll | None]] = ((), None)
+_NOBODY: Final[tuple[Payloads, Poll | None]] = ((), None)
 _clock = time.monotonic
 
 
@@ -68,7 +68,7 @@ class Lane:
         os.set_blocking(self._rope, False)
         self._poller.register(self._bell, select.POLLIN)
         self._torn: Link | None = None
-        self._current: tuple[Sequence[bytes | None], Poll | None] = _NOBODY
+        self._current: tuple[Payloads, Poll | None] = _NOBODY
         """The exchange under way, for nodes whose connection comes about during it."""
 
     # -- connecting ------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class Lane:
             if address.prepare is not None:
                 address.prepare()
             sock = dial(address, CONNECT_TIMEOUT)
-            channel = Channel(index, self.shake(index))
+            channel = Channel(index, self.group, self.shake(index))
             _converse(sock, channel)
             fault = channel.fault
         except Exception as error:  # whatever went wrong is this node's answer
@@ -135,7 +135,9 @@ class Lane:
             index, sock, channel, fault = self._arrived.popleft()
             link = self.links[index]
             self._connecting.discard(index)
-            payload = payloads[index] if poll is not None else None
+            payload: bytes | None = None
+            if poll is not None:
+                payload = payloads if isinstance(payloads, bytes) else payloads[index]
             if fault is not None or sock is None or channel is None:
                 link.failed(fault or NOT_CONNECTED, _clock())
                 if payload is not None and poll is not None:
@@ -163,12 +165,13 @@ class Lane:
 
     # -- talking ---------------------------------------------------------------------------------------------------
 
-    def round_trip(self, payloads: Sequence[bytes | None], poll: Poll, patience: float) -> None:
+    def round_trip(self, payloads: Payloads, poll: Poll, patience: float) -> None:
         """See Effects.exchange."""
         now = _clock()
         self._inspect(now)
+        poll.sent = payloads
         for link in self.links:
-            payload = payloads[link.index]
+            payload = payloads if isinstance(payloads, bytes) else payloads[link.index]
             if payload is None:
                 continue
             if link.channel is not None:
@@ -183,14 +186,14 @@ class Lane:
         finally:
             self._current = _NOBODY
 
-    def post(self, payloads: Sequence[bytes | None], width: int = 1) -> None:
+    def post(self, payloads: Payloads) -> None:
         """See Effects.post. A connection that is gone takes nothing: what it carried ends with its ttl."""
         if self._torn is not None:
             self._mend()
         for link in self.links:
-            payload = payloads[link.index]
+            payload = payloads if isinstance(payloads, bytes) else payloads[link.index]
             if payload is not None and link.channel is not None:
-                self._send(link, payload, Discard(width))
+                self._send(link, payload, Posted(payload))
 
     def _inspect(self, now: float) -> None:
         """Before use: drop what was interrupted, closed or hangs, and see to what is down."""
@@ -219,6 +222,8 @@ class Lane:
         if not channel.pending:
             link.asked_at = _clock()
         channel.request(payload, poll)
+        if poll.guarded and self.group.guard:
+            channel.out.append(channel.seal())
         self._flush(link, channel)
         self._torn = None
 

@@ -3,6 +3,9 @@
 Requests are pipelined: each waits in `pending` for its replies, which come back in order, also long after the one who
 asked has gone. Nothing is usable before the handshake has ended. A script that the server forgot (NOSCRIPT) is loaded
 and the request sent again, in the order of the replies, so that a release still follows its acquire.
+
+Votes of a guarded group are kept back until the node has shown its marker: the transport calls `seal` at the end of each
+write with votes in it, and the marker's reply lets them pass, or turns them all into faults.
 """
 
 from __future__ import annotations
@@ -14,43 +17,73 @@ import hiredis
 
 from handfast import lua
 from handfast.core.effects import Fault, Poll
+from handfast.core.group import Group
 from handfast.core.handshake import Rejected, Steps, load_scripts
 from handfast.wire.faults import from_reply
 
-__all__ = ["Channel", "Discard"]
+__all__ = ["Channel", "Posted"]
 
 _NOTHING: Final = object()
 _ReplyError: Final = hiredis.ReplyError
 _Push: Final = hiredis.PushNotification
-_RESENT: Final = b""
-"""In the place of a payload: it was sent again already, another NOSCRIPT is an answer."""
+UNREADY: Final = Fault("UNREADY", "forgot its data while connected, no vote until it is checked again")
 
 
-class Discard:
-    """A poll for replies that nobody waits for."""
+class _Sink:
+    """A poll that is not a ballot."""
 
-    __slots__ = ("decided", "waiter", "width")
+    __slots__ = ("sent", "waiter", "width")
+
+    guarded = False
+    decided = False
 
     def __init__(self, width: int = 1) -> None:
         self.width = width
-        self.decided = True
-        self.waiter = None
+        self.waiter: Any = None
+        self.sent: Any = b""
+        """Empty: it is not sent again if the scripts were forgotten."""
 
     def add(self, node: int, reply: Any) -> bool:
+        """Replies that nobody waits for."""
         return False
+
+
+class Posted(_Sink):
+    """A request that nobody waits for, but which must be carried out."""
+
+    __slots__ = ()
+
+    def __init__(self, payload: bytes) -> None:
+        super().__init__()
+        self.sent = payload
 
 
 class Channel:
     """The state of one connection to node number `index`."""
 
-    __slots__ = ("_gets", "_partial", "_reader", "_steps", "fault", "index", "out", "pending", "ready")
+    __slots__ = (
+        "_gets",
+        "_group",
+        "_partial",
+        "_reader",
+        "_steps",
+        "_votes",
+        "fault",
+        "index",
+        "out",
+        "pending",
+        "ready",
+    )
 
-    def __init__(self, index: int, steps: Steps) -> None:
+    def __init__(self, index: int, group: Group, steps: Steps) -> None:
         self.index = index
+        self._group = group
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self._gets = self._reader.gets
         self._partial: list[Any] = []
-        self.pending: deque[tuple[Poll, bytes]] = deque()
+        self._votes: list[tuple[Poll, Any]] = []
+        """Kept back until the marker has been seen."""
+        self.pending: deque[Poll] = deque()
         self.out: list[bytes] = []
         """Bytes for the transport to send; it takes and clears them."""
         self.ready = False
@@ -61,43 +94,45 @@ class Channel:
         self._step(None)
 
     def request(self, payload: bytes, poll: Poll) -> None:
-        self.pending.append((poll, payload))
+        self.pending.append(poll)
         self.out.append(payload)
+
+    def seal(self) -> bytes:
+        """Read the marker behind the votes of this write."""
+        self.pending.append(_Seal(self, self._group.nodes[self.index].marker))
+        return self._group.read_marker
 
     def feed(self, data: bytes) -> None:
         """Take what arrived; answers go to their polls."""
         self._reader.feed(data)
+        try:
+            self._deliver()
+        except hiredis.ProtocolError as error:
+            self.fail(Fault("protocol", f"does not speak Redis' protocol ({error})", lasting=True))
+
+    def _deliver(self) -> None:
         gets, pending, index = self._gets, self.pending, self.index
-        while True:
-            try:
-                reply = gets()
-            except hiredis.ProtocolError as error:
-                self.fail(Fault("protocol", f"does not speak Redis' protocol ({error})", lasting=True))
-                return
-            if reply is _NOTHING:
-                return
+        while (reply := gets()) is not _NOTHING:
             kind = type(reply)
             if kind is _Push:
                 continue
             if not pending:
                 self.fail(Fault("protocol", f"sent a reply that nobody asked for: {reply!r}"[:200]))
                 return
-            poll, payload = pending[0]
+            poll = pending[0]
             if kind is _ReplyError:
                 reply = from_reply(str(reply))
-            if poll.width == 1:
-                pending.popleft()
-                if kind is _ReplyError and self._again(poll, payload, [reply]):
-                    continue
-            else:
+            if poll.width > 1:
                 self._partial.append(reply)
                 if len(self._partial) < poll.width:
                     continue
-                pending.popleft()
                 reply, self._partial = self._partial, []
-                if self._again(poll, payload, reply):
-                    continue
-            if poll.add(index, reply):
+            pending.popleft()
+            if (kind is _ReplyError or poll.width > 1) and self._again(poll, reply):
+                continue
+            if poll.guarded and self._group.guard:
+                self._votes.append((poll, reply))
+            elif poll.add(index, reply):
                 waiter = poll.waiter
                 if waiter is not None and not waiter.done():
                     waiter.set_result(None)
@@ -108,18 +143,32 @@ class Channel:
             self.fault = fault
         self.ready = False
         self.out.clear()
+        self._pass_votes(self.fault)
         while self.pending:
-            poll, _ = self.pending.popleft()
-            if poll.add(self.index, self.fault) and poll.waiter is not None and not poll.waiter.done():
-                poll.waiter.set_result(None)
+            self._answer(self.pending.popleft(), self.fault)
 
-    def _again(self, poll: Poll, payload: bytes, replies: list[Any]) -> bool:
+    def _answer(self, poll: Poll, reply: Any) -> None:
+        if poll.add(self.index, reply) and poll.waiter is not None and not poll.waiter.done():
+            poll.waiter.set_result(None)
+
+    def _pass_votes(self, fault: Fault | None) -> None:
+        votes, self._votes = self._votes, []
+        for poll, reply in votes:
+            self._answer(poll, reply if fault is None else fault)
+
+    def _again(self, poll: Poll, reply: Any) -> bool:
         """Load the scripts and send the request once more, if the server has forgotten them."""
-        if payload is _RESENT or not any(type(r) is Fault and r.kind == "NOSCRIPT" for r in replies):
+        replies = reply if type(reply) is list else [reply]
+        if not any(type(r) is Fault and r.kind == "NOSCRIPT" for r in replies):
             return False
-        self.pending.append((Discard(len(lua.NAMES)), _RESENT))
-        self.pending.append((poll, _RESENT))
-        self.out += [load_scripts(), payload]
+        sent = poll.sent if isinstance(poll.sent, bytes) else poll.sent[self.index]
+        if not sent:
+            return False
+        self.pending.append(_Sink(len(lua.NAMES)))
+        self.pending.append(_Again(poll))
+        self.out += [load_scripts(), sent]
+        if poll.guarded and self._group.guard:
+            self.out.append(self.seal())
         return True
 
     def _step(self, replies: list[Any] | None) -> None:
@@ -131,23 +180,57 @@ class Channel:
         except Rejected as rejected:
             self.fail(rejected.fault)
         else:
-            self.pending.append((_Step(self, width), _RESENT))
+            self.pending.append(_Step(self, width))
             self.out.append(commands)
 
 
-class _Step:
+class _Step(_Sink):
     """The poll of one step of the handshake."""
 
-    __slots__ = ("channel", "decided", "waiter", "width")
+    __slots__ = ("channel",)
 
     def __init__(self, channel: Channel, width: int) -> None:
+        super().__init__(width)
         self.channel = channel
-        self.width = width
-        self.decided = False
-        self.waiter = None
 
     def add(self, node: int, reply: Any) -> bool:
-        if type(reply) is Fault and self.channel.fault is not None:
-            return False
-        self.channel._step(reply if type(reply) is list and self.width > 1 else [reply])
+        if self.channel.fault is None:
+            self.channel._step(reply if type(reply) is list and self.width > 1 else [reply])
         return False
+
+
+class _Seal(_Sink):
+    """The marker that must be there behind the votes of one write."""
+
+    __slots__ = ("channel", "marker")
+
+    def __init__(self, channel: Channel, marker: bytes) -> None:
+        super().__init__()
+        self.channel = channel
+        self.marker = marker
+
+    def add(self, node: int, reply: Any) -> bool:
+        channel = self.channel
+        if reply == self.marker and self.marker:
+            channel._pass_votes(None)
+            return False
+        group = channel._group
+        if group.nodes[node].marker == self.marker:
+            group.set_marker(group.nodes[node], b"")
+        channel._pass_votes(reply if type(reply) is Fault else UNREADY)
+        return False
+
+
+class _Again(_Sink):
+    """A poll whose request was sent a second time: another NOSCRIPT is an answer."""
+
+    __slots__ = ("guarded", "poll")
+
+    def __init__(self, poll: Poll) -> None:
+        super().__init__(poll.width)
+        self.poll = poll
+        self.guarded = poll.guarded
+        self.waiter = poll.waiter
+
+    def add(self, node: int, reply: Any) -> bool:
+        return self.poll.add(node, reply)
