@@ -101,11 +101,11 @@ def acquire_script(name: str, proposal: bytes) -> tuple[bytes, list[bytes], list
     from handfast.lua import TEXT
 
     key = lock_key(name)
-    no_marker, no_floor, max_ttl = b"", b"0", b"30000"
+    no_floor, max_ttl = b"0", b"30000"
     return (
         TEXT["acquire"],
         [key, key + b":f"],
-        [OWNER, b"%d" % TTL_MS, b"1", proposal, no_marker, no_floor, max_ttl],
+        [OWNER, b"%d" % TTL_MS, b"1", proposal, no_floor, max_ttl],
     )
 
 

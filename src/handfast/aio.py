@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack
 from handfast.core import guard, mutex
 from handfast.core.commands import Request
 from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.terms import Terms
 from handfast.drivers.aio import AioDriver
 from handfast.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended
@@ -30,7 +31,6 @@ from handfast.facade import (
     template_key,
 )
 from handfast.lease import Entry, LeaseView
-from handfast.options import Terms
 
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
 
@@ -57,7 +57,7 @@ class Lease(LeaseView):
         """Give the lock back; True if it was still ours. Further calls do nothing and say False."""
         if self._entry is None or self._leave():
             client = self._client
-            return mutex.release(client._driver(), self._hold, client)
+            return mutex.release(client._io or client._driver(), self._hold, client)
         return _said(self._still_ours)
 
     @property
@@ -145,8 +145,8 @@ class Lock:
         """Take the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
         client, request = self._client, self._request
         policy = request.policy
-        terms = request.terms if ttl is None else policy.terms(policy.checked_ttl(ttl), request.group.n)
-        patience = patience_of(policy, wait)
+        terms = request.terms if ttl is None else Terms(policy, policy.checked_ttl(ttl), request.group.n)
+        patience = policy.wait if wait is ... else patience_of(wait)
         if self._reentrant:
             return client._reenter(request, terms, patience)
         return mutex.acquire(client._driver(), request, terms, patience, client)

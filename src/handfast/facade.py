@@ -22,10 +22,11 @@ from handfast.core.commands import Request
 from handfast.core.group import Group
 from handfast.core.handshake import Steps, handshake
 from handfast.core.hold import Hold
+from handfast.core.terms import Terms
 from handfast.drivers import clock
 from handfast.endpoints import Endpoints
 from handfast.errors import ConfigError
-from handfast.options import Policy, Terms, duration, names_of, owner_of, policy
+from handfast.options import Policy, duration, names_of, owner_of, policy
 from handfast.wire.dial import Address
 
 if TYPE_CHECKING:
@@ -132,8 +133,6 @@ class BaseClient:
 
     def _settings(self, options: LockOptions) -> Settings:
         """The settings of a lock. Services use few different ones, each of them often."""
-        if not options:
-            return self._base
         key = tuple(options.items())
         try:
             known = self._known.get(key)
@@ -148,7 +147,7 @@ class BaseClient:
 
     def _prepared(self, settings: Policy) -> Settings:
         start = f"{socket.gethostname()}:{os.getpid()}:{settings.label}:".encode()
-        return settings, settings.terms(settings.ttl, self._group.n), start
+        return settings, Terms(settings, settings.ttl, self._group.n), start
 
     def _checked(self, options: dict[str, Any]) -> Policy:
         known = policy(options, self._policy)
@@ -166,9 +165,11 @@ class BaseClient:
     def _request(self, name: object, owner: object, options: LockOptions) -> Request:
         if self._closed:
             raise ConfigError("this client is closed")
-        settings, terms, start = self._settings(options)
-        # The usual name needs no closer look.
-        names = (name,) if type(name) is str and 0 < len(name) < 256 and name.isascii() else names_of(name)
+        settings, terms, start = self._settings(options) if options else self._base
+        if type(name) is str and 0 < len(name) < 256 and name.isascii():
+            names: tuple[str, ...] = (name,)  # the usual name needs no closer look
+        else:
+            names = names_of(name)
         return Request(self._group, settings, terms, names, None if owner is None else owner_of(owner).encode(), start)
 
     def _watchdog(self) -> Watchdog:
@@ -230,13 +231,9 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def patience_of(settings: Policy, wait: object) -> float | None:
-    """How long a call waits: what it says, else what its lock says (`...`)."""
-    if wait is ...:
-        return settings.wait
-    if wait is None or (type(wait) is int and wait == 0):
-        return wait
-    return duration(wait, "wait", zero=True)
+def patience_of(wait: object) -> float | None:
+    """How long a call waits, as it says."""
+    return None if wait is None else 0.0 if wait == 0 and type(wait) is int else duration(wait, "wait", zero=True)
 
 
 def template_key(function: Callable[..., Any], template: object) -> Callable[..., str]:

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from handfast.backoff import Backoff, exponential
 from handfast.errors import ConfigError
 
-__all__ = ["DRIFT_MARGIN", "Duration", "Policy", "Terms", "duration", "names_of", "owner_of", "policy"]
+__all__ = ["DRIFT_MARGIN", "Duration", "Policy", "duration", "names_of", "owner_of", "policy"]
 
 Duration = float | int | timedelta
 """Seconds, or a timedelta."""
@@ -37,21 +37,6 @@ def duration(value: object, what: str, *, zero: bool = False) -> float:
     return seconds
 
 
-class Terms:
-    """A ttl and all that follows from it, worked out once: how it is written, believed and waited for."""
-
-    __slots__ = ("patience", "px", "ttl", "ttl_ms", "validity")
-
-    def __init__(self, ttl: float, validity: float, patience: float) -> None:
-        self.ttl = ttl
-        self.ttl_ms = round(ttl * 1000)
-        self.px = b"%d" % self.ttl_ms
-        self.validity = validity
-        """How long after the send a grant may be believed, if clock rates differ by less than `drift`."""
-        self.patience = patience
-        """How long one round trip may take per node."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Everything that shapes an acquisition. A lock inherits its client's and may override it."""
@@ -73,12 +58,9 @@ class Policy:
     replicas: int = 0
     durable: bool = False
 
-    def terms(self, ttl: float, nodes: int) -> Terms:
-        patience = self.node_timeout
-        if patience is None:
-            # With a quorum a slow node must not eat the lease's validity; one node has to be waited for.
-            patience = min(0.05, ttl * 0.05) if nodes > 1 else min(1.0, ttl * 0.25)
-        return Terms(ttl, ttl - ttl * self.drift - DRIFT_MARGIN, patience)
+    def validity(self, ttl: float) -> float:
+        """How long after the send a grant of `ttl` may be believed, if clock rates differ by less than `drift`."""
+        return ttl - ttl * self.drift - DRIFT_MARGIN
 
     def checked_ttl(self, value: object) -> float:
         ttl = duration(value, "ttl")
@@ -87,7 +69,7 @@ class Policy:
                 f"ttl of {ttl:g} s is longer than max_ttl of {self.max_ttl:g} s, for which a restarted node is kept "
                 "from voting; use renew=True to hold longer, or set max_ttl= on every client of this namespace"
             )
-        if self.terms(ttl, 1).validity <= 0:
+        if self.validity(ttl) <= 0:
             raise ConfigError(f"ttl of {ttl:g} s leaves no validity after drift and a margin of 2 ms")
         return ttl
 

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack
 from handfast.core import guard, mutex
 from handfast.core.commands import Request
 from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.terms import Terms
 from handfast.drivers.threads import ThreadDriver, run
 from handfast.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended
@@ -26,7 +27,6 @@ from handfast.facade import (
     template_key,
 )
 from handfast.lease import Entry, LeaseView
-from handfast.options import Terms
 
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
 
@@ -97,8 +97,8 @@ class Lock:
         """Take the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
         request = self._request
         policy = request.policy
-        terms = request.terms if ttl is None else policy.terms(policy.checked_ttl(ttl), request.group.n)
-        patience = patience_of(policy, wait)
+        terms = request.terms if ttl is None else Terms(policy, policy.checked_ttl(ttl), request.group.n)
+        patience = policy.wait if wait is ... else patience_of(wait)
         if self._reentrant:
             return self._client._reenter(request, terms, patience)
         return self._client._acquire(request, terms, patience)

@@ -374,7 +374,7 @@ def forget_all() -> None:
     if dog is not None:
         for holds in (dog._nursery, *dog._slots.values()):
             for hold in list(holds):
-                hold.leave(LOST, "held by the parent process: a fork inherits no lease")
+                hold.lose("held by the parent process: a fork inherits no lease")
 
 
 @atexit.register

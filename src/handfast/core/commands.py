@@ -7,15 +7,16 @@ name with an owner of its own uses the published protocol to the letter; all els
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from handfast import lua
-from handfast.core.effects import Fault, Payloads
+from handfast.core.effects import Payloads
 from handfast.core.group import Group, Node
 from handfast.core.resp import encode
-from handfast.options import Policy, Terms
+from handfast.core.terms import Terms
+from handfast.options import Policy
 
-__all__ = ["Copies", "Request", "fence_key", "lock_key"]
+__all__ = ["Request", "fence_key", "lock_key"]
 
 
 def lock_key(prefix: str, name: str, fence: bool) -> bytes:
@@ -45,40 +46,6 @@ _ACQUIRE: Final = (
 )
 
 
-class Copies:
-    """How many copies a write must have before it counts: WAIT for replicas, WAITAOF for the disk."""
-
-    __slots__ = ("command", "durable", "replicas", "timeout_ms")
-
-    def __init__(self, replicas: int, durable: bool, timeout_ms: int) -> None:
-        self.replicas = replicas
-        self.durable = durable
-        self.timeout_ms = timeout_ms
-        self.command = (
-            encode(b"WAITAOF", b"1", b"%d" % replicas, b"%d" % timeout_ms)
-            if durable
-            else encode(b"WAIT", b"%d" % replicas, b"%d" % timeout_ms)
-        )
-
-    def judge(self, node: int, replies: list[Any]) -> Any:
-        """A grant without its copies is none."""
-        vote = replies[0]
-        if vote is None or type(vote) is Fault or (type(vote) is list and len(vote) == 2):
-            return vote
-        return self.missing(replies[-1]) or vote
-
-    def missing(self, reply: Any) -> Fault | None:
-        """Why the write does not count, or None if it has its copies."""
-        if type(reply) is Fault:
-            return reply
-        synced, copies = reply if self.durable else (1, reply)
-        if synced < 1:
-            return Fault("copies", f"not on disk within {self.timeout_ms} ms")
-        if copies < self.replicas:
-            return Fault("copies", f"{copies} of {self.replicas} replicas confirmed within {self.timeout_ms} ms")
-        return None
-
-
 class Request:
     """What a lock asks for. `owner` is None where each attempt makes its own."""
 
@@ -103,13 +70,6 @@ class Request:
     @property
     def name(self) -> str:
         return self.names[0] if len(self.names) == 1 else ", ".join(self.names)
-
-    def copies(self) -> Copies | None:
-        policy = self.policy
-        if not policy.replicas and not policy.durable:
-            return None
-        # Below the patience for the whole round trip, so that the answer still arrives in it.
-        return Copies(policy.replicas, policy.durable, round(self.terms.patience * 800))
 
     def acquire(self, owner: bytes, terms: Terms, proposal: bytes) -> Payloads:
         """For every node, as long as their floors are the same; `proposal` is empty when unfenced."""

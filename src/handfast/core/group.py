@@ -62,6 +62,8 @@ class Group:
         self.need = majority(self.n)
         self.policy = policy
         self.guard = guard
+        self.plain = self.n == 1 and not guard
+        """Nothing is to be known about the node beforehand."""
         self.max_ttl_ms = round(policy.max_ttl * 1000)
         namespace = (policy.prefix or "handfast:").encode()
         self.marker_key = namespace + b"guard"

@@ -4,7 +4,7 @@
      └──deadline, or a majority says "not yours"──> LOST
 
 RELEASED and LOST are final: nothing is sent for them afterwards, even if the key is still there. `TRANSITIONS` is the
-whole truth. The caller's thread and the watchdog's may want to leave HELD at the same moment, one to release and one to
+whole truth; `leave`, `end` and `lose` are its three rows. The caller's thread and the watchdog's may want to leave HELD at the same moment, one to release and one to
 declare a loss: there is one ticket to leave with, and taking it from a list is atomic.
 """
 
@@ -72,26 +72,31 @@ class Hold:
         self.state = HELD
         self._ticket = [HELD]
 
-    def leave(self, to: str, reason: str = "") -> bool:
-        """From HELD to RELEASING or LOST; True for the one caller that made the move."""
-        if (HELD, to) not in TRANSITIONS:
-            raise AssertionError(f"no transition from {HELD} to {to}")
+    def leave(self) -> bool:
+        """From HELD to RELEASING; True for the one caller that made the move."""
         try:
             self._ticket.pop()
         except IndexError:
             return False
-        if reason:
-            self.reason = reason
-        self.state = to
-        if to == LOST:
-            for watcher in self.watchers:
-                watcher()
+        self.state = RELEASING
         return True
 
     def end(self) -> None:
         """From RELEASING to RELEASED, by whoever made the first move."""
-        if (self.state, RELEASED) in TRANSITIONS:
+        if self.state == RELEASING:
             self.state = RELEASED
+
+    def lose(self, reason: str) -> bool:
+        """From HELD to LOST; True for the one caller that made the move, after all watchers were told."""
+        try:
+            self._ticket.pop()
+        except IndexError:
+            return False
+        self.reason = reason
+        self.state = LOST
+        for watcher in self.watchers:
+            watcher()
+        return True
 
     def watch(self, watcher: Callable[[], Any]) -> None:
         """Have `watcher` called when it is lost, or now if it is already; it must bear being called twice."""

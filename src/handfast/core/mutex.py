@@ -13,10 +13,10 @@ from handfast.core import fencing, guard, renewal
 from handfast.core.commands import Request
 from handfast.core.effects import Effects, Fault, Payloads
 from handfast.core.group import Group
-from handfast.core.hold import RELEASING, Hold, Keeper
+from handfast.core.hold import Hold, Keeper
 from handfast.core.quorum import Ballot, Vote, WideBallot, said_yes
+from handfast.core.terms import Terms
 from handfast.errors import ConfigError, Contended, NoQuorum, NotAcquired
-from handfast.options import Terms
 
 __all__ = ["acquire", "extend", "release"]
 
@@ -28,22 +28,22 @@ Contention is waited for without end; an outage without end would be a hang."""
 async def acquire(io: Effects, request: Request, terms: Terms, wait: float | None, keeper: Keeper) -> Any:
     """Try until granted, or until the caller's patience ends; what `keeper` makes of the hold."""
     group = request.group
-    began = io.now()
+    began = io.now() if wait != 0 else 0.0
     tried = 0
     while True:
         if not io.settled:
             await io.settle(group.need)
-        if group.n > 1 or group.guard:
+        if not group.plain:
             await _admit(io, group)
         result = await attempt(io, request, terms, keeper)
         if type(result) is not Vote and type(result) is not WideBallot:
             return result
         tried += 1
+        now = io.now()
         held = result.refused() > group.n - group.need
         limit = wait if wait is not None or held else OUTAGE
-        now = io.now()
-        tries = request.policy.tries
-        if wait == 0 or (limit is not None and now >= began + limit) or tried == tries or _lasting(group, result):
+        over = limit is not None and now >= began + limit
+        if wait == 0 or over or tried == request.policy.tries or _lasting(group, result):
             raise await _explain(io, request, terms, result, held)
         pause = now + request.policy.backoff(tried, io.random())
         await io.sleep(pause if limit is None else min(pause, began + limit))
@@ -62,16 +62,16 @@ async def attempt(io: Effects, request: Request, terms: Terms, keeper: Keeper) -
     """One try: what the keeper makes of the hold, or the ballot that was lost."""
     group = request.group
     owner = request.owner or request.owner_start + io.nonce()
-    copies = request.copies() if request.policy.replicas or request.policy.durable else None
-    ballot: Ballot = (
-        Vote(group.n, group.need) if copies is None else WideBallot(group.n, group.need, 2, copies.judge, guarded=True)
-    )
     proposal = b""
     if request.fences:
         proposal = b"%d" % group.proposal(io.wall()) if group.n > 1 else b"0"
     payloads = request.acquire(owner, terms, proposal)
-    if copies is not None:
-        payloads = [(p or b"") + copies.command for p in _each(group, payloads)]
+    ballot: Ballot
+    if terms.copies is None:
+        ballot = Vote(group.n, group.need)
+    else:
+        ballot = WideBallot(group.n, group.need, 2, terms.copies.judge, guarded=True)
+        payloads = [(p or b"") + terms.copies.command for p in _each(group, payloads)]
     sent = io.now()
     if not group.all_vote:
         payloads = _excuse(group, ballot, payloads, sent)
@@ -91,7 +91,7 @@ async def attempt(io: Effects, request: Request, terms: Terms, keeper: Keeper) -
                 ballot.late = hold.late_vote
                 return keeper.granted(hold)
     except BaseException:
-        if hold is not None and hold.leave(RELEASING):
+        if hold is not None and hold.leave():
             hold.end()
         _undo(io, request, owner, ballot)
         raise
@@ -202,7 +202,7 @@ async def extend(io: Effects, hold: Hold, ttl: float) -> None:
 async def release(io: Effects, hold: Hold, keeper: Keeper) -> bool:
     """Give it back; True if it was still ours. Only the first caller sends anything."""
     in_time = io.now() < hold.deadline
-    if not hold.leave(RELEASING):
+    if not hold.leave():
         return False
     keeper.ending(hold)
     request = hold.request

@@ -31,24 +31,23 @@ def said_yes(answer: Any) -> bool:
 class Ballot:
     """The count of one broadcast of one command."""
 
-    __slots__ = ("answers", "asked", "decided", "late", "need", "noes", "sent", "waiter", "yeses")
-
     width = 1
     guarded = False
+    # One ballot is made for each operation: what most of them never change is not set for each.
+    yeses = 0
+    noes = 0
+    """Noes and faults: answers that cannot become a yes."""
+    decided = False
+    waiter: Any = None
+    sent: Payloads = b""
+    late: Callable[[int], None] | None = None
+    """Told of yeses that come after the decision."""
 
     def __init__(self, nodes: int, need: int, asked: int = 0) -> None:
         self.answers: list[Any] = [None] * nodes
         """By node: what it said, or None where it has not answered; nil is kept as 0."""
         self.need = need
         self.asked = asked or nodes
-        self.yeses = 0
-        self.noes = 0
-        """Noes and faults: answers that cannot become a yes."""
-        self.decided = False
-        self.waiter: Any = None
-        self.sent: Payloads = b""
-        self.late: Callable[[int], None] | None = None
-        """Told of yeses that come after the decision."""
 
     def add(self, node: int, reply: Any) -> bool:
         kind = type(reply)
@@ -96,15 +95,11 @@ class Ballot:
 class Vote(Ballot):
     """A ballot whose yeses grant a lock: a guarded node must show its marker behind them."""
 
-    __slots__ = ()
-
     guarded = True
 
 
 class WideBallot(Ballot):
     """A ballot over payloads of several commands: `judge` makes one answer of a node's replies."""
-
-    __slots__ = ("guarded", "judge", "width")
 
     def __init__(
         self, nodes: int, need: int, width: int, judge: Callable[[int, list[Any]], Any], guarded: bool = False

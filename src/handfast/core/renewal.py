@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from handfast.core import guard
-from handfast.core.commands import Copies
 from handfast.core.effects import Effects, Fault
 from handfast.core.group import Group
-from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.hold import HELD, Hold
 from handfast.core.quorum import Ballot, Rounds
 from handfast.core.resp import encode
+from handfast.core.terms import Copies
 
 __all__ = ["RENEW_AT", "RETRY_EVERY", "due", "expire", "renew"]
 
@@ -48,7 +48,7 @@ def expire(hold: Hold, now: float) -> bool:
         reason = "no majority confirmed a renewal before the deadline" if hold.retrying else "the deadline passed"
     else:
         reason = "max_hold was reached" if hold.renew_until else "the ttl ended and it was not renewed"
-    return hold.leave(LOST, reason)
+    return hold.lose(reason)
 
 
 async def renew(
@@ -61,7 +61,7 @@ async def renew(
     sent = io.now()
     ballots = [Ballot(group.n, group.need) for _ in holds]
     first = holds[0].request
-    extra, tail, suffix = _tail(io, group, first.copies(), sent)
+    extra, tail, suffix = _tail(io, group, first.terms.copies, sent)
     rounds = Rounds(ballots, asked=group.n, extra=extra, tail=tail)
     px = [b"%d" % round((ttl or hold.ttl) * 1000) for hold in holds]
     payloads = [
@@ -86,10 +86,10 @@ def _conclude(hold: Hold, ballot: Ballot, ttl: float, sent: float, now: float) -
         # Final even if the nodes said yes: the lease was already over for everybody who looked at it.
         expire(hold, now)
     elif ballot.won:
-        hold.confirm(sent, ttl, sent + hold.request.policy.terms(ttl, group.n).validity, ballot.mask())
+        hold.confirm(sent, ttl, sent + hold.request.policy.validity(ttl), ballot.mask())
         ballot.late = hold.late_vote
     elif ballot.refused() > group.n - group.need:
-        hold.leave(LOST, "a majority of the nodes no longer holds it for this owner")
+        hold.lose("a majority of the nodes no longer holds it for this owner")
     else:
         hold.retrying = True
 

@@ -28,6 +28,8 @@ SWEEP_EVERY: Final = 0.02
 """Seconds between two looks at who has waited too long; patience is kept to within this."""
 
 
+QUEUE_PATIENCE: Final = 10
+"""How many times its patience an exchange waits at most for nodes that are busy answering others before it."""
 PING: Final = encode(b"PING")
 
 
@@ -45,6 +47,8 @@ class AioLink(LinkState, asyncio.Protocol):
         """The channel while its handshake is under way."""
         self.shaken: asyncio.Future[None] | None = None
         self.connecting: asyncio.Task[None] | None = None
+        self.answered = 0
+        """Requests answered so far."""
         self.backlog: list[tuple[bytes, Poll]] = []
         """What to send once connected, for those who then still wait."""
 
@@ -57,7 +61,10 @@ class AioLink(LinkState, asyncio.Protocol):
         if channel is None:
             self._shake(data)
             return
+        pending = channel.pending
+        before = len(pending)
         channel.feed(data)
+        self.answered += before - len(pending)
         if channel.fault is not None:
             self.lane.down(self, channel.fault)
             return
@@ -115,7 +122,7 @@ class AioLane:
         """This turn's payloads that go to all nodes alike, and their polls."""
         self._fresh: dict[float, list[asyncio.Future[None]]] = {}
         """By patience: who began to wait in this turn."""
-        self._waiting: dict[float, deque[tuple[float, list[asyncio.Future[None]]]]] = {}
+        self._waiting: dict[float, deque[tuple[float, list[asyncio.Future[None]], list[int]]]] = {}
         """By patience: who waits, turn by turn. Patience counts from the write, not from the wish to write."""
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -291,8 +298,9 @@ class AioLane:
         self._shared.clear()
         polls.clear()
         if self._fresh:
+            marks = [link.answered + len(link.channel.pending) if link.channel else 0 for link in self.links]
             for patience, waiters in self._fresh.items():
-                self._waiting.setdefault(patience, deque()).append((now + patience, waiters))
+                self._waiting.setdefault(patience, deque()).append((now + patience, waiters, marks))
             self._fresh.clear()
             if self._sweeper is None:
                 self._sweeper = self.loop.call_later(SWEEP_EVERY, self._sweep)
@@ -301,11 +309,25 @@ class AioLane:
         if poll.add(link.index, link.fault or NOT_CONNECTED) and not poll.waiter.done():
             poll.waiter.set_result(None)
 
+    def _is_over(
+        self, end: float, waiters: list[asyncio.Future[None]], marks: list[int], now: float, patience: float
+    ) -> bool:
+        """All nodes have answered this turn's requests; or patience is over, and no answer is on its way.
+
+        A node that works through a long queue answers all the time: it is slow, not silent, and is given longer.
+        """
+        behind = [link for link, mark in zip(self.links, marks, strict=True) if link.channel and link.answered < mark]
+        if not behind:
+            return all(map(_is_done, waiters)) or now >= end
+        if now < end:
+            return False
+        return now >= end + QUEUE_PATIENCE * patience or all(now - link.asked_at > patience for link in behind)
+
     def _sweep(self) -> None:
         """Wake exchanges whose patience is over; give up connections whose node hangs."""
         now = self.loop.time()
         for patience, queue in list(self._waiting.items()):
-            while queue and (queue[0][0] <= now or all(map(_is_done, queue[0][1]))):
+            while queue and self._is_over(*queue[0], now, patience):
                 for waiter in queue.popleft()[1]:
                     if not waiter.done():
                         waiter.set_result(None)

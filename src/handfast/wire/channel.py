@@ -111,7 +111,7 @@ class Channel:
             self.fail(Fault("protocol", f"does not speak Redis' protocol ({error})", lasting=True))
 
     def _deliver(self) -> None:
-        gets, pending, index = self._gets, self.pending, self.index
+        gets, pending, index, guard = self._gets, self.pending, self.index, self._group.guard
         while (reply := gets()) is not _NOTHING:
             kind = type(reply)
             if kind is _Push:
@@ -122,15 +122,16 @@ class Channel:
             poll = pending[0]
             if kind is _ReplyError:
                 reply = from_reply(str(reply))
-            if poll.width > 1:
+            width = poll.width
+            if width > 1:
                 self._partial.append(reply)
-                if len(self._partial) < poll.width:
+                if len(self._partial) < width:
                     continue
                 reply, self._partial = self._partial, []
             pending.popleft()
-            if (kind is _ReplyError or poll.width > 1) and self._again(poll, reply):
+            if (kind is _ReplyError or width > 1) and self._again(poll, reply):
                 continue
-            if poll.guarded and self._group.guard:
+            if guard and poll.guarded:
                 self._votes.append((poll, reply))
             elif poll.add(index, reply):
                 waiter = poll.waiter

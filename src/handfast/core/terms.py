@@ -1,0 +1,67 @@
+"""A ttl and all that follows from it, worked out once per setting rather than once per acquisition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from handfast.core.effects import Fault
+from handfast.core.resp import encode
+from handfast.options import Policy
+
+__all__ = ["Copies", "Terms"]
+
+
+class Copies:
+    """How many copies a write must have before it counts: WAIT for replicas, WAITAOF for the disk."""
+
+    __slots__ = ("command", "durable", "replicas", "timeout_ms")
+
+    def __init__(self, replicas: int, durable: bool, timeout_ms: int) -> None:
+        self.replicas = replicas
+        self.durable = durable
+        self.timeout_ms = timeout_ms
+        self.command = (
+            encode(b"WAITAOF", b"1", b"%d" % replicas, b"%d" % timeout_ms)
+            if durable
+            else encode(b"WAIT", b"%d" % replicas, b"%d" % timeout_ms)
+        )
+
+    def judge(self, node: int, replies: list[Any]) -> Any:
+        """A grant without its copies is none."""
+        vote = replies[0]
+        if vote is None or type(vote) is Fault or (type(vote) is list and len(vote) == 2):
+            return vote
+        return self.missing(replies[-1]) or vote
+
+    def missing(self, reply: Any) -> Fault | None:
+        """Why the write does not count, or None if it has its copies."""
+        if type(reply) is Fault:
+            return reply
+        synced, copies = reply if self.durable else (1, reply)
+        if synced < 1:
+            return Fault("copies", f"not on disk within {self.timeout_ms} ms")
+        if copies < self.replicas:
+            return Fault("copies", f"{copies} of {self.replicas} replicas confirmed within {self.timeout_ms} ms")
+        return None
+
+
+class Terms:
+    """How a ttl is written, how long a grant of it is believed and a node waited for, and the copies it must have."""
+
+    __slots__ = ("copies", "patience", "px", "ttl", "validity")
+
+    def __init__(self, policy: Policy, ttl: float, nodes: int) -> None:
+        self.ttl = ttl
+        self.px = b"%d" % round(ttl * 1000)
+        self.validity = policy.validity(ttl)
+        """How long after the send a grant may be believed, if clock rates differ by less than `drift`."""
+        patience = policy.node_timeout
+        if patience is None:
+            # With a quorum a slow node must not eat the lease's validity; one node has to be waited for.
+            patience = min(0.05, ttl * 0.05) if nodes > 1 else min(1.0, ttl * 0.25)
+        self.patience = patience
+        """How long one round trip may take per node."""
+        self.copies: Copies | None = None
+        if policy.replicas or policy.durable:
+            # Below the patience for the whole round trip, so that the answer still arrives in it.
+            self.copies = Copies(policy.replicas, policy.durable, round(patience * 800))
