@@ -48,7 +48,7 @@ class Lease(LeaseView):
 
     async def extend(self, ttl: Seconds | None = None) -> None:
         """Renew now, by `ttl` or as before; a ttl given here stays. Raises LeaseLost if a majority does not confirm."""
-        seconds = self._hold.ttl if ttl is None else self._hold.request.policy.checked_ttl(ttl)
+        seconds = self._hold.ttl if ttl is None else self._hold.request.settings.policy.checked_ttl(ttl)
         self.check()
         await self._client._extend(self._hold, seconds)
         self._confirm_extended()
@@ -70,7 +70,7 @@ class Lease(LeaseView):
         return event
 
     async def __aenter__(self) -> Lease:
-        if self._hold.request.policy.on_lost == "cancel":
+        if self._hold.request.settings.policy.on_lost == "cancel":
             self._body = _Body(self._hold, self._client._loop_of())
         return self
 
@@ -144,8 +144,9 @@ class Lock:
     ) -> Coroutine[Any, Any, Lease]:
         """Take the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
         client, request = self._client, self._request
-        policy = request.policy
-        terms = request.terms if ttl is None else Terms(policy, policy.checked_ttl(ttl), request.group.n)
+        settings = request.settings
+        policy = settings.policy
+        terms = settings.terms if ttl is None else settings.terms_for(policy.checked_ttl(ttl))
         patience = policy.wait if wait is ... else patience_of(wait)
         if self._reentrant:
             return client._reenter(request, terms, patience)
@@ -261,7 +262,11 @@ class Client(BaseClient):
 
     def granted(self, hold: Hold) -> Lease:
         """See core.hold.Keeper."""
-        self._watch(hold)
+        dog = self._dog
+        if dog is None or hold.request.settings.special or not self._group.all_vote:
+            self._watch(hold)
+        else:
+            dog.add(hold)
         return Lease(self, hold)
 
     async def _reenter(self, request: Request, terms: Terms, wait: float | None) -> Lease:

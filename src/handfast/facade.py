@@ -22,7 +22,7 @@ from handfast.core.commands import Request
 from handfast.core.group import Group
 from handfast.core.handshake import Steps, handshake
 from handfast.core.hold import Hold
-from handfast.core.terms import Terms
+from handfast.core.terms import Settings
 from handfast.drivers import clock
 from handfast.endpoints import Endpoints
 from handfast.errors import ConfigError
@@ -79,9 +79,6 @@ class ClientOptions(LockOptions, total=False):
     """Keep restarted nodes from voting; the default is on for a quorum, off for one node."""
 
 
-Settings = tuple[Policy, Terms, bytes]
-"""A policy, the terms of its ttl, and how the owners of its leases begin."""
-
 _clients: weakref.WeakSet[BaseClient] = weakref.WeakSet()
 
 
@@ -102,6 +99,8 @@ class BaseClient:
         self._addresses = addresses
         self._dog: Watchdog | None = None
         self._dog_lock = threading.Lock()
+        self.ending: Callable[[Hold], None] = self._nothing
+        """See core.hold.Keeper."""
         self._closed = False
         self._base = self._prepared(self._policy)
         self._known: dict[tuple[tuple[str, Any], ...], Settings] = {}
@@ -147,7 +146,7 @@ class BaseClient:
 
     def _prepared(self, settings: Policy) -> Settings:
         start = f"{socket.gethostname()}:{os.getpid()}:{settings.label}:".encode()
-        return settings, Terms(settings, settings.ttl, self._group.n), start
+        return Settings(self._group, settings, start)
 
     def _checked(self, options: dict[str, Any]) -> Policy:
         known = policy(options, self._policy)
@@ -165,12 +164,12 @@ class BaseClient:
     def _request(self, name: object, owner: object, options: LockOptions) -> Request:
         if self._closed:
             raise ConfigError("this client is closed")
-        settings, terms, start = self._settings(options) if options else self._base
+        settings = self._settings(options) if options else self._base
         if type(name) is str and 0 < len(name) < 256 and name.isascii():
             names: tuple[str, ...] = (name,)  # the usual name needs no closer look
         else:
             names = names_of(name)
-        return Request(self._group, settings, terms, names, None if owner is None else owner_of(owner).encode(), start)
+        return Request(settings, names, None if owner is None else owner_of(owner).encode())
 
     def _watchdog(self) -> Watchdog:
         dog = self._dog
@@ -182,11 +181,12 @@ class BaseClient:
                 dog = self._dog
                 if dog is None:
                     dog = self._dog = watchdog.attach(self._group, self._addresses, self._shake)
+                    self.ending = dog.remove
         return dog
 
     def _watch(self, hold: Hold) -> None:
         """Hand a new hold to the watchdog."""
-        settings = hold.request.policy
+        settings = hold.request.settings.policy
         if not settings.renew:
             hold.renew_until = 0.0
         elif settings.max_hold is not None:
@@ -196,10 +196,9 @@ class BaseClient:
         if not self._group.all_vote:
             dog.nudge(self._group)
 
-    def ending(self, hold: Hold) -> None:
-        """See core.hold.Keeper."""
-        if self._dog is not None:
-            self._dog.remove(hold)
+    @staticmethod
+    def _nothing(hold: Hold) -> None:
+        """What to do for a hold that nobody watches over."""
 
     def unfinished(self, hold: Hold) -> None:
         """See core.hold.Keeper."""
@@ -215,6 +214,7 @@ class BaseClient:
         """In the child: nothing of the parent's is ours."""
         self._dog = None
         self._dog_lock = threading.Lock()
+        self.ending = self._nothing
         # Owners name their process.
         self._base = self._prepared(self._policy)
         self._known = {}

@@ -47,7 +47,7 @@ class Lease(LeaseView):
 
     def extend(self, ttl: Seconds | None = None) -> None:
         """Renew now, by `ttl` or as before; a ttl given here stays. Raises LeaseLost if a majority does not confirm."""
-        seconds = self._hold.ttl if ttl is None else self._hold.request.policy.checked_ttl(ttl)
+        seconds = self._hold.ttl if ttl is None else self._hold.request.settings.policy.checked_ttl(ttl)
         self.check()
         self._client._extend(self._hold, seconds)
         self._confirm_extended()
@@ -96,8 +96,9 @@ class Lock:
     def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
         """Take the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
         request = self._request
-        policy = request.policy
-        terms = request.terms if ttl is None else Terms(policy, policy.checked_ttl(ttl), request.group.n)
+        settings = request.settings
+        policy = settings.policy
+        terms = settings.terms if ttl is None else settings.terms_for(policy.checked_ttl(ttl))
         patience = policy.wait if wait is ... else patience_of(wait)
         if self._reentrant:
             return self._client._reenter(request, terms, patience)
@@ -230,7 +231,11 @@ class Client(BaseClient):
 
     def granted(self, hold: Hold) -> Lease:
         """See core.hold.Keeper."""
-        self._watch(hold)
+        dog = self._dog
+        if dog is None or hold.request.settings.special or not self._group.all_vote:
+            self._watch(hold)
+        else:
+            dog.add(hold)
         return Lease(self, hold)
 
     def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:

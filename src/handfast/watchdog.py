@@ -240,7 +240,7 @@ class Watchdog:
             while self._order and self._order[0] <= last:
                 for hold in self._slots.pop(heapq.heappop(self._order)):
                     # Same policy: same copies to wait for, same patience.
-                    due.setdefault((hold.request.group, id(hold.request.policy)), []).append(hold)
+                    due.setdefault((hold.request.group, id(hold.request.settings)), []).append(hold)
         return due
 
     async def _tend(self, group: Group, holds: list[Hold]) -> None:
@@ -299,7 +299,7 @@ class Watchdog:
         elif hold.state != LOST:
             request, group = hold.request, hold.request.group
             await driver.exchange(
-                request.release(hold.owner, hold.token), Ballot(group.n, group.need), request.terms.patience
+                request.release(hold.owner, hold.token), Ballot(group.n, group.need), request.settings.terms.patience
             )
 
     def _mend_soon(self, group: Group) -> None:

@@ -11,10 +11,9 @@ from typing import Final
 
 from handfast import lua
 from handfast.core.effects import Payloads
-from handfast.core.group import Group, Node
+from handfast.core.group import Node
 from handfast.core.resp import encode
-from handfast.core.terms import Terms
-from handfast.options import Policy
+from handfast.core.terms import Settings, Terms
 
 __all__ = ["Request", "fence_key", "lock_key"]
 
@@ -35,11 +34,6 @@ def script(name: str, keys: Sequence[bytes], *args: bytes) -> bytes:
 # The commands of the usual case, with everything that is known beforehand filled in: making a command from its words
 # costs more than sending it.
 _SET: Final = b"*6\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$2\r\nNX\r\n$2\r\nPX\r\n$%d\r\n%b\r\n"
-_DELIFEQ: Final = b"*3\r\n$7\r\nDELIFEQ\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n"
-_RELEASE: Final = (
-    b"*7\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n" % lua.SHA["release"]
-    + b"$%d\r\n%b\r\n$%d\r\n%b\r\n$1\r\n1\r\n$0\r\n\r\n"
-)
 _ACQUIRE: Final = (
     b"*%%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n%%d\r\n" % lua.SHA["acquire"]
     + b"$%d\r\n%b\r\n$%d\r\n%b:f\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n$1\r\n1\r\n$%d\r\n%b\r\n%b"
@@ -49,23 +43,24 @@ _ACQUIRE: Final = (
 class Request:
     """What a lock asks for. `owner` is None where each attempt makes its own."""
 
-    __slots__ = ("fences", "group", "keys", "names", "owner", "owner_start", "policy", "terms")
+    __slots__ = ("group", "keys", "names", "owner", "settings")
 
-    def __init__(
-        self, group: Group, policy: Policy, terms: Terms, names: tuple[str, ...], owner: bytes | None, owner_start: bytes
-    ) -> None:
-        self.group = group
-        self.policy = policy
-        self.terms = terms
+    def __init__(self, settings: Settings, names: tuple[str, ...], owner: bytes | None) -> None:
+        self.settings = settings
+        self.group = settings.group
         self.names = names
         self.owner = owner
-        self.owner_start = owner_start
-        prefix, fence = policy.prefix, policy.fence
+        prefix, fence = settings.policy.prefix, settings.policy.fence
         if len(names) == 1:
             self.keys: tuple[bytes, ...] = (lock_key(prefix, names[0], fence),)
         else:
             self.keys = tuple([lock_key(prefix, name, fence) for name in names])
-        self.fences: tuple[bytes, ...] = tuple([fence_key(prefix, name) for name in names]) if fence else ()
+
+    @property
+    def fences(self) -> tuple[bytes, ...]:
+        """The counters; none when unfenced."""
+        policy = self.settings.policy
+        return tuple([fence_key(policy.prefix, name) for name in self.names]) if policy.fence else ()
 
     @property
     def name(self) -> str:
@@ -90,28 +85,21 @@ class Request:
                 12 if mark else 11, 3 if mark else 2,
                 len(key), key, len(key) + 2, key, mark, len(owner), owner, len(px), px, len(proposal), proposal, tail,
             )  # fmt: skip
-        all_keys = (*keys, *self.fences, self.group.mark_key) if mark and proposal else (*keys, *self.fences)
+        all_keys = self._counted() if proposal else keys
         words = (lua.SHA["acquire"], b"%d" % len(all_keys), *all_keys, owner, px, b"%d" % len(keys), proposal)
         return b"*%d\r\n" % (len(words) + 3) + encode(b"EVALSHA", *words).partition(b"\r\n")[2] + tail
 
     def release(self, owner: bytes, token: int) -> Payloads:
         """Delete what is this owner's. On a quorum the token goes along as a floor; on one node the counter has it."""
-        group = self.group
+        group, keys = self.group, self.keys
         if token and group.n > 1:
-            keys = (*self.keys, *self.fences, group.mark_key) if group.guard else (*self.keys, *self.fences)
-            return script("release", keys, owner, b"%d" % len(self.keys), b"%d" % token)
-        if group.uniform:
-            return self._release(owner, group.nodes[0])
-        return [self._release(owner, node) for node in group.nodes]
-
-    def _release(self, owner: bytes, node: Node) -> bytes:
-        keys = self.keys
+            return script("release", self._counted(), owner, b"%d" % len(keys), b"%d" % token)
         if len(keys) > 1:
             return script("release", keys, owner, b"%d" % len(keys), b"")
         key = keys[0]
-        if node.ladder == "delex":
-            return encode(b"DELEX", key, b"IFEQ", owner)
-        return (_DELIFEQ if node.ladder else _RELEASE) % (len(key), key, len(owner), owner)
+        if group.uniform:
+            return group.nodes[0].delete % (len(key), key, len(owner), owner)
+        return [node.delete % (len(key), key, len(owner), owner) for node in group.nodes]
 
     def extend(self, owner: bytes, node: Node, px: bytes) -> bytes:
         if len(self.keys) == 1 and node.ladder:

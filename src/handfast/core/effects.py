@@ -92,6 +92,10 @@ class Effects(Protocol):
         """
         ...
 
+    def ask(self, payload: Payloads, patience: float) -> Awaitable[Any]:
+        """An exchange with the only node of a group: its answer, or a Fault; of the kind `timeout` for silence."""
+        ...
+
     def post(self, payloads: Payloads) -> None:
         """Send on the same connections, wait for nothing, drop the replies (one for each payload)."""
 

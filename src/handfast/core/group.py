@@ -7,7 +7,9 @@ changed in place, so readers need no lock.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
+from handfast import lua
 from handfast.core.effects import Fault
 from handfast.core.quorum import majority
 from handfast.core.resp import encode
@@ -16,11 +18,21 @@ from handfast.options import Policy
 __all__ = ["Group", "Node"]
 
 
+DELETES: Final = {
+    "delifeq": b"*3\r\n$7\r\nDELIFEQ\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n",
+    "delex": b"*4\r\n$5\r\nDELEX\r\n$%d\r\n%b\r\n$4\r\nIFEQ\r\n$%d\r\n%b\r\n",
+    "": b"*7\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n" % lua.SHA["release"]
+    + b"$%d\r\n%b\r\n$%d\r\n%b\r\n$1\r\n1\r\n$0\r\n\r\n",
+}
+"""The capability ladder: how a server compares and deletes in one step."""
+
+
 class Node:
     """One server, as this client knows it."""
 
     __slots__ = (
         "clock",
+        "delete",
         "fault",
         "floor",
         "incarnation",
@@ -38,6 +50,8 @@ class Node:
         """Its address, without secrets, as errors and `lease.votes` show it."""
         self.fault: Fault | None = None
         """Why the last connection to it failed or ended; None once there is one."""
+        self.delete = DELETES[""]
+        """Its command for an owner-checked delete, to be filled in with key and owner."""
         self.ladder = ""
         """How it compares and deletes: 'delifeq' (Valkey), 'delex' (Redis 8.4) or '' (a script)."""
         self.run_id = ""
@@ -100,7 +114,9 @@ class Group:
 
     def connected(self, index: int) -> None:
         """A connection was made: what the node said of itself is in its fields."""
-        self.nodes[index].fault = None
+        node = self.nodes[index]
+        node.fault = None
+        node.delete = DELETES[node.ladder]
         self.uniform = len({node.ladder for node in self.nodes}) == 1
 
     def failed(self, index: int, fault: Fault) -> None:

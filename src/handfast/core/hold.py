@@ -4,8 +4,9 @@
      └──deadline, or a majority says "not yours"──> LOST
 
 RELEASED and LOST are final: nothing is sent for them afterwards, even if the key is still there. `TRANSITIONS` is the
-whole truth; `leave`, `end` and `lose` are its three rows. The caller's thread and the watchdog's may want to leave HELD at the same moment, one to release and one to
-declare a loss: there is one ticket to leave with, and taking it from a list is atomic.
+whole truth; `leave`, `end` and `lose` are its three rows. The caller's thread and the watchdog's may want to leave HELD
+at the same moment, one to release and one to declare a loss: there is one ticket to leave with, and taking it from a
+list is atomic.
 """
 
 from __future__ import annotations

@@ -20,14 +20,19 @@ from handfast.errors import ConfigError, Contended, NoQuorum, NotAcquired
 
 __all__ = ["acquire", "extend", "release"]
 
+SILENT: Final = Fault("timeout", "no answer")
 OUTAGE: Final = 5.0
 """Seconds for which a caller that set no end to its waiting is kept waiting for servers that do not answer at all.
 Contention is waited for without end; an outage without end would be a hang."""
 
 
 async def acquire(io: Effects, request: Request, terms: Terms, wait: float | None, keeper: Keeper) -> Any:
-    """Try until granted, or until the caller's patience ends; what `keeper` makes of the hold."""
-    group = request.group
+    """Try until granted, or until the caller's patience ends; what `keeper` makes of the hold.
+
+    One frame for the whole of it: coroutines within coroutines would cost more than the rest.
+    """
+    settings, group = request.settings, request.group
+    fenced = settings.policy.fence
     began = io.now() if wait != 0 else 0.0
     tried = 0
     while True:
@@ -35,18 +40,54 @@ async def acquire(io: Effects, request: Request, terms: Terms, wait: float | Non
             await io.settle(group.need)
         if not group.plain:
             await _admit(io, group)
-        result = await attempt(io, request, terms, keeper)
-        if type(result) is not Vote and type(result) is not WideBallot:
-            return result
+        owner = request.owner or settings.owner_start + io.nonce()
+        proposal = b"" if not fenced else b"0" if group.n == 1 else b"%d" % group.proposal(io.wall())
+        payloads = request.acquire(owner, terms, proposal)
+        answer: Any = SILENT
+        ballot: Ballot | None = None
+        token: int | None = None
+        hold: Hold | None = None
+        sent = io.now()
+        try:
+            if settings.single:
+                answer = await io.ask(payloads, terms.patience)
+                if said_yes(answer):
+                    token = fencing.value(answer) if fenced else 0
+            else:
+                ballot = _ballot(group, terms)
+                await io.exchange(_asked(group, terms, ballot, payloads, sent), ballot, terms.patience)
+                if ballot.won:
+                    token = await fencing.agree(io, request, owner, ballot, terms.patience) if fenced else 0
+            deadline = sent + terms.validity
+            if token is not None and io.now() < deadline:
+                hold = Hold(request, owner, terms.ttl, deadline, sent, 1 if ballot is None else ballot.mask(), token)
+                if ballot is not None:
+                    ballot.late = hold.late_vote
+                return keeper.granted(hold)
+        except BaseException:
+            if hold is not None and hold.leave():
+                hold.end()
+            _undo(io, request, owner, ballot or _single(answer))
+            raise
+        ballot = ballot or _single(answer)
+        _undo(io, request, owner, ballot)
         tried += 1
-        now = io.now()
-        held = result.refused() > group.n - group.need
-        limit = wait if wait is not None or held else OUTAGE
-        over = limit is not None and now >= began + limit
-        if wait == 0 or over or tried == request.policy.tries or _lasting(group, result):
-            raise await _explain(io, request, terms, result, held)
-        pause = now + request.policy.backoff(tried, io.random())
-        await io.sleep(pause if limit is None else min(pause, began + limit))
+        await io.sleep(await _pause(io, request, terms, wait, began, tried, ballot))
+
+
+async def _pause(
+    io: Effects, request: Request, terms: Terms, wait: float | None, began: float, tried: int, ballot: Ballot
+) -> float:
+    """When to try again after a lost ballot; raises when it is time to give up."""
+    group, policy = request.group, request.settings.policy
+    held = ballot.refused() > group.n - group.need
+    limit = wait if wait is not None or held else OUTAGE
+    now = io.now()
+    over = limit is not None and now >= began + limit
+    if wait == 0 or over or tried == policy.tries or _lasting(group, ballot):
+        raise await _explain(io, request, terms, ballot, held)
+    pause = now + policy.backoff(tried, io.random())
+    return pause if limit is None else min(pause, began + limit)
 
 
 async def _admit(io: Effects, group: Group) -> None:
@@ -54,49 +95,29 @@ async def _admit(io: Effects, group: Group) -> None:
     mistake = group.mistake()
     if mistake is not None:
         raise ConfigError(mistake)
-    if group.guard and not group.all_vote and group.voters() < group.need:
+    if not group.all_vote and group.voters() < group.need:
         await guard.repair(io, group)
 
 
-async def attempt(io: Effects, request: Request, terms: Terms, keeper: Keeper) -> Any:
-    """One try: what the keeper makes of the hold, or the ballot that was lost."""
-    group = request.group
-    owner = request.owner or request.owner_start + io.nonce()
-    proposal = b""
-    if request.fences:
-        proposal = b"%d" % group.proposal(io.wall()) if group.n > 1 else b"0"
-    payloads = request.acquire(owner, terms, proposal)
-    ballot: Ballot
+def _ballot(group: Group, terms: Terms) -> Ballot:
     if terms.copies is None:
-        ballot = Vote(group.n, group.need)
-    else:
-        ballot = WideBallot(group.n, group.need, 2, terms.copies.judge, guarded=True)
-        payloads = [(p or b"") + terms.copies.command for p in _each(group, payloads)]
-    sent = io.now()
-    if not group.all_vote:
-        payloads = _excuse(group, ballot, payloads, sent)
-    hold: Hold | None = None
-    try:
-        await io.exchange(payloads, ballot, terms.patience)
-        if ballot.yeses >= group.need:
-            token: int | None = 0
-            if proposal:
-                answer = ballot.answers[0]
-                token = answer if group.n == 1 and type(answer) is int else None
-                if token is None:
-                    token = await fencing.agree(io, request, owner, ballot, terms.patience)
-            deadline = sent + terms.validity
-            if token is not None and io.now() < deadline:
-                hold = Hold(request, owner, terms.ttl, deadline, sent, 1 if group.n == 1 else ballot.mask(), token)
-                ballot.late = hold.late_vote
-                return keeper.granted(hold)
-    except BaseException:
-        if hold is not None and hold.leave():
-            hold.end()
-        _undo(io, request, owner, ballot)
-        raise
-    _undo(io, request, owner, ballot)
+        return Vote(group.n, group.need)
+    return WideBallot(group.n, group.need, 2, terms.copies.judge, guarded=True)
+
+
+def _single(answer: Any) -> Ballot:
+    """The ballot of one node that has answered, or not."""
+    ballot = Ballot(1, 1)
+    if type(answer) is not Fault or answer.kind != "timeout":
+        ballot.add(0, answer)
     return ballot
+
+
+def _asked(group: Group, terms: Terms, ballot: Ballot, payloads: Payloads, now: float) -> Payloads:
+    """What each node is sent: with the copies it must wait for, and nothing if it may not vote."""
+    if terms.copies is not None:
+        payloads = [(payload or b"") + terms.copies.command for payload in _each(group, payloads)]
+    return payloads if group.all_vote else _excuse(group, ballot, payloads, now)
 
 
 def _each(group: Group, payloads: Payloads) -> list[bytes | None]:
@@ -210,15 +231,22 @@ async def release(io: Effects, hold: Hold, keeper: Keeper) -> bool:
     try:
         if not io.settled:
             await io.settle(group.need)
-        ballot = Ballot(group.n, group.need)
-        await io.exchange(request.release(hold.owner, hold.token), ballot, request.terms.patience)
+        payloads = request.release(hold.owner, hold.token)
+        if group.n == 1:
+            answer = await io.ask(payloads, request.settings.terms.patience)
+            known = type(answer) is not Fault
+            gone = known and not said_yes(answer)
+        else:
+            ballot = Ballot(group.n, group.need)
+            await io.exchange(payloads, ballot, request.settings.terms.patience)
+            gone = ballot.refused() > group.n - group.need
+            known = ballot.won or gone
     except BaseException:
         keeper.unfinished(hold)
         raise
     finally:
         hold.end()
-    gone = not ballot.won and ballot.refused() > group.n - group.need
-    if hold.healed or not (ballot.won or gone):
+    if hold.healed or not known:
         keeper.unfinished(hold)
     # Unknown is not a loss: within the deadline the lease was valid, whoever could be told of its end.
     return in_time and not gone

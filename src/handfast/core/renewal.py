@@ -60,7 +60,7 @@ async def renew(
     """
     sent = io.now()
     ballots = [Ballot(group.n, group.need) for _ in holds]
-    first = holds[0].request
+    first = holds[0].request.settings
     extra, tail, suffix = _tail(io, group, first.terms.copies, sent)
     rounds = Rounds(ballots, asked=group.n, extra=extra, tail=tail)
     px = [b"%d" % round((ttl or hold.ttl) * 1000) for hold in holds]
@@ -86,7 +86,7 @@ def _conclude(hold: Hold, ballot: Ballot, ttl: float, sent: float, now: float) -
         # Final even if the nodes said yes: the lease was already over for everybody who looked at it.
         expire(hold, now)
     elif ballot.won:
-        hold.confirm(sent, ttl, sent + hold.request.policy.validity(ttl), ballot.mask())
+        hold.confirm(sent, ttl, sent + hold.request.settings.policy.validity(ttl), ballot.mask())
         ballot.late = hold.late_vote
     elif ballot.refused() > group.n - group.need:
         hold.lose("a majority of the nodes no longer holds it for this owner")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from handfast.core.effects import Fault
+from handfast.core.group import Group
 from handfast.core.resp import encode
 from handfast.options import Policy
 
-__all__ = ["Copies", "Terms"]
+__all__ = ["Copies", "Settings", "Terms"]
 
 
 class Copies:
@@ -65,3 +66,23 @@ class Terms:
         if policy.replicas or policy.durable:
             # Below the patience for the whole round trip, so that the answer still arrives in it.
             self.copies = Copies(policy.replicas, policy.durable, round(patience * 800))
+
+
+class Settings:
+    """A policy on a group of nodes, with what follows from both: shared by all locks that are set alike."""
+
+    __slots__ = ("group", "owner_start", "policy", "single", "special", "terms")
+
+    def __init__(self, group: Group, policy: Policy, owner_start: bytes) -> None:
+        self.group = group
+        self.policy = policy
+        self.owner_start = owner_start
+        """How the owners of its leases begin; a nonce follows."""
+        self.terms = self.terms_for(policy.ttl)
+        self.single = group.plain and self.terms.copies is None
+        """One node and no conditions: its answer is the outcome, there is nothing to count."""
+        self.special = not policy.renew or policy.max_hold is not None
+        """Not renewed, or not for ever."""
+
+    def terms_for(self, ttl: float) -> Terms:
+        return Terms(self.policy, ttl, self.group.n)

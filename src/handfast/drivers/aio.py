@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from handfast.drivers import clock
 from handfast.wire.aio import AioLane
@@ -15,8 +18,11 @@ class AioDriver(AioLane):
 
     now = staticmethod(clock.now)
     wall = staticmethod(clock.wall)
-    nonce = staticmethod(clock.nonce)
     random = staticmethod(clock.uniform)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.nonce: Callable[[], bytes] = partial(next, clock.nonces())
 
     async def sleep(self, until: float) -> None:
         await asyncio.sleep(max(0.0, until - clock.now()))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Final
 
-__all__ = ["nonce", "now", "uniform", "wall"]
+__all__ = ["nonces", "now", "uniform", "wall"]
 
 # CLOCK_MONOTONIC may stand still in suspend; a lease does not.
 now: Callable[[], float] = (
@@ -25,29 +24,12 @@ def wall() -> int:
     return time.time_ns() // 1000
 
 
-_BLOCK: Final = 4096
+def nonces() -> Iterator[bytes]:
+    """128 random bits each, read from the system in blocks: a read for each would double the cost of an owner.
 
-
-class _Nonces:
-    """128 random bits each, read from the system in blocks: a read for each would double the cost of an owner."""
-
-    def __init__(self) -> None:
-        self._fresh: list[bytes] = []
-
-    def take(self) -> bytes:
-        try:
-            return self._fresh.pop()
-        except IndexError:
-            text = os.urandom(_BLOCK).hex().encode()
-            fresh = [text[i : i + 32] for i in range(0, len(text), 32)]
-            self._fresh = fresh
-            return fresh.pop()
-
-    def forget(self) -> None:
-        """After a fork the child would repeat its parent."""
-        self._fresh = []
-
-
-_nonces = _Nonces()
-nonce = _nonces.take
-os.register_at_fork(after_in_child=_nonces.forget)
+    Each driver has its own, and no driver outlives a fork: a child would repeat its parent.
+    """
+    while True:
+        text = os.urandom(4096).hex().encode()
+        for i in range(0, len(text), 32):
+            yield text[i : i + 32]

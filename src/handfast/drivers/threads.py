@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from functools import partial
 from typing import Any, TypeVar
 
 from handfast.core.effects import Payloads, Poll
@@ -18,9 +19,14 @@ T = TypeVar("T")
 class _Done:
     """What has already happened can be awaited without suspending."""
 
-    def __await__(self) -> Generator[Any, None, None]:
-        steps: Any = iter(())
-        return steps  # type: ignore[no-any-return]
+    __slots__ = ("result",)
+
+    def __init__(self, result: Any = None) -> None:
+        self.result = result
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.result
+        yield
 
 
 _DONE = _Done()
@@ -31,8 +37,11 @@ class ThreadDriver(Lane):
 
     now = staticmethod(clock.now)
     wall = staticmethod(clock.wall)
-    nonce = staticmethod(clock.nonce)
     random = staticmethod(clock.uniform)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.nonce: Callable[[], bytes] = partial(next, clock.nonces())
 
     async def settle(self, need: int) -> None:
         self.connect(need)
@@ -40,6 +49,9 @@ class ThreadDriver(Lane):
     def exchange(self, payloads: Payloads, poll: Poll, patience: float) -> Awaitable[None]:
         self.round_trip(payloads, poll, patience)
         return _DONE
+
+    def ask(self, payload: Payloads, patience: float) -> Awaitable[Any]:
+        return _Done(self.question(payload, patience))
 
     async def sleep(self, until: float) -> None:
         time.sleep(max(0.0, until - clock.now()))  # noqa: ASYNC251 - this driver blocks, that is its point

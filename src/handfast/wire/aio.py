@@ -17,7 +17,7 @@ from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.quorum import Ballot
 from handfast.core.resp import encode
-from handfast.wire.channel import Channel, Posted
+from handfast.wire.channel import Asked, Channel, Posted
 from handfast.wire.dial import Address
 from handfast.wire.faults import from_socket
 from handfast.wire.link import CONNECT_TIMEOUT, GRACE, NOT_CONNECTED, LinkState
@@ -30,6 +30,7 @@ SWEEP_EVERY: Final = 0.02
 
 QUEUE_PATIENCE: Final = 10
 """How many times its patience an exchange waits at most for nodes that are busy answering others before it."""
+SILENT: Final = Fault("timeout", "no answer")
 PING: Final = encode(b"PING")
 
 
@@ -45,7 +46,7 @@ class AioLink(LinkState, asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.shaking: Channel | None = None
         """The channel while its handshake is under way."""
-        self.shaken: asyncio.Future[None] | None = None
+        self.shaken: asyncio.Future[Any] | None = None
         self.connecting: asyncio.Task[None] | None = None
         self.answered = 0
         """Requests answered so far."""
@@ -118,11 +119,11 @@ class AioLane:
         self._voting = False
         """There are votes in this turn's write, to be sealed with the marker."""
         self._shared: list[bytes] = []
-        self._polls: list[Poll] = []
+        self._polls: list[Poll | Asked] = []
         """This turn's payloads that go to all nodes alike, and their polls."""
-        self._fresh: dict[float, list[asyncio.Future[None]]] = {}
+        self._fresh: dict[float, list[asyncio.Future[Any]]] = {}
         """By patience: who began to wait in this turn."""
-        self._waiting: dict[float, deque[tuple[float, list[asyncio.Future[None]], list[int]]]] = {}
+        self._waiting: dict[float, deque[tuple[float, list[asyncio.Future[Any]], list[int]]]] = {}
         """By patience: who waits, turn by turn. Patience counts from the write, not from the wish to write."""
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -205,9 +206,9 @@ class AioLane:
 
     # -- talking ---------------------------------------------------------------------------------------------------
 
-    def exchange(self, payloads: Payloads, poll: Poll, patience: float) -> asyncio.Future[None]:
+    def exchange(self, payloads: Payloads, poll: Poll, patience: float) -> asyncio.Future[Any]:
         """See Effects.exchange. What goes to all nodes alike is only noted here, and joined once at the turn's end."""
-        waiter: asyncio.Future[None] = self._future()
+        waiter: asyncio.Future[Any] = self._future()
         poll.waiter = waiter
         poll.sent = payloads
         if type(payloads) is bytes and self.up == self._n:
@@ -220,6 +221,25 @@ class AioLane:
             self._send_each(payloads, poll)
         if poll.guarded:
             self._voting = True
+        waiters = self._fresh.get(patience)
+        if waiters is None:
+            self._fresh[patience] = [waiter]
+        else:
+            waiters.append(waiter)
+        return waiter
+
+    def ask(self, payload: Payloads, patience: float) -> asyncio.Future[Any]:
+        """See Effects.ask."""
+        assert isinstance(payload, bytes)
+        waiter: asyncio.Future[Any] = self._future()
+        if not self.up:
+            waiter.set_result(self.links[0].fault or NOT_CONNECTED)
+            return waiter
+        self._shared.append(payload)
+        self._polls.append((waiter, payload))
+        if not self._turning:
+            self._turning = True
+            self._call_soon(self._flush)
         waiters = self._fresh.get(patience)
         if waiters is None:
             self._fresh[patience] = [waiter]
@@ -305,12 +325,15 @@ class AioLane:
             if self._sweeper is None:
                 self._sweeper = self.loop.call_later(SWEEP_EVERY, self._sweep)
 
-    def _answer(self, poll: Poll, link: AioLink) -> None:
-        if poll.add(link.index, link.fault or NOT_CONNECTED) and not poll.waiter.done():
+    def _answer(self, poll: Poll | Asked, link: AioLink) -> None:
+        fault = link.fault or NOT_CONNECTED
+        if isinstance(poll, tuple):
+            poll[0].set_result(fault)
+        elif poll.add(link.index, fault) and not poll.waiter.done():
             poll.waiter.set_result(None)
 
     def _is_over(
-        self, end: float, waiters: list[asyncio.Future[None]], marks: list[int], now: float, patience: float
+        self, end: float, waiters: list[asyncio.Future[Any]], marks: list[int], now: float, patience: float
     ) -> bool:
         """All nodes have answered this turn's requests; or patience is over, and no answer is on its way.
 
@@ -330,7 +353,7 @@ class AioLane:
             while queue and self._is_over(*queue[0], now, patience):
                 for waiter in queue.popleft()[1]:
                     if not waiter.done():
-                        waiter.set_result(None)
+                        waiter.set_result(SILENT)
             if not queue:
                 del self._waiting[patience]
         for link in self.links:

@@ -18,12 +18,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from handfast.core.effects import Fault, Payloads, Poll
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
-from handfast.wire.channel import Channel, Posted
+from handfast.wire.channel import Asked, Channel, Posted
 from handfast.wire.dial import Address, dial
 from handfast.wire.faults import from_socket
 from handfast.wire.link import CONNECT_TIMEOUT, GRACE, NOT_CONNECTED, LinkState
@@ -33,6 +33,7 @@ __all__ = ["Lane"]
 IDLE_CHECK: Final = 0.05
 """A lane that rested longer is checked for connections that the server has closed."""
 
+SILENT: Final = Fault("timeout", "no answer")
 _READ = select.POLLIN | select.POLLERR | select.POLLHUP
 _NOBODY: Final[tuple[Payloads, Poll | None]] = ((), None)
 _clock = time.monotonic
@@ -46,6 +47,21 @@ class Link(LinkState):
     def __init__(self, index: int, address: Address, group: Group) -> None:
         super().__init__(index, address, group)
         self.sock: socket.socket | None = None
+
+
+class _Answer:
+    """The future of a question: it has no need to wake anybody, who asked looks at it."""
+
+    __slots__ = ("reply",)
+
+    def __init__(self) -> None:
+        self.reply: Any = SILENT
+
+    def done(self) -> bool:
+        return self.reply is not SILENT
+
+    def set_result(self, reply: Any) -> None:
+        self.reply = reply
 
 
 class Lane:
@@ -186,6 +202,21 @@ class Lane:
         finally:
             self._current = _NOBODY
 
+    def question(self, payload: Payloads, patience: float) -> Any:
+        """See Effects.ask."""
+        assert isinstance(payload, bytes)
+        now = _clock()
+        self._inspect(now)
+        link = self.links[0]
+        if link.channel is None:
+            return link.fault or NOT_CONNECTED
+        answer = _Answer()
+        self._send(link, payload, (answer, payload))
+        end = now + patience
+        while answer.reply is SILENT and (left := end - _clock()) > 0:
+            self._wait(left)
+        return answer.reply
+
     def post(self, payloads: Payloads) -> None:
         """See Effects.post. A connection that is gone takes nothing: what it carried ends with its ttl."""
         if self._torn is not None:
@@ -215,14 +246,14 @@ class Lane:
         if link is not None and link.channel is not None:
             self._down(link, Fault("interrupted", "the connection was dropped because its use was interrupted"))
 
-    def _send(self, link: Link, payload: bytes, poll: Poll) -> None:
+    def _send(self, link: Link, payload: bytes, poll: Poll | Asked) -> None:
         channel = link.channel
         assert channel is not None
         self._torn = link
         if not channel.pending:
             link.asked_at = _clock()
         channel.request(payload, poll)
-        if poll.guarded and self.group.guard:
+        if self.group.guard and not isinstance(poll, tuple) and poll.guarded:
             channel.out.append(channel.seal())
         self._flush(link, channel)
         self._torn = None

@@ -29,6 +29,10 @@ _Push: Final = hiredis.PushNotification
 UNREADY: Final = Fault("UNREADY", "forgot its data while connected, no vote until it is checked again")
 
 
+Asked = tuple[Any, bytes]
+"""A single question: the future of its answer, and what was sent."""
+
+
 class _Sink:
     """A poll that is not a ballot."""
 
@@ -83,7 +87,7 @@ class Channel:
         self._partial: list[Any] = []
         self._votes: list[tuple[Poll, Any]] = []
         """Kept back until the marker has been seen."""
-        self.pending: deque[Poll] = deque()
+        self.pending: deque[Poll | Asked] = deque()
         self.out: list[bytes] = []
         """Bytes for the transport to send; it takes and clears them."""
         self.ready = False
@@ -93,7 +97,7 @@ class Channel:
         self._steps = steps
         self._step(None)
 
-    def request(self, payload: bytes, poll: Poll) -> None:
+    def request(self, payload: bytes, poll: Poll | Asked) -> None:
         self.pending.append(poll)
         self.out.append(payload)
 
@@ -122,6 +126,11 @@ class Channel:
             poll = pending[0]
             if kind is _ReplyError:
                 reply = from_reply(str(reply))
+            if isinstance(poll, tuple):
+                pending.popleft()
+                if (kind is not _ReplyError or not self._again(poll, reply)) and not poll[0].done():
+                    poll[0].set_result(reply)
+                continue
             width = poll.width
             if width > 1:
                 self._partial.append(reply)
@@ -148,8 +157,11 @@ class Channel:
         while self.pending:
             self._answer(self.pending.popleft(), self.fault)
 
-    def _answer(self, poll: Poll, reply: Any) -> None:
-        if poll.add(self.index, reply) and poll.waiter is not None and not poll.waiter.done():
+    def _answer(self, poll: Poll | Asked, reply: Any) -> None:
+        if isinstance(poll, tuple):
+            if not poll[0].done():
+                poll[0].set_result(reply)
+        elif poll.add(self.index, reply) and poll.waiter is not None and not poll.waiter.done():
             poll.waiter.set_result(None)
 
     def _pass_votes(self, fault: Fault | None) -> None:
@@ -157,18 +169,24 @@ class Channel:
         for poll, reply in votes:
             self._answer(poll, reply if fault is None else fault)
 
-    def _again(self, poll: Poll, reply: Any) -> bool:
+    def _again(self, poll: Poll | Asked, reply: Any) -> bool:
         """Load the scripts and send the request once more, if the server has forgotten them."""
         replies = reply if type(reply) is list else [reply]
         if not any(type(r) is Fault and r.kind == "NOSCRIPT" for r in replies):
             return False
-        sent = poll.sent if isinstance(poll.sent, bytes) else poll.sent[self.index]
+        again: Poll | Asked
+        if isinstance(poll, tuple):
+            sent: bytes | None = poll[1]
+            again = (poll[0], b"")
+        else:
+            sent = poll.sent if isinstance(poll.sent, bytes) else poll.sent[self.index]
+            again = _Again(poll)
         if not sent:
             return False
         self.pending.append(_Sink(len(lua.NAMES)))
-        self.pending.append(_Again(poll))
+        self.pending.append(again)
         self.out += [load_scripts(), sent]
-        if poll.guarded and self._group.guard:
+        if not isinstance(poll, tuple) and poll.guarded and self._group.guard:
             self.out.append(self.seal())
         return True
 
