@@ -31,6 +31,8 @@ unit: .venv/ready
 
 .venv/bench: .venv/ready
 	$(BIN)/python -m pip install -q --group bench
+	$(BIN)/python -m pip install -q --upgrade --no-deps --target .venv/peers/redlock-py redlock-py
+	$(BIN)/python -m pip install -q --upgrade --no-deps --target .venv/peers/redlock-ng redlock-ng
 	touch $@
 
 bench: .venv/bench

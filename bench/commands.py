@@ -3,7 +3,8 @@
 Plain: `SET key owner NX PX ttl`, released by the published owner-checked delete. Fenced: acquired by an
 EVALSHA of the library's own acquire script instead, so that the floor pays for what the server must do
 there and for nothing else.
-Requests are encoded once per name; an attempt only puts its owner (and its proposed token) in.
+Every command is made from its name and owner when it is sent, as a client must that does not know its names
+beforehand; all that is the same for every name is prepared.
 """
 
 from __future__ import annotations
@@ -53,9 +54,8 @@ def lock_key(name: str) -> bytes:
     return b"floor:{%s}" % name.encode()
 
 
-# As long as what an attempt puts in their place, so that the lengths in the encoded request are right.
-OWNER = b"o" * 32
-TOKEN = b"t" * 16  # Microseconds since 1970 have 16 digits until the year 2286.
+# Places in a template for what is known only when it is sent.
+KEY, FENCE, OWNER, TOKEN = b"\0key", b"\0fence", b"\0owner", b"\0token"
 
 
 def owners() -> Callable[[], bytes]:
@@ -76,62 +76,79 @@ def proposals() -> Callable[[], int]:
     return propose
 
 
-def _with_owner(yes: object, *words: bytes) -> Request:
-    head, _, tail = encode(*words).partition(OWNER)
-    return lambda owner: (head + owner + tail, yes)
+def template(*words: bytes) -> bytes:
+    """The command with `$%d %b` where a place is; FENCE is the key and `:f`."""
+    parts = [b"*%d\r\n" % len(words)]
+    for word in words:
+        if word == FENCE:
+            parts.append(b"$%d\r\n%b:f\r\n")
+        elif word in (KEY, OWNER, TOKEN):
+            parts.append(b"$%d\r\n%b\r\n")
+        else:
+            parts.append(b"$%d\r\n%s\r\n" % (len(word), word))
+    return b"".join(parts)
 
 
-def _release(name: str) -> Request:
-    return _with_owner(1, b"EVALSHA", sha1(RELEASE), b"1", lock_key(name), OWNER)
+def _by_key_and_owner(yes: object, *words: bytes) -> Callable[[str], Request]:
+    form = template(*words)
+
+    def command(name: str) -> Request:
+        def request(owner: bytes) -> tuple[bytes, object]:
+            key = lock_key(name)
+            return form % (len(key), key, len(owner), owner), yes
+
+        return request
+
+    return command
+
+
+_release = _by_key_and_owner(1, b"EVALSHA", sha1(RELEASE), b"1", KEY, OWNER)
 
 
 def plain() -> Commands:
-    def acquire(name: str) -> Request:
-        return _with_owner(b"OK", b"SET", lock_key(name), OWNER, b"NX", b"PX", b"%d" % TTL_MS)
-
+    acquire = _by_key_and_owner(b"OK", b"SET", KEY, OWNER, b"NX", b"PX", b"%d" % TTL_MS)
     return Commands((RELEASE,), acquire, _release)
 
 
-def acquire_script(name: str, proposal: bytes) -> tuple[bytes, list[bytes], list[bytes]]:
+def acquire_script() -> bytes:
+    from handfast.lua import TEXT
+
+    return TEXT["acquire"]
+
+
+def acquire_words(proposal: bytes) -> list[bytes]:
     """The library's script with its keys and arguments (see the header of lua/acquire.lua).
 
     Not guarded, also on a quorum: the least the script can be asked to do. What the guard costs is
     handfast's.
     """
-    from handfast.lua import TEXT
-
-    key = lock_key(name)
     no_floor, max_ttl = b"0", b"30000"
-    return (
-        TEXT["acquire"],
-        [key, key + b":f"],
-        [OWNER, b"%d" % TTL_MS, b"1", proposal, no_floor, max_ttl],
-    )
+    keys, args = [KEY, FENCE], [OWNER, b"%d" % TTL_MS, b"1", proposal, no_floor, max_ttl]
+    return [b"EVALSHA", sha1(acquire_script()), b"2", *keys, *args]
 
 
 def fenced(quorum: bool) -> Commands:
-    script, _, _ = acquire_script("", b"0")
     propose = proposals()
-
-    def words(name: str, proposal: bytes) -> list[bytes]:
-        _, keys, args = acquire_script(name, proposal)
-        return [b"EVALSHA", sha1(script), b"%d" % len(keys), *keys, *args]
+    form_one, form_quorum = template(*acquire_words(b"0")), template(*acquire_words(TOKEN))
+    any_token = _AnyToken()
 
     def acquire_quorum(name: str) -> Request:
-        head, _, rest = encode(*words(name, TOKEN)).partition(OWNER)
-        middle, _, tail = rest.partition(TOKEN)
-
         def request(owner: bytes) -> tuple[bytes, object]:
-            token = propose()
+            key, token = lock_key(name), propose()
+            digits = b"%d" % token
             # Only a node that answers the proposal itself is a vote for it.
-            return head + owner + middle + b"%d" % token + tail, token
+            return form_quorum % (len(key), key, len(key) + 2, key, len(owner), owner, len(digits), digits), token
 
         return request
 
     def acquire_one(name: str) -> Request:
-        return _with_owner(_AnyToken(), *words(name, b"0"))
+        def request(owner: bytes) -> tuple[bytes, object]:
+            key = lock_key(name)
+            return form_one % (len(key), key, len(key) + 2, key, len(owner), owner), any_token
 
-    return Commands((RELEASE, script), acquire_quorum if quorum else acquire_one, _release)
+        return request
+
+    return Commands((RELEASE, acquire_script()), acquire_quorum if quorum else acquire_one, _release)
 
 
 def commands_for(nodes: int, with_fence: bool) -> Commands:

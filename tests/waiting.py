@@ -1,0 +1,38 @@
+"""Waiting for something to become true, with a deadline, instead of sleeping and hoping."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+EVERY = 0.005
+
+
+class HasRemaining(Protocol):
+    def remaining(self) -> float: ...
+
+
+def eventually(predicate: Callable[[], object], within: float = 2.0, what: str = "") -> None:
+    """Return as soon as `predicate` holds; fail if it does not within that many seconds."""
+    end = time.monotonic() + within
+    while not predicate():
+        if time.monotonic() > end:
+            raise AssertionError(f"not so within {within:g} s: {what or predicate}")
+        time.sleep(EVERY)
+
+
+async def eventually_async(predicate: Callable[[], object], within: float = 2.0, what: str = "") -> None:
+    """The same, while the event loop goes on."""
+    end = time.monotonic() + within
+    while not predicate():
+        if time.monotonic() > end:
+            raise AssertionError(f"not so within {within:g} s: {what or predicate}")
+        await asyncio.sleep(EVERY)
+
+
+def renewal_of(lease: HasRemaining) -> Callable[[], bool]:
+    """Whether the watchdog has renewed a lease since now."""
+    ends = time.monotonic() + lease.remaining()
+    return lambda: time.monotonic() + lease.remaining() > ends + 0.02
