@@ -1,4 +1,4 @@
-"""One replicated master: a grant waits for its copies where that was asked for, and is taken back where they do not come."""
+"""One replicated master: a grant that asked for copies waits for them, and is taken back where they do not come."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.both import both, connected
+from tests.both import MODES, both, connected, plain
 from tests.waiting import eventually, eventually_async
 
 import handfast
 from handfast import NoQuorum
+from handfast.drivers import clock
 from handfast.testing import Server, available
+from handfast.topology.resp import Connection
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
@@ -26,16 +28,34 @@ def binary(kind: str) -> Path:
     return available()[kind]
 
 
-@pytest.fixture(params=KINDS)
-def master(request: pytest.FixtureRequest) -> Iterator[Server]:
-    with Server(binary(request.param)) as server:
-        yield server
+@pytest.fixture(scope="module", params=KINDS)
+def _pair(request: pytest.FixtureRequest) -> Iterator[tuple[Server, Server]]:
+    """A replica takes a second to be counted, so the two are shared."""
+    kind = binary(request.param)
+    with Server(kind) as master, Server(kind, replica_of=master) as replica:
+        in_step(master)
+        yield master, replica
+
+
+def in_step(master: Server) -> None:
+    """Wait until the replica confirms what it is sent."""
+    with Connection(("127.0.0.1", master.port), timeout=10) as link:
+        link.command("SET", "step", "1")
+        assert link.command("WAIT", 1, 9000) == 1
 
 
 @pytest.fixture
-def replica(master: Server) -> Iterator[Server]:
-    with Server(master.binary, replica_of=master) as server:
-        yield server
+def master(_pair: tuple[Server, Server]) -> Server:
+    _pair[0].command("FLUSHALL")
+    _pair[0].command("CONFIG", "RESETSTAT")
+    return _pair[0]
+
+
+@pytest.fixture
+def replica(_pair: tuple[Server, Server], master: Server) -> Iterator[Server]:
+    yield _pair[1]
+    _pair[1].resume()
+    in_step(master)
 
 
 def calls(server: Server, command: str) -> int:
@@ -62,39 +82,56 @@ async def test_a_grant_that_asked_for_a_replica_is_on_that_replica(
         assert master.command("GET", "handfast:{a}") is None
 
 
-@pytest.mark.parametrize("how", ["frozen", "detached", "killed"])
 @both
-async def test_without_its_replica_a_grant_is_refused_and_taken_back(
-    mode: str, how: str, master: Server, replica: Server
-) -> None:
-    async with connected(mode, master.url, replicas=1, node_timeout=0.2) as client:
+async def test_without_its_replica_a_grant_is_refused_and_taken_back(mode: str, master: Server, replica: Server) -> None:
+    async with connected(mode, master.url, replicas=1) as client:
         await (await client.lock("warm").acquire(wait=0)).release()
-        if how == "frozen":
-            replica.pause()
-        elif how == "detached":
-            replica.command("REPLICAOF", "NO", "ONE")
-        else:
-            replica.kill()
-        if how != "frozen":
-            await eventually_async(lambda: master.info("connected_slaves") == "0")
+        replica.pause()
         with pytest.raises(NoQuorum) as raised:
             await client.lock("a").acquire(wait=0)
-        assert list(raised.value.nodes.values()) == ["0 of 1 replicas confirmed within 160 ms"]
+        assert list(raised.value.nodes.values()) == ["0 of 1 replicas confirmed within 800 ms"]
         assert raised.value.granted == 0
         # ttl is 10 s: gone at once means taken back.
         await eventually_async(lambda: master.command("GET", "handfast:{a}") is None, within=1)
-        if how == "frozen":
-            replica.resume()
-            lease = await client.lock("a").acquire(wait=5)
-            assert lease.valid
-            assert await lease.release()
+        replica.resume()
+        lease = await client.lock("a").acquire(wait=5)
+        assert await lease.release()
+
+
+@both
+async def test_the_replica_is_named_as_the_reason_for_short_leases_too(
+    mode: str, master: Server, replica: Server
+) -> None:
+    """An idle server looks at the clock of WAIT ten times a second; the answer must still come within the patience."""
+    async with connected(mode, master.url, replicas=1, ttl=1) as client:
+        replica.pause()
+        with pytest.raises(NoQuorum, match="0 of 1 replicas confirmed"):
+            await client.lock("a").acquire(wait=0)
+
+
+@plain
+async def test_a_replica_that_left_does_not_confirm() -> None:
+    with Server() as master, Server(replica_of=master) as replica:
+        in_step(master)
+        async with (
+            connected("threads", master.url, replicas=1) as threads,
+            connected("asyncio", master.url, replicas=1) as aio,
+        ):
+            for client in (threads, aio):
+                await (await client.lock("a").acquire(wait=0)).release()
+            replica.command("REPLICAOF", "NO", "ONE")
+            await eventually_async(lambda: master.info("connected_slaves") == "0")
+            for client in (threads, aio):
+                with pytest.raises(NoQuorum, match="0 of 1 replicas confirmed"):
+                    await client.lock("a").acquire(wait=0)
+                await eventually_async(lambda: master.command("GET", "handfast:{a}") is None, within=1)
 
 
 @both
 async def test_more_replicas_than_there_are_is_a_refusal_that_counts_them(
     mode: str, master: Server, replica: Server
 ) -> None:
-    async with connected(mode, master.url, replicas=2, node_timeout=0.1) as client:
+    async with connected(mode, master.url, replicas=2) as client:
         with pytest.raises(NoQuorum, match="1 of 2 replicas confirmed"):
             await client.lock("a").acquire(wait=0)
         lease = await client.lock("a", replicas=1).acquire(wait=0)
@@ -105,7 +142,7 @@ async def test_more_replicas_than_there_are_is_a_refusal_that_counts_them(
 async def test_an_extension_that_the_replica_did_not_confirm_does_not_count(
     mode: str, master: Server, replica: Server
 ) -> None:
-    async with connected(mode, master.url, replicas=1, node_timeout=0.1, ttl=5, renew=False) as client:
+    async with connected(mode, master.url, replicas=1, node_timeout=0.3, ttl=5, renew=False) as client:
         lease = await client.lock("a").acquire(wait=0)
         replica.pause()
         before = lease._hold.deadline
@@ -121,7 +158,7 @@ async def test_an_extension_that_the_replica_did_not_confirm_does_not_count(
 async def test_renewals_that_a_frozen_replica_does_not_confirm_end_the_lease_at_its_deadline(
     mode: str, master: Server, replica: Server
 ) -> None:
-    async with connected(mode, master.url, replicas=1, ttl=0.9, node_timeout=0.1) as client:
+    async with connected(mode, master.url, replicas=1, ttl=0.8, node_timeout=0.15) as client:
         lease = await client.lock("a").acquire(wait=0)
         lost = lease.lost
         first = lease._hold.renew_from
@@ -133,7 +170,7 @@ async def test_renewals_that_a_frozen_replica_does_not_confirm_end_the_lease_at_
         tried = calls(master, "wait")
         await eventually_async(lost.is_set, within=3)
         assert lease._hold.deadline == deadline
-        assert 0 <= lease._hold.want.group is not None and handfast.drivers.clock.now() - deadline < 0.2  # type: ignore
+        assert clock.now() - deadline < 0.2
         assert not lease.valid
         assert calls(master, "wait") > tried, "it was tried again until the deadline"
         with pytest.raises(handfast.LeaseLost, match="no majority confirmed a renewal"):
@@ -143,7 +180,7 @@ async def test_renewals_that_a_frozen_replica_does_not_confirm_end_the_lease_at_
 
 @both
 async def test_replicas_that_come_back_in_time_save_the_lease(mode: str, master: Server, replica: Server) -> None:
-    async with connected(mode, master.url, replicas=1, ttl=1.5, node_timeout=0.1) as client:
+    async with connected(mode, master.url, replicas=1, ttl=1.2, node_timeout=0.15) as client:
         lease = await client.lock("a").acquire(wait=0)
         replica.pause()
         await eventually_async(lambda: lease._hold.retrying, within=2)
@@ -179,10 +216,11 @@ async def test_a_replica_does_not_vote_in_a_quorum(mode: str, master: Server, re
         lease = await client.lock("a").acquire(wait=0)
         assert set(lease.votes) == {master.url, one.url}
         assert await lease.release()
-        master.kill()
+    async with connected(mode, ["redis://127.0.0.1:1", replica.url, one.url], guard=False) as client:
         with pytest.raises(NoQuorum) as raised:
             await client.lock("a").acquire(wait=0)
         assert raised.value.nodes[replica.url] == "is a replica, not a master: it cannot vote"
+        assert raised.value.nodes["redis://127.0.0.1:1"] == "refused the connection"
 
 
 # -- on the disk -------------------------------------------------------------------------------------------------------
@@ -220,27 +258,27 @@ async def test_a_server_that_cannot_wait_for_its_disk_says_so_and_at_once(mode: 
     with Server(binary(kind), config={"appendonly": "yes"}) as server:
         async with _durable(mode, server) as client:
             began = time.monotonic()
-            with pytest.raises(NoQuorum, match="unknown command.*WAITAOF") as raised:
+            with pytest.raises(NoQuorum, match=r"unknown command.*WAITAOF") as raised:
                 await client.lock("a").acquire(wait=30)
             assert time.monotonic() - began < 1, "no waiting teaches it"
             assert server.url in raised.value.nodes
             await eventually_async(lambda: server.command("GET", "handfast:{a}") is None, within=1)
 
 
-@both
-async def test_durable_with_replicas_waits_for_the_replica_s_disk_too(mode: str) -> None:
+@plain
+async def test_durable_with_replicas_waits_for_the_replica_s_disk_too() -> None:
     config = {"appendonly": "yes", "appendfsync": "always"}
     with (
         Server(binary("valkey-9.1"), config=config) as master,
         Server(binary("valkey-9.1"), config=config, replica_of=master) as replica,
     ):
-        async with _durable(mode, master, replicas=1, node_timeout=3) as client:
-            lease = await client.lock("a").acquire(wait=0)
-            replica.kill()
-            replica.spawn()
-            replica.wait_ready()
-            assert replica.command("GET", "handfast:{a}") == lease.owner.encode()
-            assert await lease.release()
-            replica.pause()
-            with pytest.raises(NoQuorum, match="0 of 1 replicas confirmed within 80 ms"):
-                await client.lock("a", node_timeout=0.1).acquire(wait=0)
+        in_step(master)
+        for mode in MODES:
+            async with _durable(mode, master, replicas=1, node_timeout=3) as client:
+                lease = await client.lock("a").acquire(wait=0)
+                assert replica.command("GET", "handfast:{a}") == lease.owner.encode()
+                assert await lease.release()
+                replica.pause()
+                with pytest.raises(NoQuorum, match="0 of 1 replicas confirmed"):
+                    await client.lock("a", node_timeout=0.8).acquire(wait=0)
+                replica.resume()
