@@ -72,6 +72,8 @@ class Request:
         if not proposal and self.owner is None and len(keys) == 1:
             return _SET % (len(keys[0]), keys[0], len(owner), owner, len(terms.px), terms.px)
         group = self.group
+        if not proposal and not self.settings.policy.prefix:
+            return self._acquire(owner, terms, proposal, group.foreign_tail)
         if not group.floors:
             return self._acquire(owner, terms, proposal, group.tail)
         return [self._acquire(owner, terms, proposal, group.tail_of(node)) for node in group.nodes]

@@ -96,10 +96,12 @@ class Group:
         self.all_vote = not guard
         """Every node may vote, as far as is known."""
         self.tail = self._tail(b"0")
+        self.foreign_tail = self._tail(b"0", 1 << 52)
+        """For keys that are shared with other programs: their ttl is their own."""
 
-    def _tail(self, floor: bytes) -> bytes:
+    def _tail(self, floor: bytes, max_ttl_ms: int = 0) -> bytes:
         """The end of each acquire command: floor and max_ttl."""
-        args = (floor, b"%d" % self.max_ttl_ms)
+        args = (floor, b"%d" % (max_ttl_ms or self.max_ttl_ms))
         return b"".join(b"$%d\r\n%b\r\n" % (len(arg), arg) for arg in args)
 
     def tail_of(self, node: Node) -> bytes:
