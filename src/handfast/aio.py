@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack
 
 from handfast.core import guard, mutex
 from handfast.core.commands import Request
-from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.hold import HELD, Hold
 from handfast.core.terms import Terms
 from handfast.drivers.aio import AioDriver
 from handfast.endpoints import Endpoints, from_redis, locate
@@ -77,13 +77,12 @@ class Lease(LeaseView):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        body, self._body = self._body, None
-        ours = await self.release()
-        cancelled = body is not None and body.leave()
+        cancelled = self._body is not None and self._body.leave()
+        await self.release()
+        if kind is None and self._hold.reason:
+            raise self._loss()
         if cancelled and kind is not None and issubclass(kind, asyncio.CancelledError):
             raise self._loss() from error
-        if not ours and kind is None and self._hold.state == LOST:
-            raise self._loss()
 
 
 async def _said(answer: bool) -> bool:

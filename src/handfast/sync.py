@@ -63,7 +63,9 @@ class Lease(LeaseView):
         """Set when the lease is lost, within milliseconds of its deadline, also if no server can be reached."""
         with _event_lock:
             event = self._event
-            if not isinstance(event, threading.Event):
+            # A child after a fork must not touch what it inherited of an event: it makes a new one.
+            stale = self._hold.state == LOST and isinstance(event, threading.Event) and not event.is_set()
+            if stale or not isinstance(event, threading.Event):
                 event = self._event = threading.Event()
                 self._hold.watch(event.set)
         return event
@@ -74,7 +76,8 @@ class Lease(LeaseView):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self.release() and kind is None and self._hold.state == LOST:
+        self.release()
+        if kind is None and self._hold.reason:
             raise self._loss()
 
 

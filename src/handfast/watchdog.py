@@ -374,6 +374,8 @@ def forget_all() -> None:
     if dog is not None:
         for holds in (dog._nursery, *dog._slots.values()):
             for hold in list(holds):
+                # Nobody is told: a watcher's lock may have been taken by a thread that does not exist here.
+                hold.watchers = ()
                 hold.lose("held by the parent process: a fork inherits no lease")
 
 

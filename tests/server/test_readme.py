@@ -54,5 +54,5 @@ def test_the_examples_run_on_three_servers(three: Servers, tmp_path: Path) -> No
         assert "token 17" in run(block, tmp_path, "\n".join(three.urls))
 
 
-def test_the_bootstrap_example_opens_every_node(tmp_path: Path) -> None:
-    assert run(BLOCKS[2], tmp_path, None).count("opened") == 3
+def test_the_bootstrap_example_opens_every_node(three: Servers, tmp_path: Path) -> None:
+    assert run(BLOCKS[2], tmp_path, " ".join(three.urls)).count("opened") == 3

@@ -174,9 +174,12 @@ def _said(group: Group, ballot: Ballot, terms: Terms) -> dict[str, str]:
     return said
 
 
-async def _explain(io: Effects, request: Request, terms: Terms, ballot: Ballot, held: bool) -> NotAcquired:
+async def _explain(io: Effects, request: Request, terms: Terms, ballot: Ballot, held: bool) -> NotAcquired | ConfigError:
     """The error for a lost ballot."""
     group, name = request.group, request.name
+    for node, answer in zip(group.nodes, ballot.answers, strict=True):
+        if type(answer) is Fault and answer.kind == "config":
+            return ConfigError(f"{node.label}: {answer.text}")
     nodes = _said(group, ballot, terms)
     if not held:
         if ballot.won:
@@ -249,4 +252,7 @@ async def release(io: Effects, hold: Hold, keeper: Keeper) -> bool:
     if hold.healed or not known:
         keeper.unfinished(hold)
     # Unknown is not a loss: within the deadline the lease was valid, whoever could be told of its end.
-    return in_time and not gone
+    if in_time and not gone:
+        return True
+    hold.reason = "it had ended before it was released" if gone else "its deadline had passed when it was released"
+    return False

@@ -20,7 +20,7 @@ from handfast.core.resp import encode
 from handfast.wire.channel import Asked, Channel, Posted
 from handfast.wire.dial import Address
 from handfast.wire.faults import from_socket
-from handfast.wire.link import CONNECT_TIMEOUT, GRACE, NOT_CONNECTED, LinkState
+from handfast.wire.link import GRACE, NOT_CONNECTED, LinkState
 
 __all__ = ["AioLane"]
 
@@ -37,61 +37,69 @@ PING: Final = encode(b"PING")
 _is_done = asyncio.Future.done
 
 
-class AioLink(LinkState, asyncio.Protocol):
-    """A node's place in the lane, and the protocol of its connection."""
+class Pipe(asyncio.Protocol):
+    """One connection. A link may have had others before it, whose end must not be taken for this one's."""
 
-    def __init__(self, index: int, address: Address, lane: AioLane) -> None:
-        super().__init__(index, address, lane.group)
-        self.lane = lane
+    def __init__(self, link: AioLink, channel: Channel) -> None:
+        self.link = link
+        self.channel = channel
+        self.shaken: asyncio.Future[None] = link.lane.loop.create_future()
+        """Done when the handshake has ended, one way or the other."""
         self.transport: asyncio.Transport | None = None
-        self.shaking: Channel | None = None
-        """The channel while its handshake is under way."""
-        self.shaken: asyncio.Future[Any] | None = None
-        self.connecting: asyncio.Task[None] | None = None
-        self.answered = 0
-        """Requests answered so far."""
-        self.backlog: list[tuple[bytes, Poll]] = []
-        """What to send once connected, for those who then still wait."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
+        self._write()
+
+    def _write(self) -> None:
+        if self.channel.out and self.transport is not None:
+            self.transport.write(b"".join(self.channel.out))
+            self.channel.out.clear()
 
     def data_received(self, data: bytes) -> None:
-        channel = self.channel
-        if channel is None:
+        link, channel = self.link, self.channel
+        if link.pipe is not self:
             self._shake(data)
             return
         pending = channel.pending
         before = len(pending)
         channel.feed(data)
-        self.answered += before - len(pending)
+        link.answered += before - len(pending)
         if channel.fault is not None:
-            self.lane.down(self, channel.fault)
+            link.lane.down(link, channel.fault)
             return
-        self.asked_at = self.lane.loop.time() if channel.pending else 0.0
+        link.asked_at = link.lane.loop.time() if pending else 0.0
         if channel.out:
-            self.lane._turn()
+            link.lane.turn()
 
     def _shake(self, data: bytes) -> None:
-        channel, shaken = self.shaking, self.shaken
-        if channel is None or shaken is None or self.transport is None:
-            return
-        channel.feed(data)
-        if channel.out:
-            self.transport.write(b"".join(channel.out))
-            channel.out.clear()
-        if (channel.ready or channel.fault is not None) and not shaken.done():
-            shaken.set_result(None)
+        self.channel.feed(data)
+        self._write()
+        if (self.channel.ready or self.channel.fault is not None) and not self.shaken.done():
+            self.shaken.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         fault = Fault("closed", "closed the connection") if exc is None else from_socket(exc)
-        if self.shaking is not None:
-            self.shaking.fail(fault)
-            if self.shaken is not None and not self.shaken.done():
-                self.shaken.set_result(None)
-        elif self.channel is not None:
-            self.lane.down(self, fault)
+        if self.link.pipe is self:
+            self.link.lane.down(self.link, fault)
+        elif not self.shaken.done():
+            self.channel.fail(fault)
+            self.shaken.set_result(None)
+
+
+class AioLink(LinkState):
+    """A node's place in the lane."""
+
+    def __init__(self, index: int, address: Address, lane: AioLane) -> None:
+        super().__init__(index, address, lane.group)
+        self.lane = lane
+        self.pipe: Pipe | None = None
+        self.connecting: asyncio.Task[None] | None = None
+        self.answered = 0
+        """Requests answered so far."""
+        self.backlog: list[tuple[bytes, Poll]] = []
+        """What to send once connected, for those who then still wait."""
 
 
 class AioLane:
@@ -147,62 +155,66 @@ class AioLane:
                 link.connecting = self.loop.create_task(self._connect(link), name="handfast-connect")
 
     async def _connect(self, link: AioLink) -> None:
-        fault: Fault | None = None
+        pipe: Pipe | None = None
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT):
-                await self._dial(link)
-            fault = link.shaking.fault if link.shaking is not None else NOT_CONNECTED
+            async with asyncio.timeout(link.connect_timeout):
+                pipe = await self._dial(link)
+            fault = pipe.channel.fault
         except Exception as error:  # whatever went wrong is this node's answer
             fault = from_socket(error)
         finally:
-            channel, link.shaking, link.connecting = link.shaking, None, None
+            link.connecting = None
         backlog, link.backlog = link.backlog, []
-        if fault is not None or channel is None or self.closed:
+        if pipe is None or fault is not None or self.closed:
             link.failed(fault or NOT_CONNECTED, self.loop.time())
-            if link.transport is not None:
-                link.transport.abort()
+            if pipe is not None and pipe.transport is not None:
+                pipe.transport.abort()
             for _, poll in backlog:
                 self._answer(poll, link)
             return
-        link.connected(channel)
+        link.pipe = pipe
+        link.connected(pipe.channel)
         self.up += 1
         for payload, poll in backlog:
             # Whoever gave up has undone its attempt elsewhere; sending it now would leave a lock behind.
             if poll.waiter is not None and not poll.waiter.done():
-                channel.request(payload, poll)
+                pipe.channel.request(payload, poll)
                 self._voting |= poll.guarded
-                self._turn()
+                self.turn()
 
-    async def _dial(self, link: AioLink) -> None:
+    async def _dial(self, link: AioLink) -> Pipe:
+        """A connection whose handshake has ended."""
         address = link.address
         if address.prepare is not None:
             await self.loop.run_in_executor(None, address.prepare)
-        # Credentials and certificates may be read from somewhere slow.
+        # Credentials may come from somewhere slow.
         steps = await self.loop.run_in_executor(None, self.shake, link.index) if address.credentials else None
-        link.shaking = Channel(link.index, self.group, steps or self.shake(link.index))
-        link.shaken = self.loop.create_future()
-        if address.path:
-            await self.loop.create_unix_connection(lambda: link, address.path)
-        else:
-            tls: dict[str, Any] = {}
-            if address.tls is not None:
-                tls = {"ssl": address.tls(), "server_hostname": address.host}
-            await self.loop.create_connection(lambda: link, address.host, address.port, **tls)
-        assert link.transport is not None
-        link.transport.write(b"".join(link.shaking.out))
-        link.shaking.out.clear()
-        await link.shaken
+        pipe = Pipe(link, Channel(link.index, self.group, steps or self.shake(link.index)))
+        try:
+            if address.path:
+                await self.loop.create_unix_connection(lambda: pipe, address.path)
+            else:
+                tls: dict[str, Any] = {}
+                if address.tls is not None:
+                    tls = {"ssl": address.tls(), "server_hostname": address.host}
+                await self.loop.create_connection(lambda: pipe, address.host, address.port, **tls)
+            await pipe.shaken
+        except BaseException:
+            if pipe.transport is not None:
+                pipe.transport.abort()
+            raise
+        return pipe
 
     def down(self, link: AioLink, fault: Fault) -> None:
-        channel, transport = link.channel, link.transport
+        """A link that was up has lost its connection, or gives it up."""
+        pipe, link.pipe = link.pipe, None
         link.failed(fault, self.loop.time())
-        link.transport = None
         self.up -= 1
         self.settled = self.up >= self.group.need
-        if transport is not None:
-            transport.abort()
-        if channel is not None:
-            channel.fail(fault)
+        if pipe is not None:
+            if pipe.transport is not None:
+                pipe.transport.abort()
+            pipe.channel.fail(fault)
 
     # -- talking ---------------------------------------------------------------------------------------------------
 
@@ -258,10 +270,10 @@ class AioLane:
                 continue
             if link.channel is not None:
                 link.channel.request(payload, poll)
-                self._turn()
+                self.turn()
             elif link.connecting is not None:
                 link.backlog.append((payload, poll))
-                self._turn()
+                self.turn()
             else:
                 self._answer(poll, link)
         if poll.decided and not poll.waiter.done():
@@ -274,9 +286,9 @@ class AioLane:
             payload = payloads if isinstance(payloads, bytes) else payloads[link.index]
             if payload is not None and link.channel is not None:
                 link.channel.request(payload, Posted(payload))
-        self._turn()
+        self.turn()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
         """Order the flush at the end of this turn of the loop."""
         if not self._turning:
             self._turning = True
@@ -299,8 +311,8 @@ class AioLane:
         sealed = self._voting and self.group.guard
         self._voting = False
         for link in self.links:
-            channel, transport = link.channel, link.transport
-            if channel is None or transport is None:
+            channel, pipe = link.channel, link.pipe
+            if channel is None or pipe is None or pipe.transport is None:
                 for poll in polls:
                     self._answer(poll, link)
                 continue
@@ -314,7 +326,7 @@ class AioLane:
             if sealed:
                 data += channel.seal()
             if data:
-                transport.write(data)
+                pipe.transport.write(data)
         self._shared.clear()
         polls.clear()
         if self._fresh:

@@ -91,7 +91,7 @@ class Lane:
 
     def connect(self, need: int) -> None:
         """Connect what is down; back when all tries have ended or, with `need` up, after a short grace."""
-        end = _clock() + CONNECT_TIMEOUT + GRACE
+        end = _clock() + max(link.connect_timeout for link in self.links) + GRACE
         self._start(force=True)
         while self._connecting and (left := end - _clock()) > 0:
             if self.up >= need:
@@ -232,10 +232,9 @@ class Lane:
             self._mend()
         if now - self.used_at > IDLE_CHECK:
             self._wait(0)
-            for link in self.links:
-                fault = link.hangs(now)
-                if fault is not None:
-                    self._down(link, fault)
+        for link in self.links:
+            if link.asked_at and (fault := link.hangs(now)) is not None:
+                self._down(link, fault)
         self.used_at = now
         if self.up < len(self.links):
             self._start()

@@ -8,6 +8,7 @@ import ssl
 from typing import Final
 
 from handfast.core.effects import Fault
+from handfast.errors import ConfigError
 
 __all__ = ["from_reply", "from_socket"]
 
@@ -65,6 +66,8 @@ def from_reply(text: str) -> Fault:
 
 def from_socket(error: BaseException) -> Fault:
     """A failed connection in words; the system's own text where there are none."""
+    if isinstance(error, ConfigError):
+        return Fault("config", str(error), lasting=True)
     if isinstance(error, TimeoutError):
         return Fault("timeout", "did not answer the connection in time")
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -13,6 +13,8 @@ __all__ = ["CONNECT_TIMEOUT", "GRACE", "HUNG", "NOT_CONNECTED", "LinkState"]
 
 CONNECT_TIMEOUT: Final = 2.0
 """Seconds for a connection with TLS and handshake, which goes on in the background while others vote."""
+PREPARE_TIMEOUT: Final = 10.0
+"""More seconds for an address that has to be prepared first: an embedded server may have to be started."""
 GRACE: Final = 0.1
 """Seconds that a first use waits for the remaining nodes once a majority is connected."""
 HUNG: Final = 1.0
@@ -39,6 +41,10 @@ class LinkState:
         self.retry_at = 0.0
         self.asked_at = 0.0
         """Since when an answer has been due; 0.0 if none is."""
+
+    @property
+    def connect_timeout(self) -> float:
+        return CONNECT_TIMEOUT if self.address.prepare is None else CONNECT_TIMEOUT + PREPARE_TIMEOUT
 
     def connected(self, channel: Channel) -> None:
         self.channel, self.fault, self.failures, self.asked_at = channel, None, 0, 0.0
