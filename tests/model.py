@@ -11,6 +11,7 @@ from typing import Any
 from handfast import lua
 from handfast.core.commands import Request
 from handfast.core.group import Group
+from handfast.core.terms import Settings
 from handfast.options import policy
 
 __all__ = ["ModelNode", "commands_in", "lock_request"]
@@ -132,6 +133,6 @@ class ModelNode:
 
 def lock_request(nodes: int, name: str = "a", owner: bytes | None = None, **options: Any) -> Request:
     """What a lock of a client of `nodes` unguarded nodes asks for."""
-    settings = policy({"ttl": 1.0, **options})
-    group = Group([f"node-{i}" for i in range(nodes)], settings, guard=False)
-    return Request(group, settings, settings.terms(settings.ttl, nodes), (name,), owner, b"host:1::")
+    chosen = policy({"ttl": 1.0, **options})
+    group = Group([f"node-{i}" for i in range(nodes)], chosen, guard=False)
+    return Request(Settings(group, chosen, b"host:1::"), (name,), owner)

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack
 
 from handfast.core import guard, mutex
 from handfast.core.commands import Request
-from handfast.core.hold import HELD, Hold
+from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.terms import Terms
 from handfast.drivers.aio import AioDriver
 from handfast.endpoints import Endpoints, from_redis, locate
@@ -55,10 +55,12 @@ class Lease(LeaseView):
 
     def release(self) -> Coroutine[Any, Any, bool]:
         """Give the lock back; True if it was still ours. Further calls do nothing and say False."""
-        if self._entry is None or self._leave():
-            client = self._client
-            return mutex.release(client._io or client._driver(), self._hold, client)
-        return _said(self._still_ours)
+        client = self._client
+        if self._entry is not None and not self._leave():
+            return _said(self._still_ours)
+        if self._hold.state != HELD or client._closed:
+            return _said(False)
+        return mutex.release(client._io or client._driver(), self._hold, client)
 
     @property
     def lost(self) -> asyncio.Event:
@@ -67,6 +69,8 @@ class Lease(LeaseView):
         if not isinstance(event, asyncio.Event):
             event = self._event = asyncio.Event()
             self._hold.watch(_on_loop(self._client._loop_of(), event.set))
+        if self._hold.state == LOST:
+            event.set()
         return event
 
     async def __aenter__(self) -> Lease:
@@ -248,9 +252,9 @@ class Client(BaseClient):
     def _driver(self) -> AioDriver:
         io = self._io
         loop = asyncio.get_running_loop()
+        if self._closed:
+            raise ConfigError("this client is closed")
         if io is None:
-            if self._closed:
-                raise ConfigError("this client is closed")
             io = self._io = AioDriver(self._group, self._addresses, self._shake, loop)
         elif io.loop is not loop:
             raise ConfigError("this client belongs to another event loop: connect() anew in each")
@@ -266,17 +270,20 @@ class Client(BaseClient):
             self._watch(hold)
         else:
             dog.add(hold)
-        return Lease(self, hold)
+        lease = Lease(self, hold)
+        if hold.request.owner is not None:
+            lease._entry = self._present(hold)
+        return lease
 
     async def _reenter(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         mine = self._owned.setdefault(asyncio.current_task(), {})
         entry = mine.get(request.keys)
-        if entry is not None and entry.enter(AioDriver.now()):
-            lease = Lease(self, entry.hold)
+        if entry is not None and (hold := entry.enter(AioDriver.now())) is not None:
+            lease = Lease(self, hold)
             lease._entry = entry
             return lease
         fresh: Lease = await mutex.acquire(self._driver(), request, terms, wait, self)
-        fresh._entry = mine[request.keys] = Entry(fresh._hold)
+        fresh._entry = Entry(mine, request.keys, fresh._hold)
         return fresh
 
     async def _extend(self, hold: Hold, ttl: float) -> None:

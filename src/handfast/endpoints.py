@@ -46,7 +46,7 @@ def locate(servers: object) -> Endpoints:
     if isinstance(servers, str):
         servers = [servers]
     if not isinstance(servers, (list, tuple)):
-        raise ConfigError(f"connect() takes a URL or a list of URLs, not {servers!r}")
+        raise ConfigError(f"connect() takes a URL or a list of URLs, not a {type(servers).__name__}")
     servers = list(servers)
     if not servers:
         raise ConfigError("connect() was given an empty list of servers")

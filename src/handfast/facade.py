@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import logging
 import os
@@ -26,6 +27,7 @@ from handfast.core.terms import Settings
 from handfast.drivers import clock
 from handfast.endpoints import Endpoints
 from handfast.errors import ConfigError
+from handfast.lease import Entry
 from handfast.options import Policy, duration, names_of, owner_of, policy
 from handfast.wire.dial import Address
 
@@ -102,8 +104,10 @@ class BaseClient:
         self.ending: Callable[[Hold], None] = self._nothing
         """See core.hold.Keeper."""
         self._closed = False
+        self._presented: dict[Any, Entry] = {}
+        """Explicit owners of this client that hold something now."""
         self._base = self._prepared(self._policy)
-        self._known: dict[tuple[tuple[str, Any], ...], Settings] = {}
+        self._known: dict[tuple[Any, ...], Settings] = {}
         _clients.add(self)
 
     def _shake(self, index: int) -> Steps:
@@ -132,7 +136,8 @@ class BaseClient:
 
     def _settings(self, options: LockOptions) -> Settings:
         """The settings of a lock. Services use few different ones, each of them often."""
-        key = tuple(options.items())
+        # With the types: 1 equals True, but only one of them is a switch.
+        key = (*options.items(), *map(type, options.values()))
         try:
             known = self._known.get(key)
         except TypeError:
@@ -200,6 +205,16 @@ class BaseClient:
     def _nothing(hold: Hold) -> None:
         """What to do for a hold that nobody watches over."""
 
+    def _present(self, hold: Hold) -> Entry:
+        """One more hold under an explicit owner: only the last of this client's may take the key away."""
+        key = (hold.owner, hold.request.keys)
+        with self._dog_lock:
+            entry = self._presented.get(key)
+            if entry is None:
+                return Entry(self._presented, key, None)
+            entry.count += 1
+            return entry
+
     def unfinished(self, hold: Hold) -> None:
         """See core.hold.Keeper."""
         self._watchdog().finish(hold)
@@ -210,11 +225,16 @@ class BaseClient:
             logger.warning("%s: a lease was dropped without release; it is released now", hold.request.name)
             self._dog.finish(hold)
 
+    def _last_words(self, dog: Watchdog) -> None:
+        """At the end of the process: release what is renewed for its sake."""
+        dog.last_words(self._group)
+
     def _forked(self) -> None:
         """In the child: nothing of the parent's is ours."""
         self._dog = None
         self._dog_lock = threading.Lock()
         self.ending = self._nothing
+        self._presented = {}
         # Owners name their process.
         self._base = self._prepared(self._policy)
         self._known = {}
@@ -226,6 +246,13 @@ class BaseClient:
 def _after_fork() -> None:
     for client in list(_clients):
         client._forked()
+
+
+@atexit.register
+def _at_exit() -> None:
+    for client in list(_clients):
+        if not client._closed and client._dog is not None:
+            client._last_words(client._dog)
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -241,12 +268,7 @@ def template_key(function: Callable[..., Any], template: object) -> Callable[...
     if not isinstance(template, str) or not template:
         raise ConfigError(f"locked() takes a name such as 'report:{{user_id}}', not {template!r}")
     signature = inspect.signature(function)
-    try:
-        wanted = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
-    except ValueError as error:
-        raise ConfigError(f"locked({template!r}): {error}") from None
-    for field in wanted:
-        word = field.split(".")[0].split("[")[0]
+    for word in _fields(template):
         if word not in signature.parameters:
             raise ConfigError(
                 f"locked({template!r}): {function.__qualname__}{signature} has no parameter {word or 'without a name'!r}"
@@ -257,4 +279,18 @@ def template_key(function: Callable[..., Any], template: object) -> Callable[...
         bound.apply_defaults()
         return template.format(**bound.arguments)
 
-    return key if wanted else lambda *args, **kwargs: template
+    return key
+
+
+def _fields(template: str) -> list[str]:
+    """The parameters that a template names, also inside format specifications."""
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError(f"locked({template!r}): {error}") from None
+    words: list[str] = []
+    for _, field, spec, _ in parts:
+        if field is not None:
+            words.append(field.split(".")[0].split("[")[0])
+            words += _fields(spec or "")
+    return words

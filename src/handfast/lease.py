@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, MutableMapping
+from typing import Any, Protocol
 
 from handfast.core import renewal
 from handfast.core.hold import HELD, Hold
@@ -14,31 +15,43 @@ __all__ = ["Entry", "LeaseView"]
 
 
 class Dropper(Protocol):
-    """What a lease needs of its client when it is dropped."""
+    """What a lease needs of its client at its end."""
+
+    ending: Callable[[Hold], None]
 
     def _drop(self, hold: Hold) -> None: ...
 
 
 class Entry:
-    """How often a reentrant lock is held by its owner; the last release counts."""
+    """How often a lock is held under one owner: by a thread or task for a reentrant lock (one hold, shared), by whoever
+    presents an explicit owner (a hold for each). The last release counts."""
 
-    __slots__ = ("count", "hold")
+    __slots__ = ("_home", "_key", "count", "hold")
 
-    def __init__(self, hold: Hold) -> None:
+    def __init__(self, home: MutableMapping[Any, Entry], key: Any, hold: Hold | None) -> None:
+        self._home = home
+        self._key = key
         self.hold = hold
+        """The hold that all share, if they do."""
         self.count = 1
+        home[key] = self
 
-    def enter(self, at: float) -> bool:
-        """Once more, if it is still held."""
-        if not self.count or self.hold.state != HELD or self.hold.deadline <= at:
-            return False
+    def enter(self, at: float) -> Hold | None:
+        """Once more, if the shared hold is still held: that hold."""
+        hold = self.hold
+        if not self.count or hold is None or hold.state != HELD or hold.deadline <= at:
+            return None
         self.count += 1
-        return True
+        return hold
 
     def leave(self) -> bool:
         """Once less; True if that was the last."""
         self.count -= 1
-        return not self.count
+        if self.count:
+            return False
+        if self._home.get(self._key) is self:
+            del self._home[self._key]
+        return True
 
 
 class LeaseView:
@@ -98,15 +111,18 @@ class LeaseView:
             raise self._loss(f"{left:.3f} s left, {seconds:g} s needed" if left > 0.0 else "")
 
     def _leave(self) -> bool:
-        """This lease ends here; True if the hold ends with it."""
-        if self._entry is None:
-            return True
-        if self._over:
+        """This lease of a counted lock ends here; True if it is the last, and what the server holds ends with it."""
+        if self._over or self._entry is None:
             self._still_ours = False
             return False
         self._over = True
-        self._still_ours = self._hold.state == HELD and self._hold.deadline > now()
-        return self._entry.leave()
+        hold = self._hold
+        self._still_ours = hold.state == HELD and hold.deadline > now()
+        last = self._entry.leave()
+        if not last and self._entry.hold is None and hold.leave():
+            hold.end()
+            self._client.ending(hold)
+        return last
 
     def _confirm_extended(self) -> None:
         hold = self._hold
@@ -117,7 +133,7 @@ class LeaseView:
 
     def __del__(self) -> None:
         # Nobody can release it any more: better now than renewed for ever.
-        if not self._over and self._hold.state == HELD and self._leave():
+        if not self._over and self._hold.state == HELD and (self._entry is None or self._leave()):
             self._client._drop(self._hold)
 
     def _loss(self, reason: str = "") -> LeaseLost:

@@ -31,7 +31,10 @@ def duration(value: object, what: str, *, zero: bool = False) -> float:
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(f"{what} must be seconds or a timedelta, not {value!r}")
-    seconds = float(value)
+    try:
+        seconds = float(value)
+    except OverflowError:
+        seconds = math.inf
     if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not zero):
         raise ConfigError(f"{what} must be a {'non-negative' if zero else 'positive'} number of seconds, not {value!r}")
     return seconds

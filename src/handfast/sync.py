@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from types import EllipsisType, TracebackType
-from typing import Any, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 from handfast.core import guard, mutex
 from handfast.core.commands import Request
@@ -27,6 +27,9 @@ from handfast.facade import (
     template_key,
 )
 from handfast.lease import Entry, LeaseView
+
+if TYPE_CHECKING:
+    from handfast.watchdog import Watchdog
 
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
 
@@ -54,7 +57,7 @@ class Lease(LeaseView):
 
     def release(self) -> bool:
         """Give the lock back; True if it was still ours. Further calls do nothing and say False."""
-        if self._leave():
+        if self._entry is None or self._leave():
             return self._client._release(self._hold)
         return self._still_ours
 
@@ -93,7 +96,7 @@ class Lock:
         self._client = client
         self._request = request
         self._reentrant = reentrant
-        self._entered: dict[int, list[Lease]] | None = None
+        self._entered: dict[int, list[Lease]] = {}
         """By thread: the leases of the `with` blocks it is in."""
 
     def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
@@ -119,17 +122,18 @@ class Lock:
             return None
 
     def __enter__(self) -> Lease:
-        if self._entered is None:
-            self._entered = {}
-        mine = self._entered.setdefault(threading.get_ident(), [])
-        mine.append(self.acquire())
-        return mine[-1]
+        lease = self.acquire()
+        try:
+            self._entered.setdefault(threading.get_ident(), []).append(lease)
+            return lease
+        except BaseException:
+            lease.release()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         me = threading.get_ident()
-        assert self._entered is not None
         lease = self._entered[me].pop()
         if not self._entered[me]:
             del self._entered[me]
@@ -185,7 +189,8 @@ class Client(BaseClient):
         self._request("checked", owner, options)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            late = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+            if any(outlives(function) for outlives in late):
                 raise ConfigError(f"{function.__qualname__} would outlive the lock: locked() takes a plain function here")
             key = template_key(function, name)
 
@@ -204,7 +209,7 @@ class Client(BaseClient):
             return
         self._closed = True
         if self._dog is not None:
-            self._dog.detach(self._group).result(timeout=2.0)
+            self._dog.detach(self._group).result()
         while self._lanes:
             self._lanes.pop().close()
         self._where.close()
@@ -227,7 +232,9 @@ class Client(BaseClient):
         try:
             return run(operation(lane))
         finally:
-            if self._closed or len(self._lanes) >= SPARE_LANES:
+            if lane.torn:
+                lane.abandon()
+            elif self._closed or len(self._lanes) >= SPARE_LANES:
                 lane.close()
             else:
                 self._lanes.append(lane)
@@ -239,7 +246,10 @@ class Client(BaseClient):
             self._watch(hold)
         else:
             dog.add(hold)
-        return Lease(self, hold)
+        lease = Lease(self, hold)
+        if hold.request.owner is not None:
+            lease._entry = self._present(hold)
+        return lease
 
     def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         catch = _Catch(self)
@@ -255,12 +265,12 @@ class Client(BaseClient):
     def _reenter(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         mine = self._owned.setdefault(threading.current_thread(), {})
         entry = mine.get(request.keys)
-        if entry is not None and entry.enter(ThreadDriver.now()):
-            lease = Lease(self, entry.hold)
+        if entry is not None and (hold := entry.enter(ThreadDriver.now())) is not None:
+            lease = Lease(self, hold)
             lease._entry = entry
             return lease
         lease = self._acquire(request, terms, wait)
-        lease._entry = mine[request.keys] = Entry(lease._hold)
+        lease._entry = Entry(mine, request.keys, lease._hold)
         return lease
 
     def _extend(self, hold: Hold, ttl: float) -> None:
@@ -269,7 +279,20 @@ class Client(BaseClient):
             self._watchdog().refile(hold)
 
     def _release(self, hold: Hold) -> bool:
+        if hold.state != HELD or self._closed:
+            return False
         return self._run(lambda io: mutex.release(io, hold, self))
+
+    def _last_words(self, dog: Watchdog) -> None:
+        # A connection that is there already: at this point no new thread may be started to make one.
+        lane = self._lanes.pop() if self._lanes else None
+        if lane is not None and lane.settled:
+            for hold in dog.renewed(self._group):
+                if hold.leave():
+                    lane.post(hold.request.release(hold.owner, hold.token))
+                    hold.end()
+            lane.close()
+        super()._last_words(dog)
 
     def _forked(self) -> None:
         super()._forked()

@@ -24,18 +24,24 @@ __all__ = ["parse", "tls_context"]
 
 _COMMON: Final = frozenset({"db", "username", "password", "client_name"})
 _TLS: Final = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"})
+ENCODE: Final = "user name and password"
 _SCHEMES: Final = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
 
 
 def parse(url: object) -> Address:
     """One server's address, or a ConfigError that says what is wrong with it."""
     if not isinstance(url, str):
-        raise ConfigError(f"a server is given by its URL, not by {url!r}")
+        raise ConfigError(f"a server is given by its URL, a string, not by a {type(url).__name__}")
     try:
         parts = urlsplit(url.strip())
         port = parts.port
-    except ValueError as error:
-        raise ConfigError(f"{_shown(url)}: {error}") from None
+    except ValueError:
+        # Its own text may contain what is not to be shown.
+        raise ConfigError(f"{_shown(url)}: not a valid URL; look at the port, and at {ENCODE}") from None
+    if parts.fragment or "@" in parts.path + parts.query:
+        raise ConfigError(f"{_shown(url)}: '#', '/', '?' and '@' must be percent-encoded in {ENCODE}")
+    if port == 0:
+        raise ConfigError(f"{_shown(url)}: port 0 cannot be connected to")
     if parts.scheme == "unix":
         return _unix(url, parts)
     if parts.scheme not in _SCHEMES:
@@ -102,9 +108,14 @@ def _number(url: str, text: str) -> int:
 
 
 def _shown(url: str) -> str:
-    """The URL without what is secret in it."""
-    head, sep, rest = url.partition("://")
-    return f"{head}{sep}{rest.rpartition('@')[2].partition('?')[0]}" if sep else url.rpartition("@")[2]
+    """The URL without what is or may be secret in it."""
+    head, sep, rest = url.strip().partition("://")
+    if not sep:
+        return repr(head.rpartition("@")[2][:40])
+    place = rest.partition("?")[0]
+    if "@" in rest[len(place) :] or "#" in rest:
+        return f"{head}://…"  # what of it is the address cannot be told
+    return f"{head}://{place.rpartition('@')[2]}"
 
 
 def tls_context(

@@ -12,7 +12,6 @@ A hold is filed under its deadline while its renewal is under way, so LOST comes
 from __future__ import annotations
 
 import asyncio
-import atexit
 import concurrent.futures
 import heapq
 import logging
@@ -22,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final
 
-from handfast.core import guard, mutex, renewal
+from handfast.core import guard, renewal
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.hold import HELD, LOST, Hold
@@ -44,6 +43,8 @@ NURSERY_EVERY: Final = 0.05
 NURSERY_TTL: Final = 0.6
 """From this ttl on a hold can wait for a look: a third of it is four times as long."""
 MEND_EVERY: Final = 0.5
+CLOSE_PATIENCE: Final = 0.5
+"""Seconds that a closing client or process waits for servers to take its releases."""
 FOREVER: Final = float("inf")
 
 
@@ -108,14 +109,6 @@ class Watchdog:
                 if holds is not None:
                     holds.discard(hold)
 
-    ending = remove
-
-    def granted(self, hold: Hold) -> None:
-        """See core.hold.Keeper; the watchdog itself only ever releases."""
-
-    def unfinished(self, hold: Hold) -> None:
-        """See core.hold.Keeper: what could not be released from here ends with its ttl."""
-
     def finish(self, hold: Hold) -> None:
         """Release from here what its owner cannot release. Takes no lock: finalizers may call it at any point."""
         self._left.append(hold)
@@ -165,11 +158,15 @@ class Watchdog:
         """A client closes: its renewed leases are released, its connections ended. Returns a concurrent future."""
         return asyncio.run_coroutine_threadsafe(self._detach(group), self._loop)
 
-    def held(self, group: Group | None = None) -> list[Hold]:
-        """All holds being watched, or those of one client."""
+    def renewed(self, group: Group) -> list[Hold]:
+        """A client's holds that are renewed, for ever or for long."""
+        return [hold for hold in self.held(group) if hold.renew_until != 0.0]
+
+    def held(self, group: Group) -> list[Hold]:
+        """A client's holds that are being watched."""
         with self._lock:
             holds = {*self._nursery, *(hold for slot in self._slots.values() for hold in slot)}
-        return [h for h in holds if h.state == HELD and (group is None or h.request.group is group)]
+        return [h for h in holds if h.state == HELD and h.request.group is group]
 
     # -- in the watchdog's thread ----------------------------------------------------------------------------------
 
@@ -289,18 +286,17 @@ class Watchdog:
         return driver
 
     async def _release(self, hold: Hold) -> None:
-        """For a lease that was dropped: the whole release. For one whose release was cut short: once more, from here."""
+        """Release what was dropped, or whose release was cut short somewhere. Harmless where it was not."""
+        hold.leave()
         charge = self._charges.get(hold.request.group)
-        if charge is None:
+        if hold.state == LOST or charge is None:
             return
+        self.remove(hold)
         driver = await self._driver(charge)
-        if hold.state == HELD:
-            await mutex.release(driver, hold, self)
-        elif hold.state != LOST:
-            request, group = hold.request, hold.request.group
-            await driver.exchange(
-                request.release(hold.owner, hold.token), Ballot(group.n, group.need), request.settings.terms.patience
-            )
+        request, group = hold.request, hold.request.group
+        payloads = request.release(hold.owner, hold.token)
+        await driver.exchange(payloads, Ballot(group.n, group.need), request.settings.terms.patience)
+        hold.end()
 
     def _mend_soon(self, group: Group) -> None:
         charge = self._charges.get(group)
@@ -326,9 +322,16 @@ class Watchdog:
         charge = self._charges.get(group)
         if charge is None:
             return
-        left = [hold for hold in self.held(group) if hold.renew_until != 0.0]
+        left = self.renewed(group)
         if left:
-            await self.release_all(left)
+            try:
+                async with asyncio.timeout(CLOSE_PATIENCE):
+                    await self.release_all(left)
+            except TimeoutError:
+                pass  # the servers do not answer; the ttl ends the leases
+        for hold in left:
+            hold.leave()
+            hold.end()
         for hold in self.held(group):
             self.remove(hold)
         if charge.mending is not None:
@@ -342,13 +345,18 @@ class Watchdog:
     async def release_all(self, holds: Iterable[Hold]) -> None:
         await asyncio.gather(*[self._release(hold) for hold in holds])
 
-    def release_at_exit(self) -> None:
+    async def _finish_all(self, group: Group) -> None:
+        """Release what a client still holds, and finish what was left for the watchdog to release."""
+        left, self._left = self._left, deque()
+        await self.release_all([*left, *self.renewed(group)])
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def last_words(self, group: Group) -> None:
         """The process ends: what was being renewed for its sake ends with it."""
-        left = [hold for hold in self.held() if hold.renew_until != 0.0]
-        if left and self._thread.is_alive():
-            ended = asyncio.run_coroutine_threadsafe(self.release_all(left), self._loop)
+        if self._thread.is_alive():
+            ended = asyncio.run_coroutine_threadsafe(self._finish_all(group), self._loop)
             try:
-                ended.result(timeout=0.5)
+                ended.result(timeout=CLOSE_PATIENCE)
             except TimeoutError:
                 pass  # the servers do not answer; the ttl ends the leases
 
@@ -377,12 +385,6 @@ def forget_all() -> None:
                 # Nobody is told: a watcher's lock may have been taken by a thread that does not exist here.
                 hold.watchers = ()
                 hold.lose("held by the parent process: a fork inherits no lease")
-
-
-@atexit.register
-def _at_exit() -> None:
-    if _current is not None:
-        _current.release_at_exit()
 
 
 os.register_at_fork(after_in_child=forget_all)

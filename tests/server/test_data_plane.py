@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import trustme
-from tests.both import bootstrap, both, connected, plain
+from tests.both import MODES, bootstrap, both, connected, plain
 from tests.relay import Impostor, Relay
 from tests.waiting import eventually, eventually_async
 
@@ -619,25 +619,27 @@ def breakable(request: pytest.FixtureRequest, trouble: type[Trouble], tmp_path: 
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-@both
-async def test_what_a_server_refuses_with_is_its_answer_and_passes(
-    mode: str, trouble: type[Trouble], breakable: Server
-) -> None:
-    """Met on a connection from before and on a new one; afterwards the same client goes on."""
+@plain
+async def test_what_a_server_refuses_with_is_its_answer_and_passes(trouble: type[Trouble], breakable: Server) -> None:
+    """Met on connections from before and on new ones, by both kinds of client; afterwards each goes on."""
     it = trouble(breakable)
-    async with connected(mode, breakable.url) as old, connected(mode, breakable.url) as new:
-        await works(old)
+    async with contextlib.AsyncExitStack() as stack:
+        old = [await stack.enter_async_context(connected(mode, breakable.url)) for mode in MODES]
+        new = [await stack.enter_async_context(connected(mode, breakable.url)) for mode in MODES]
+        for client in old:
+            await works(client)
         it.begin()
         try:
-            began = time.monotonic()
-            for client in (old, new):
+            for client in (*old, *new):
+                began = time.monotonic()
                 said = await reason(client)
-                if not (trouble in (LockedOut, Full) and client is old and said == "closed the connection"):
+                assert time.monotonic() - began < 2.5
+                # Where connections were cut, that may be what a client from before sees first.
+                if not (trouble in (LockedOut, Full) and client in old and said == "closed the connection"):
                     assert said.startswith(it.word), said
-            assert time.monotonic() - began < 5
         finally:
             it.end()
-        for client in (old, new):
+        for client in (*old, *new):
             lease = await client.lock("reason").acquire(wait=5)
             await lease.extend()
             assert await lease.release()
@@ -816,9 +818,9 @@ async def test_a_node_that_comes_back_is_used_again(mode: str, three: Servers) -
         assert three[2].url in votes
 
 
-@both
-async def test_strangers_are_named_for_what_they_say_and_nobody_hangs(mode: str) -> None:
-    """Five of them at once, so that their silence is waited for once."""
+@plain
+async def test_strangers_are_named_for_what_they_say_and_nobody_hangs() -> None:
+    """Five of them and both clients at once, so that their silence is waited for once."""
     http = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
     noise = bytes((i * 151 + 7) % 256 for i in range(4096))
     with (
@@ -829,15 +831,20 @@ async def test_strangers_are_named_for_what_they_say_and_nobody_hangs(mode: str)
         Impostor.silent() as silent,
     ):
         nodes = [web, noisy, half, slow, silent]
-        async with connected(mode, [node.url for node in nodes], guard=False) as client:
-            began = time.monotonic()
-            with pytest.raises(NoQuorum) as raised:
-                await client.lock("a").acquire(wait=0)
-            assert time.monotonic() - began < 4
-            said = [raised.value.nodes[node.url] for node in nodes]
-        assert "does not speak Redis' protocol" in said[0]
-        assert "does not speak Redis' protocol" in said[1]
-        assert said[2:] == ["did not answer the connection in time"] * 3
+
+        async def meet(mode: str) -> list[str]:
+            async with connected(mode, [node.url for node in nodes], guard=False) as client:
+                began = time.monotonic()
+                with pytest.raises(NoQuorum) as raised:
+                    await client.lock("a").acquire(wait=0)
+                assert time.monotonic() - began < 4
+                return [raised.value.nodes[node.url] for node in nodes]
+
+        threads = asyncio.to_thread(lambda: asyncio.run(meet("threads")))
+        for said in await asyncio.gather(meet("asyncio"), threads):
+            assert "does not speak Redis' protocol" in said[0]
+            assert "does not speak Redis' protocol" in said[1]
+            assert said[2:] == ["did not answer the connection in time"] * 3
         await eventually_async(lambda: not any(node.connections for node in nodes), within=3)
 
 
@@ -945,6 +952,17 @@ def test_closing_while_a_connection_is_being_made_writes_into_nobody_s_file(thre
                     os.close(fd)
 
 
+@both
+async def test_a_lease_released_in_the_same_breath_is_released_once_and_was_ours(
+    mode: str, one: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing but the release itself knows the lease by then: it must not be taken for a dropped one."""
+    async with connected(mode, one.url) as client:
+        for _ in range(20):
+            assert await (await client.lock("a").acquire(wait=0)).release()
+    assert "dropped" not in caplog.text
+
+
 # -- bytes that come in odd pieces -------------------------------------------------------------------------------------
 
 
@@ -972,22 +990,22 @@ async def test_a_request_larger_than_any_buffer_arrives_whole(mode: str, one: Se
 
 
 @plain
-async def test_five_thousand_requests_in_one_turn_are_answered_in_order(server: Server) -> None:
-    async with handfast.aio.connect(server.url, fence=False, ttl=30) as client:
+async def test_five_thousand_requests_in_one_turn_are_answered_in_order(one: Server) -> None:
+    async with handfast.aio.connect(one.url, fence=False, ttl=30) as client:
         leases = await asyncio.gather(*[client.lock(f"n{i}").acquire(wait=0) for i in range(5000)])
-        values = server.command("MGET", *[f"handfast:{{n{i}}}" for i in range(5000)])
+        values = one.command("MGET", *[f"handfast:{{n{i}}}" for i in range(5000)])
         assert values == [lease.owner.encode() for lease in leases]
         assert all(await asyncio.gather(*[lease.release() for lease in leases]))
-        assert server.command("DBSIZE") == 0
+        assert one.command("DBSIZE") == 0
 
 
-def test_threads_share_a_client_and_each_gets_its_own_answers(server: Server) -> None:
-    with handfast.connect(server.url) as client, ThreadPoolExecutor(16) as pool:
+def test_threads_share_a_client_and_each_gets_its_own_answers(one: Server) -> None:
+    with handfast.connect(one.url) as client, ThreadPoolExecutor(16) as pool:
 
         def pairs(i: int) -> bool:
             for _ in range(20):
                 lease = client.lock(f"n{i}").acquire(wait=0)
-                if server.command("GET", f"handfast:{{n{i}}}") != lease.owner.encode() or not lease.release():
+                if one.command("GET", f"handfast:{{n{i}}}") != lease.owner.encode() or not lease.release():
                     return False
             return True
 

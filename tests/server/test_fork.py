@@ -138,7 +138,7 @@ def test_an_unrenewed_lease_is_not_inherited_either(one: Server, client: handfas
 
 def test_a_lease_is_not_inherited_even_in_the_moment_of_its_renewal(client: handfast.Client) -> None:
     """The watchdog has taken it out to renew it, and the fork strikes."""
-    lease = client.lock("a").acquire(wait=0)
+    lease = client.lock("a", ttl=0.5).acquire(wait=0)
     dog = client._watchdog()
     taken = dog._due(clock.now() + 60)
     try:
@@ -211,10 +211,17 @@ def test_a_child_uses_the_client_with_connections_and_an_owner_of_its_own(one: S
     assert held.release()
 
 
-def test_nonces_of_parent_and_child_differ() -> None:
-    clock.nonce()  # so that a block is in stock
-    childs = in_child(lambda: [clock.nonce() for _ in range(500)])
-    assert not set(childs) & {clock.nonce() for _ in range(500)}
+def test_nonces_of_parent_and_child_differ(client: handfast.Client) -> None:
+    """Random numbers are read in blocks; a block that both had would be the same in both."""
+
+    def nonces() -> list[str]:
+        leases = [client.lock(f"{os.getpid()}-{i}", renew=False, ttl=5).acquire(wait=0) for i in range(20)]
+        assert all(lease.release() for lease in leases)
+        return [lease.owner.rpartition(":")[2] for lease in leases]
+
+    before = nonces()
+    childs = in_child(nonces)
+    assert len({*before, *childs, *nonces()}) == 60
 
 
 def test_two_children_of_one_parent_exclude_each_other(client: handfast.Client) -> None:
@@ -333,8 +340,8 @@ async def test_a_child_of_an_asyncio_parent_inherits_no_lease_and_can_start_anew
         await eventually_async(lambda: lease._hold.renew_from > first + 0.7)
         assert lease.valid
         assert not lease.lost.is_set()
-        pairs = [(await client.lock(f"n{i}").acquire(wait=0)).release() for i in range(50)]
-        assert all(await asyncio.gather(*pairs))
+        leases = [await client.lock(f"n{i}").acquire(wait=0) for i in range(50)]
+        assert all(await asyncio.gather(*[each.release() for each in leases]))
         assert await lease.release()
 
 

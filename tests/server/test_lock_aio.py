@@ -204,9 +204,9 @@ def test_a_decorated_coroutine_runs_under_the_lock_named_by_its_arguments(server
     asyncio.run(main())
 
 
-def test_a_watched_lease_outlives_its_ttl(server: Server) -> None:
+def test_a_watched_lease_outlives_its_ttl(one: Server) -> None:
     async def main() -> None:
-        async with two(server) as (client, rival), client.lock("a", ttl=0.3) as lease:
+        async with two(one) as (client, rival), client.lock("a", ttl=0.3) as lease:
             end = time.monotonic() + 0.7
             while time.monotonic() < end:
                 lease.check()

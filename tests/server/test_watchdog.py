@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-
-import handfast
-from handfast import LeaseLost
-from handfast.drivers import clock
-from handfast.testing import Server, Servers
 from tests.relay import Relay
 from tests.waiting import eventually
+
+import handfast
+from handfast import LeaseLost, lua
+from handfast.drivers import clock
+from handfast.testing import Server, Servers
 
 NAME = "watchdog"
 
@@ -86,12 +86,13 @@ def test_one_thread_serves_all_clients_and_leases_and_ends_with_the_last_client(
         assert len(watchdogs()) == 1
 
 
-def test_closing_while_the_servers_hang_does_not_fail_and_takes_no_longer_than_a_few_seconds(nodes: Servers) -> None:
-    with handfast.connect(nodes.urls, guard=False, ttl=3.0) as client:
+def test_closing_while_the_servers_hang_does_not_fail(three: Servers) -> None:
+    with handfast.connect(three.urls, guard=False, ttl=3.0) as client:
         lease = client.lock("a").acquire(wait=1)
-        for node in nodes:
+        for node in three:
             node.pause()
-        passed(1.5)
+        # By then the first renewal was sent in vain, its connection given up and the next one begun.
+        eventually(lambda: lease.remaining() < 0.7, within=3)
         client.close()
     assert not lease.valid
 
@@ -114,7 +115,7 @@ def test_closing_while_the_watchdog_connects_leaves_no_connection_open(three: Se
 
 
 def test_renewals_of_one_node_share_writes_and_none_is_lost(one: Server) -> None:
-    ttl = 0.7
+    ttl = 0.6
     with handfast.connect(one.url) as client:
         leases = [client.lock(f"many-{i}", ttl=ttl).acquire() for i in range(200)]
         commands, reads = writes(one), int(one.info("total_reads_processed"))
@@ -126,7 +127,7 @@ def test_renewals_of_one_node_share_writes_and_none_is_lost(one: Server) -> None
 
 
 def test_a_short_outage_is_retried_within_the_ttl(nodes: Servers) -> None:
-    ttl = 1.2
+    ttl = 0.9
     with opened(nodes, ttl=ttl) as client:
         lease = client.lock("a").acquire(wait=1)
         eventually(lambda: lease.remaining() < 0.75 * ttl)
@@ -136,28 +137,28 @@ def test_a_short_outage_is_retried_within_the_ttl(nodes: Servers) -> None:
         eventually(lambda: lease.remaining() < 0.35 * ttl)
         for node in nodes:
             node.resume()
-        held_for(lease, 1.5 * ttl)
+        held_for(lease, 1.2 * ttl)
         assert lease.release()
 
 
 def test_a_broken_connection_is_made_anew_within_the_ttl(one: Server) -> None:
     with Relay(one.url) as relay, handfast.connect(relay.url, ttl=0.9) as client:
         lease = client.lock("a").acquire(wait=1)
-        for _ in range(4):
-            passed(0.3)
+        for _ in range(3):
+            passed(0.25)
             relay.hang_up()
             assert lease.valid
-        held_for(lease, 0.9)
+        held_for(lease, 0.6)
         lease.release()
 
 
-@pytest.mark.parametrize("ttl", [0.5, 0.9])
-def test_max_hold_ends_the_renewal_of_a_wedged_holder(one: Server, ttl: float) -> None:
-    with handfast.connect(one.url, ttl=ttl, max_hold=1.0) as client:
+def test_max_hold_ends_the_renewal_of_a_wedged_holder(one: Server) -> None:
+    ttl = 0.4
+    with handfast.connect(one.url, ttl=ttl, max_hold=0.8) as client:
         began = clock.now()
         lease = client.lock("a").acquire()
-        assert lease.lost.wait(1.0 + ttl + 0.2)
-        assert 1.0 - ttl <= clock.now() - began <= 1.0 + ttl + 0.1
+        assert lease.lost.wait(0.8 + ttl + 0.2)
+        assert 0.8 - ttl / 3 <= clock.now() - began <= 0.8 + ttl + 0.1
         with pytest.raises(LeaseLost, match="max_hold was reached"):
             lease.check()
         eventually(lambda: client.lock("a").try_acquire() is not None, within=ttl)
@@ -203,38 +204,6 @@ def test_a_shorter_extension_that_nobody_confirmed_shortens_the_promise_too() ->
         assert not lease.valid
 
 
-def test_a_longer_renewal_overtaken_by_a_shorter_extension_does_not_promise_the_longer_time() -> None:
-    """The watchdog's renewal is carried out first and its reply comes last."""
-    with Server() as node, Relay(node.url) as slow:
-        with handfast.connect(slow.url, ttl=3.0, node_timeout=1.0) as client:
-            lease = client.lock("a").acquire()
-            eventually(lambda: slow.accepted >= 2 and lease.remaining() > 2.5, within=3, what="renewed once")
-            known = writes(node)
-            slow.replies.clear()
-            eventually(lambda: writes(node) > known, within=3, what="the watchdog's renewal reached the server")
-            extending = threading.Thread(target=lambda: pytest.raises(LeaseLost, lease.extend, 0.5))
-            shorter = writes(node)
-            done: list[object] = []
-
-            def extend() -> None:
-                try:
-                    lease.extend(ttl=0.5)
-                except LeaseLost as error:
-                    done.append(error)
-
-            extending = threading.Thread(target=extend)
-            extending.start()
-            eventually(lambda: writes(node) > shorter, what="the shorter extension reached the server")
-            slow.replies.set()
-            extending.join()
-            before = clock.now()
-            promised = lease.remaining()
-            kept = node.command("PTTL", "handfast:{a}")
-            assert isinstance(kept, int)
-            assert promised <= kept / 1000 + clock.now() - before
-            lease.release()
-
-
 def test_threads_that_hog_the_interpreter_do_not_lose_a_lease(one: Server) -> None:
     stop = threading.Event()
 
@@ -248,7 +217,7 @@ def test_threads_that_hog_the_interpreter_do_not_lose_a_lease(one: Server) -> No
         for thread in threads:
             thread.start()
         try:
-            held_for(lease, 2.5)
+            held_for(lease, 2.0)
             assert not lease.lost.is_set()
         finally:
             stop.set()
@@ -285,7 +254,9 @@ def test_a_lost_lease_sends_nothing_when_the_servers_wake(nodes: Servers) -> Non
         for node in nodes:
             node.resume()
             # A stranger has it now; whatever was still under way has been carried out once this is answered.
-            eventually(lambda node=node: node.command("SET", "handfast:{a}", "stranger", "NX") or holder(node) == "stranger")
+            eventually(
+                lambda node=node: node.command("SET", "handfast:{a}", "stranger", "NX") or holder(node) == "stranger"
+            )
         counted = [writes(node) for node in nodes]
         assert lease.release() is False
         with pytest.raises(LeaseLost):
@@ -338,9 +309,18 @@ def test_a_rolling_empty_restart_of_all_nodes_does_not_end_a_long_hold(five: Ser
         eventually(lambda: all(holder(node) is None for node in five), what="no key is left of a healed lease")
 
 
+class Distant(Relay):
+    """A node whose replies come 30 ms after those of the others."""
+
+    def _pass(self, gate: threading.Event) -> None:
+        super()._pass(gate)
+        if gate is self.replies:
+            time.sleep(0.03)
+
+
 def test_nodes_that_are_slower_than_the_majority_are_healed_too(five: Servers) -> None:
     """Their "not yours" comes after the others have already decided the renewal."""
-    with Relay(five[3].url) as d, Relay(five[4].url) as e:
+    with Distant(five[3].url) as d, Distant(five[4].url) as e:
         urls = [*five.urls[:3], d.url, e.url]
         with handfast.connect(urls, ttl=0.6, guard=False, node_timeout=0.2) as client:
             lease = client.lock("a").acquire(wait=1)
@@ -348,20 +328,8 @@ def test_nodes_that_are_slower_than_the_majority_are_healed_too(five: Servers) -
                 eventually(lambda node=node: holder(node) == lease.owner)
             for node in five.nodes[3:]:
                 node.command("DEL", "handfast:{a}")
-            slow = [threading.Thread(target=_slow, args=(relay,), daemon=True) for relay in (d, e)]
-            for thread in slow:
-                thread.start()
-            eventually(lambda: all(holder(node) == lease.owner for node in five), within=3.0)
+            eventually(lambda: all(holder(node) == lease.owner for node in five), within=2.0)
             lease.release()
-
-
-def _slow(relay: Relay) -> None:
-    """Replies leave every 30 ms only."""
-    while not relay._closed:
-        relay.replies.clear()
-        time.sleep(0.03)
-        relay.replies.set()
-        time.sleep(0.001)
 
 
 def test_healing_waits_for_another_owner_and_then_tops_the_vote_up(three: Servers) -> None:
@@ -379,6 +347,15 @@ def test_healing_waits_for_another_owner_and_then_tops_the_vote_up(three: Server
         assert 0 < left <= 600
         lease.release()
         eventually(lambda: all(holder(node) is None for node in three))
+
+
+def test_healing_does_not_shorten_a_vote_that_came_in_the_meantime(one: Server) -> None:
+    """A late grant and an extension may be there before a heal arrives that was made when they were not."""
+    one.command("SET", "k", "owner", "PX", 60_000)
+    assert one.command("EVAL", lua.TEXT["heal"], 1, "k", "owner", 100, 1, "") == 1
+    left = one.command("PTTL", "k")
+    assert isinstance(left, int)
+    assert left > 50_000
 
 
 def test_a_healed_node_has_the_token_as_its_floor(three: Servers) -> None:

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.model import lock_request
 
 from handfast.core import renewal
 from handfast.core.hold import HELD, LOST, RELEASED, RELEASING, TRANSITIONS, Hold
-from tests.model import lock_request
 
 STATES = (HELD, RELEASING, RELEASED, LOST)
 PATHS = {HELD: (), RELEASING: (RELEASING,), RELEASED: (RELEASING, RELEASED), LOST: (LOST,)}
@@ -19,8 +19,7 @@ PATHS = {HELD: (), RELEASING: (RELEASING,), RELEASED: (RELEASING, RELEASED), LOS
 
 def hold_of(ttl: float = 1.0, sent: float = 100.0) -> Hold:
     request = lock_request(1, ttl=ttl)
-    validity = request.terms.validity
-    return Hold(request, b"host:1::nonce", ttl, sent + validity, sent, 1, 7)
+    return Hold(request, b"host:1::nonce", ttl, sent + request.settings.terms.validity, sent, 1, 7)
 
 
 def move(hold: Hold, to: str) -> bool:
@@ -29,7 +28,7 @@ def move(hold: Hold, to: str) -> bool:
     if to == RELEASED:
         hold.end()
         return hold.state != before
-    return hold.leave(to)
+    return hold.leave() if to == RELEASING else hold.lose("because")
 
 
 def in_state(state: str) -> Hold:
@@ -45,15 +44,6 @@ def test_only_the_transitions_of_the_table_are_made(at: str, to: str) -> None:
     hold = in_state(at)
     assert move(hold, to) is ((at, to) in TRANSITIONS)
     assert hold.state == (to if (at, to) in TRANSITIONS else at)
-
-
-@pytest.mark.parametrize("at", STATES)
-@pytest.mark.parametrize("to", [HELD, RELEASED, "elsewhere"])
-def test_leaving_to_where_nothing_leads_is_a_mistake_in_the_program(at: str, to: str) -> None:
-    hold = in_state(at)
-    with pytest.raises(AssertionError, match="no transition"):
-        hold.leave(to)
-    assert hold.state == at
 
 
 @pytest.mark.parametrize("final", [RELEASED, LOST])
@@ -86,7 +76,7 @@ def test_of_two_threads_that_race_to_leave_exactly_one_wins() -> None:
     def race(to: str) -> None:
         for hold in holds:
             start.wait()
-            won[to].append(hold.leave(to))
+            won[to].append(move(hold, to))
 
     threads = [threading.Thread(target=race, args=(to,)) for to in won]
     for thread in threads:
@@ -104,12 +94,24 @@ def test_watchers_are_called_once_for_a_loss_and_never_for_a_release() -> None:
     for hold, word in ((lost, "lost"), (released, "released")):
         hold.watch(lambda word=word: calls.append(word))
         hold.watch(lambda word=word: calls.append(word))
-    assert lost.leave(LOST, "because")
-    assert not lost.leave(LOST, "again")
-    assert released.leave(RELEASING)
+    assert lost.lose("because")
+    assert not lost.lose("again")
+    assert released.leave()
     released.end()
     assert calls == ["lost", "lost"]
     assert lost.reason == "because"
+
+
+def test_of_many_that_declare_a_loss_the_watchers_hear_once() -> None:
+    for _ in range(100):
+        hold, calls = hold_of(), []
+        hold.watch(lambda calls=calls: calls.append(1))
+        threads = [threading.Thread(target=hold.lose, args=("because",)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert calls == [1]
 
 
 def test_who_begins_to_watch_a_lost_hold_is_told_at_once() -> None:
@@ -123,7 +125,7 @@ def test_who_begins_to_watch_a_lost_hold_is_told_at_once() -> None:
 def test_who_begins_to_watch_while_it_is_being_lost_is_told() -> None:
     for _ in range(300):
         hold, told = hold_of(), threading.Event()
-        loser = threading.Thread(target=hold.leave, args=(LOST,))
+        loser = threading.Thread(target=hold.lose, args=("because",))
         loser.start()
         hold.watch(told.set)
         loser.join()

@@ -46,7 +46,9 @@ def play(ballot: Ballot, order: tuple[int, ...], kinds: tuple[str, ...], need: i
         assert ballot.won is (len(yeses) >= need)
         assert ballot.mask() == sum(1 << i for i in yeses)
         assert ballot.refused() == sum(kinds[i] == "no" for i in order[: step + 1])
-        assert [i for i, a in enumerate(ballot.answers) if a is None] == sorted(set(range(nodes)) - set(order[: step + 1]))
+        assert [i for i, a in enumerate(ballot.answers) if a is None] == sorted(
+            set(range(nodes)) - set(order[: step + 1])
+        )
         was_decided = decided
     assert late == expected_late
     assert ballot.decided

@@ -96,8 +96,12 @@ class Effects(Protocol):
         """An exchange with the only node of a group: its answer, or a Fault; of the kind `timeout` for silence."""
         ...
 
-    def post(self, payloads: Payloads) -> None:
-        """Send on the same connections, wait for nothing, drop the replies (one for each payload)."""
+    def post(self, payloads: Payloads) -> bool:
+        """Send on the same connections, wait for nothing, drop the replies (one for each payload).
+
+        False if one of those connections is gone.
+        """
+        ...
 
     async def sleep(self, until: float) -> None:
         """Until `now()` is there."""

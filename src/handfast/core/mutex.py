@@ -65,9 +65,13 @@ async def acquire(io: Effects, request: Request, terms: Terms, wait: float | Non
                     ballot.late = hold.late_vote
                 return keeper.granted(hold)
         except BaseException:
-            if hold is not None and hold.leave():
-                hold.end()
-            _undo(io, request, owner, ballot or _single(answer))
+            if hold is None:
+                hold = Hold(request, owner, terms.ttl, 0.0, sent, 0, 0)
+            hold.leave()
+            if not _undo(io, request, owner, ballot or _single(answer)):
+                # What struck has also cost a connection: let the release take another way.
+                keeper.unfinished(hold)
+            hold.end()
             raise
         ballot = ballot or _single(answer)
         _undo(io, request, owner, ballot)
@@ -135,8 +139,11 @@ def _excuse(group: Group, ballot: Ballot, payloads: Payloads, now: float) -> lis
     return asked
 
 
-def _undo(io: Effects, request: Request, owner: bytes, ballot: Ballot) -> None:
-    """Take back what was or may have been granted. Nothing is awaited, so nothing can come between."""
+def _undo(io: Effects, request: Request, owner: bytes, ballot: Ballot) -> bool:
+    """Take back what was or may have been granted; False if a connection for that is gone.
+
+    Nothing is awaited, so nothing can come between.
+    """
     releases = _each(request.group, request.release(owner, 0))
     for node, answer in enumerate(ballot.answers):
         if request.owner is not None:
@@ -146,8 +153,7 @@ def _undo(io: Effects, request: Request, owner: bytes, ballot: Ballot) -> None:
             ours = answer is None or type(answer) is Fault or said_yes(answer)
         if not ours:
             releases[node] = None
-    if any(releases):
-        io.post(releases)
+    return not any(releases) or io.post(releases)
 
 
 def _lasting(group: Group, ballot: Ballot) -> bool:
@@ -225,13 +231,13 @@ async def extend(io: Effects, hold: Hold, ttl: float) -> None:
 
 async def release(io: Effects, hold: Hold, keeper: Keeper) -> bool:
     """Give it back; True if it was still ours. Only the first caller sends anything."""
-    in_time = io.now() < hold.deadline
-    if not hold.leave():
-        return False
-    keeper.ending(hold)
     request = hold.request
     group = request.group
+    in_time = io.now() < hold.deadline
     try:
+        if not hold.leave():
+            return False
+        keeper.ending(hold)
         if not io.settled:
             await io.settle(group.need)
         payloads = request.release(hold.owner, hold.token)
@@ -247,8 +253,7 @@ async def release(io: Effects, hold: Hold, keeper: Keeper) -> bool:
     except BaseException:
         keeper.unfinished(hold)
         raise
-    finally:
-        hold.end()
+    hold.end()
     if hold.healed or not known:
         keeper.unfinished(hold)
     # Unknown is not a loss: within the deadline the lease was valid, whoever could be told of its end.

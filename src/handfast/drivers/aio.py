@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from handfast.drivers import clock
@@ -22,7 +20,7 @@ class AioDriver(AioLane):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.nonce: Callable[[], bytes] = partial(next, clock.nonces())
+        self.nonce = clock.Nonces().take
 
     async def sleep(self, until: float) -> None:
         await asyncio.sleep(max(0.0, until - clock.now()))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator
-from functools import partial
+from collections.abc import Awaitable, Coroutine, Generator
 from typing import Any, TypeVar
 
 from handfast.core.effects import Payloads, Poll
@@ -41,7 +40,7 @@ class ThreadDriver(Lane):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.nonce: Callable[[], bytes] = partial(next, clock.nonces())
+        self.nonce = clock.Nonces().take
 
     async def settle(self, need: int) -> None:
         self.connect(need)

@@ -279,14 +279,20 @@ class AioLane:
         if poll.decided and not poll.waiter.done():
             poll.waiter.set_result(None)
 
-    def post(self, payloads: Payloads) -> None:
+    def post(self, payloads: Payloads) -> bool:
         """See Effects.post."""
         self._spill()
+        all_up = True
         for link in self.links:
             payload = payloads if isinstance(payloads, bytes) else payloads[link.index]
-            if payload is not None and link.channel is not None:
+            if payload is None:
+                continue
+            if link.channel is not None:
                 link.channel.request(payload, Posted(payload))
+            else:
+                all_up = False
         self.turn()
+        return all_up
 
     def turn(self) -> None:
         """Order the flush at the end of this turn of the loop."""

@@ -4,17 +4,17 @@ An exchange writes to all sockets and then polls them, as the Redlock text recom
 Connections are made by short-lived threads of their own, because name look-ups and TLS handshakes block: a node that
 hangs there holds up nobody. They report through the lane's doorbell, which is polled along with the sockets.
 
-An exception may strike between any two steps (Ctrl-C). Around each place where bytes and bookkeeping must agree
-`_torn` names the link concerned; a link found torn afterwards is closed rather than trusted.
+An exception may strike between any two steps (Ctrl-C). Around each place where bytes and bookkeeping must agree `torn` is
+set; a lane that is found torn afterwards is not used again.
 """
 
 from __future__ import annotations
 
+import _thread
 import os
 import select
 import socket
 import ssl
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -79,11 +79,13 @@ class Lane:
         self._arrived: deque[tuple[int, socket.socket | None, Channel | None, Fault | None]] = deque()
         self._by_fd: dict[int, Link] = {}
         self._poller = select.poll()
-        self._bell, self._rope = os.pipe()
-        os.set_blocking(self._bell, False)
-        os.set_blocking(self._rope, False)
-        self._poller.register(self._bell, select.POLLIN)
-        self._torn: Link | None = None
+        # Sockets rather than a pipe: a thread that comes late finds a closed object, not a number that is in use again.
+        self._bell, self._rope = socket.socketpair()
+        self._bell.setblocking(False)
+        self._rope.setblocking(False)
+        self._bell_fd = self._bell.fileno()
+        self._poller.register(self._bell_fd, select.POLLIN)
+        self.torn = False
         self._current: tuple[Payloads, Poll | None] = _NOBODY
         """The exchange under way, for nodes whose connection comes about during it."""
 
@@ -92,7 +94,9 @@ class Lane:
     def connect(self, need: int) -> None:
         """Connect what is down; back when all tries have ended or, with `need` up, after a short grace."""
         end = _clock() + max(link.connect_timeout for link in self.links) + GRACE
+        self.torn = True
         self._start(force=True)
+        self.torn = False
         while self._connecting and (left := end - _clock()) > 0:
             if self.up >= need:
                 end = min(end, _clock() + GRACE)
@@ -106,9 +110,8 @@ class Lane:
         for link in self.links:
             if link.channel is None and link.index not in self._connecting and (force or now >= link.retry_at):
                 self._connecting.add(link.index)
-                threading.Thread(
-                    target=self._dial, args=(link.index, link.address), name="handfast-connect", daemon=True
-                ).start()
+                # Not threading.Thread: its start() waits for the thread, and an interrupt there leaves a broken lock.
+                _thread.start_new_thread(self._dial, (link.index, link.address))
 
     def _dial(self, index: int, address: Address) -> None:
         """In a thread of its own: connect, shake hands, hand over."""
@@ -128,9 +131,9 @@ class Lane:
             sock.close()
         self._arrived.append((index, sock, channel, fault))
         try:
-            os.write(self._rope, b"!")
+            self._rope.send(b"!")
         except OSError:
-            pass  # the pipe is full, so the bell rings already; or the lane is closed
+            pass  # it is full, so the bell rings already; or the lane is closed
         if self.closed:
             self._turn_away()
 
@@ -143,7 +146,7 @@ class Lane:
     def _admit(self) -> None:
         """Take over what the connecting threads have made; a failure is an answer to whoever waits for that node."""
         try:
-            os.read(self._bell, 4096)
+            self._bell.recv(4096)
         except BlockingIOError:
             pass
         payloads, poll = self._current
@@ -217,45 +220,45 @@ class Lane:
             self._wait(left)
         return answer.reply
 
-    def post(self, payloads: Payloads) -> None:
-        """See Effects.post. A connection that is gone takes nothing: what it carried ends with its ttl."""
-        if self._torn is not None:
-            self._mend()
+    def post(self, payloads: Payloads) -> bool:
+        """See Effects.post."""
+        if self.torn:
+            return False
+        all_up = True
         for link in self.links:
             payload = payloads if isinstance(payloads, bytes) else payloads[link.index]
-            if payload is not None and link.channel is not None:
+            if payload is None:
+                continue
+            if link.channel is not None:
                 self._send(link, payload, Posted(payload))
+            else:
+                all_up = False
+        return all_up
 
     def _inspect(self, now: float) -> None:
-        """Before use: drop what was interrupted, closed or hangs, and see to what is down."""
-        if self._torn is not None:
-            self._mend()
+        """Before use: drop what was closed or hangs, and see to what is down."""
         if now - self.used_at > IDLE_CHECK:
             self._wait(0)
+        self.used_at = now
+        self.torn = True
         for link in self.links:
             if link.asked_at and (fault := link.hangs(now)) is not None:
                 self._down(link, fault)
-        self.used_at = now
         if self.up < len(self.links):
             self._start()
-
-    def _mend(self) -> None:
-        """An exception struck while bytes and bookkeeping of this link did not agree."""
-        link, self._torn = self._torn, None
-        if link is not None and link.channel is not None:
-            self._down(link, Fault("interrupted", "the connection was dropped because its use was interrupted"))
+        self.torn = False
 
     def _send(self, link: Link, payload: bytes, poll: Poll | Asked) -> None:
         channel = link.channel
         assert channel is not None
-        self._torn = link
+        torn, self.torn = self.torn, True
         if not channel.pending:
             link.asked_at = _clock()
         channel.request(payload, poll)
         if self.group.guard and not isinstance(poll, tuple) and poll.guarded:
             channel.out.append(channel.seal())
         self._flush(link, channel)
-        self._torn = None
+        self.torn = torn
 
     def _flush(self, link: Link, channel: Channel) -> None:
         sock = link.sock
@@ -275,20 +278,22 @@ class Lane:
 
     def _wait(self, seconds: float) -> None:
         """Poll once and handle what came."""
-        for fd, event in self._poller.poll(seconds * 1000):
-            if fd == self._bell:
+        events = self._poller.poll(seconds * 1000)
+        self.torn = True
+        for fd, event in events:
+            if fd == self._bell_fd:
                 self._admit()
                 continue
-            link = self._by_fd[fd]
+            link = self._by_fd.get(fd)
+            if link is None or link.channel is None:
+                continue  # an earlier event of this turn has closed it
             channel = link.channel
-            assert channel is not None
-            self._torn = link
             if event & select.POLLOUT:
                 self._poller.modify(fd, _READ)
                 self._flush(link, channel)
             if event & _READ and link.sock is not None:
                 self._receive(link, channel, link.sock)
-            self._torn = None
+        self.torn = False
 
     def _receive(self, link: Link, channel: Channel, sock: socket.socket) -> None:
         try:
@@ -333,8 +338,8 @@ class Lane:
                 os.close(link.sock.detach())
             link.sock = link.channel = None
         self._turn_away()
-        os.close(self._bell)
-        os.close(self._rope)
+        self._bell.close()
+        self._rope.close()
 
 
 def _converse(sock: socket.socket, channel: Channel) -> None:

@@ -1,0 +1,251 @@
+"""The rules of the restart guard that need no server: markers, floors, Q, steps of a clock."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handfast.core import guard
+from handfast.core.effects import Fault
+from handfast.core.group import Group, Node
+from handfast.core.guard import Marker
+from handfast.core.quorum import majority
+from handfast.errors import ConfigError
+from handfast.options import policy
+
+US = 1_000_000
+VOTER, FORGOT, SILENT = "voter", "forgot", "silent"
+
+
+def group_of(nodes: int, **options: float) -> Group:
+    group = Group([f"node-{i}" for i in range(nodes)], policy({**options}), guard=True)
+    for node in group.nodes:
+        node.incarnation = b"run:replid"
+    return group
+
+
+# -- markers -------------------------------------------------------------------------------------------------------
+
+
+@given(
+    incarnation=st.from_regex(rb"[0-9a-f]{1,40}:[0-9a-f]{0,40}", fullmatch=True),
+    ready_at=st.integers(0, 2**60),
+    max_ttl=st.integers(1, 10**9),
+    floor=st.none() | st.integers(0, 2**53),
+)
+def test_a_marker_says_what_was_written(incarnation: bytes, ready_at: int, max_ttl: int, floor: int | None) -> None:
+    word = b"-" if floor is None else b"%d" % floor
+    marker = Marker.parse(guard.text(incarnation, b"%d" % ready_at, max_ttl, word))
+    assert marker == Marker(incarnation, ready_at, max_ttl, word)
+    assert marker.votes is (floor is not None)
+
+
+@given(st.binary(max_size=60))
+def test_garbage_is_no_marker_or_one_that_was_written_that_way(raw: bytes) -> None:
+    marker = Marker.parse(raw)
+    if marker is not None:
+        assert raw.split(b" ")[0] == b"1"
+        assert len(raw.split(b" ")) == 5
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        None,
+        b"",
+        b"1",
+        b"0 run:id 5 6 7",
+        b"2 run:id 5 6 7",
+        b"1 run:id 5 6",
+        b"1 run:id 5 6 7 8",
+        b"1 run:id -5 6 7",
+        b"1 run:id five 6 7",
+        b"1 run:id 5 6.0 7",
+        b"1  5 6 7 ",
+        b"somebody's lock",
+    ],
+)
+def test_what_no_version_wrote_is_no_marker(raw: bytes | None) -> None:
+    assert Marker.parse(raw) is None
+
+
+@pytest.mark.parametrize("floor", [b"", b"x", b"1.5", b"-1"])
+def test_a_marker_whose_floor_is_no_number_gives_no_vote(floor: bytes) -> None:
+    marker = Marker.parse(b"1 run:replid 5 6 " + floor)
+    assert marker is None or not marker.votes
+
+
+# -- who may vote --------------------------------------------------------------------------------------------------
+
+
+def test_a_marker_of_this_incarnation_with_a_floor_opens_the_node() -> None:
+    group = group_of(3, max_ttl=5.0)
+    node = group.nodes[1]
+    raw = guard.text(b"run:replid", b"%d" % (7 * US), 5000, b"41")
+    assert guard.adopt(group, node, raw, 9 * US, 100.0)
+    assert (node.marker, node.floor) == (raw, b"41")
+    assert group.closed(node, 100.0) is None
+    assert group.voters() == 1
+    assert not group.all_vote
+
+
+def test_a_marker_without_a_floor_keeps_it_closed_until_its_time_and_beyond() -> None:
+    group = group_of(3, max_ttl=5.0)
+    node = group.nodes[1]
+    raw = guard.text(b"run:replid", b"%d" % (12 * US), 5000, b"-")
+    assert guard.adopt(group, node, raw, 9 * US, 100.0)
+    assert node.marker == b""
+    early, late = group.closed(node, 101.0), group.closed(node, 104.0)
+    assert early is not None
+    assert "no vote for another 2.0 s" in early.text
+    assert late is not None
+    assert "waiting for enough other nodes" in late.text
+
+
+@pytest.mark.parametrize("raw", [None, b"", b"garbage", b"1 other:replid 1 5000 41", b"1 run:other 1 5000 41"])
+def test_no_marker_or_that_of_another_incarnation_closes_the_node(raw: bytes | None) -> None:
+    group = group_of(3, max_ttl=5.0)
+    node = group.nodes[1]
+    group.set_marker(node, b"1 run:replid 1 5000 41", b"41")
+    assert not guard.adopt(group, node, raw, 9 * US, 100.0)
+    assert node.marker == b""
+
+
+def test_another_max_ttl_is_a_mistake_and_closes_the_node() -> None:
+    group = group_of(3, max_ttl=5.0)
+    node = group.nodes[1]
+    with pytest.raises(ConfigError, match=r"node-1: .*max_ttl=8, this client has max_ttl=5"):
+        guard.adopt(group, node, guard.text(b"run:replid", b"1", 8000, b"41"), 9 * US, 100.0)
+    assert node.marker == b""
+
+
+def test_a_suspect_stays_closed_when_another_connection_reads_its_old_marker() -> None:
+    group = group_of(3, max_ttl=5.0)
+    raw = guard.text(b"run:replid", b"1", 5000, b"41")
+    for node in group.nodes:
+        guard.adopt(group, node, raw, 9 * US, 100.0)
+    group.suspect(1)
+    assert group.closed(group.nodes[1], 100.0) is not None
+    guard.adopt(group, group.nodes[1], raw, 9 * US, 100.1)
+    assert group.closed(group.nodes[1], 100.1) is not None
+
+
+def test_the_reason_of_a_node_that_was_never_reached_is_its_own() -> None:
+    group = Group(["node-0"], policy({}), guard=True)
+    group.failed(0, Fault("refused", "refused the connection"))
+    closed = group.closed(group.nodes[0], 0.0)
+    assert closed is not None
+    assert closed.text == "refused the connection"
+
+
+# -- Q -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("max_ttl", "drift"), [(30.0, 0.01), (0.8, 0.01), (30.0, 0.0), (10.0, 0.2)])
+def test_q_is_longer_than_any_lease_that_may_have_been_forgotten(max_ttl: float, drift: float) -> None:
+    group = group_of(3, ttl=max_ttl, max_ttl=max_ttl, drift=drift)
+    q = guard.period(group)
+    assert q == pytest.approx(max_ttl * (1 + 2 * drift) + 0.1)
+    # A lease of max_ttl ends on a client whose clock is slow; Q is over on a server whose clock is fast.
+    assert q / (1 + drift) > policy({"ttl": max_ttl, "max_ttl": max_ttl, "drift": drift}).validity(max_ttl)
+
+
+# -- floors --------------------------------------------------------------------------------------------------------
+
+
+def state_of(kind: str, mark: int) -> guard._State:
+    floor = b"0" if kind == VOTER else b"-"
+    return guard._State(b"raw", Marker(b"run:replid", 0, 30000, floor), mark, 0)
+
+
+@pytest.mark.parametrize("nodes", [3, 5])
+def test_the_floor_in_every_situation(nodes: int) -> None:
+    """Of the node 0, which forgot; every other one votes, forgot too, or cannot be asked."""
+    need = majority(nodes)
+    group = group_of(nodes)
+    for others in itertools.product((VOTER, FORGOT, SILENT), repeat=nodes - 1):
+        states = {0: state_of(FORGOT, 0)}
+        for i, kind in enumerate(others, start=1):
+            if kind != SILENT:
+                states[i] = state_of(kind, 10 * i)
+        voters = [10 * i for i, kind in enumerate(others, start=1) if kind == VOTER]
+        floor = guard.floor_for(group, 0, states)
+        if len(voters) >= need:
+            assert floor == max(voters), others
+        elif others.count(FORGOT) + 1 > nodes - need and len(states) >= need:
+            # A majority forgot: M others that remember cannot exist any more.
+            assert floor == max(state.mark for state in states.values()), others
+        else:
+            assert floor is None, others
+
+
+@pytest.mark.parametrize("nodes", [3, 5])
+def test_with_a_minority_forgetful_the_floor_covers_every_token_that_it_voted_for(nodes: int) -> None:
+    """A token is at M nodes, the forgetful one among them; whichever M others are asked, one knows it."""
+    need = majority(nodes)
+    group = group_of(nodes)
+    for knows in itertools.combinations(range(1, nodes), need - 1):
+        for forgot in itertools.product((False, True), repeat=nodes - 1):
+            if sum(forgot) + 1 > nodes - need:
+                continue
+            for answering in itertools.product((False, True), repeat=nodes - 1):
+                states = {0: state_of(FORGOT, 0)}
+                for i in range(1, nodes):
+                    if answering[i - 1]:
+                        lost = forgot[i - 1]
+                        states[i] = state_of(FORGOT if lost else VOTER, 99 if i in knows and not lost else 0)
+                floor = guard.floor_for(group, 0, states)
+                assert floor is None or floor >= 99 or all(forgot[i - 1] for i in knows)
+
+
+def test_a_single_node_takes_its_own_mark() -> None:
+    group = group_of(1)
+    assert guard.floor_for(group, 0, {0: state_of(FORGOT, 77)}) == 77
+
+
+# -- clocks --------------------------------------------------------------------------------------------------------
+
+
+def node_at(offset: float, at: float, trip: float = 0.0) -> Node:
+    """A node whose clock was read once: `offset` ahead of ours, with a round trip of `trip`."""
+    node = Node(0, "node-0")
+    assert not guard.clock_stepped(node, at, at + trip, round((at + trip / 2 + offset) * 1e6), 0.01)
+    return node
+
+
+def test_a_first_reading_is_never_a_step() -> None:
+    assert not guard.clock_stepped(Node(0, "node-0"), 1.0, 1.0, 10**15, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("step", "after", "stepped"),
+    [
+        (0.0, 1.0, False),
+        (0.015, 0.1, False),  # set right by less than the margin
+        (0.025, 0.1, True),
+        (0.025, 1.0, False),  # as far as rates may differ in a second, and the margin
+        (0.035, 1.0, True),
+        (0.2, 10.0, True),
+        (3600.0, 1.0, True),
+        (-0.5, 1.0, False),  # backwards keeps keys longer: no lease ends early
+        (-3600.0, 1.0, False),
+    ],
+)
+def test_a_step_forward_beyond_drift_and_margin_is_noticed(step: float, after: float, stepped: bool) -> None:
+    node = node_at(5.0, 100.0)
+    at = 100.0 + after
+    assert guard.clock_stepped(node, at, at, round((at + 5.0 + step) * 1e6), 0.01) is stepped
+
+
+def test_a_slow_round_trip_is_not_taken_for_a_step() -> None:
+    node = node_at(5.0, 100.0, trip=0.4)
+    assert not guard.clock_stepped(node, 101.0, 101.5, round((101.01 + 5.0) * 1e6), 0.01)
+
+
+def test_the_step_is_measured_from_the_latest_reading() -> None:
+    node = node_at(5.0, 100.0)
+    assert guard.clock_stepped(node, 101.0, 101.0, round((101.0 + 6.0) * 1e6), 0.01)
+    assert not guard.clock_stepped(node, 102.0, 102.0, round((102.0 + 6.0) * 1e6), 0.01)
