@@ -128,7 +128,7 @@ class ModelNode:
                 released += 1
         if token:
             self._lift(keys[n:], token)
-        return released
+        return int(released == n)
 
 
 def lock_request(nodes: int, name: str = "a", owner: bytes | None = None, **options: Any) -> Request:

@@ -230,6 +230,7 @@ class Client(BaseClient):
                 raise ConfigError("this client is closed") from None
             lane = ThreadDriver(self._group, self._addresses, self._shake)
         try:
+            lane.wake()
             return run(operation(lane))
         finally:
             if lane.torn:

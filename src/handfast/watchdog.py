@@ -67,6 +67,8 @@ class Watchdog:
         self._lock = threading.Lock()
         self._slots: dict[int, set[Hold]] = {}
         self._order: list[int] = []
+        self._tending: set[Hold] = set()
+        """Taken out of their slots and not filed again yet."""
         self._nursery: set[Hold] = set()
         """New holds, not filed yet. Only single steps that are atomic touch it, so it needs no lock."""
         self._nursing = False
@@ -121,6 +123,7 @@ class Watchdog:
     def _file(self, hold: Hold, at: float) -> None:
         slot = int(at * SLOTS_PER_SECOND) + 1
         with self._lock:
+            self._tending.discard(hold)
             if hold.slot != slot:
                 old = self._slots.get(hold.slot)
                 if old is not None:
@@ -235,7 +238,9 @@ class Watchdog:
         with self._lock:
             last = int(now * SLOTS_PER_SECOND)
             while self._order and self._order[0] <= last:
-                for hold in self._slots.pop(heapq.heappop(self._order)):
+                holds = self._slots.pop(heapq.heappop(self._order))
+                self._tending |= holds
+                for hold in holds:
                     # Same policy: same copies to wait for, same patience.
                     due.setdefault((hold.request.group, id(hold.request.settings)), []).append(hold)
         return due
@@ -245,6 +250,7 @@ class Watchdog:
         batch: list[Hold] = []
         for hold in holds:
             if hold.state != HELD:
+                self._tending.discard(hold)
                 continue
             self._file(hold, hold.deadline)
             if renewal.expire(hold, now):
@@ -380,7 +386,7 @@ def forget_all() -> None:
     global _current, _guard
     dog, _current, _guard = _current, None, threading.Lock()
     if dog is not None:
-        for holds in (dog._nursery, *dog._slots.values()):
+        for holds in (dog._nursery, dog._tending, *dog._slots.values()):
             for hold in list(holds):
                 # Nobody is told: a watcher's lock may have been taken by a thread that does not exist here.
                 hold.watchers = ()

@@ -105,8 +105,9 @@ class Client:
         self._send(payloads, poll)
         return Wait(poll)
 
-    def post(self, payloads: Payloads) -> None:
+    def post(self, payloads: Payloads) -> bool:
         self._send(payloads, None)
+        return True
 
     def _send(self, payloads: Payloads, poll: Poll | None) -> None:
         for node, queue in enumerate(self.sent):

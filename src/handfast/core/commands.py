@@ -11,7 +11,6 @@ from typing import Final
 
 from handfast import lua
 from handfast.core.effects import Payloads
-from handfast.core.group import Node
 from handfast.core.resp import encode
 from handfast.core.terms import Settings, Terms
 
@@ -34,6 +33,10 @@ def script(name: str, keys: Sequence[bytes], *args: bytes) -> bytes:
 # The commands of the usual case, with everything that is known beforehand filled in: making a command from its words
 # costs more than sending it.
 _SET: Final = b"*6\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$2\r\nNX\r\n$2\r\nPX\r\n$%d\r\n%b\r\n"
+_EXTEND: Final = (
+    b"*7\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n" % lua.SHA["extend"]
+    + b"$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n"
+)
 _ACQUIRE: Final = (
     b"*%%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n%%d\r\n" % lua.SHA["acquire"]
     + b"$%d\r\n%b\r\n$%d\r\n%b:f\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n$1\r\n1\r\n$%d\r\n%b\r\n%b"
@@ -72,8 +75,6 @@ class Request:
         if not proposal and self.owner is None and len(keys) == 1:
             return _SET % (len(keys[0]), keys[0], len(owner), owner, len(terms.px), terms.px)
         group = self.group
-        if not proposal and not self.settings.policy.prefix:
-            return self._acquire(owner, terms, proposal, group.foreign_tail)
         if not group.floors:
             return self._acquire(owner, terms, proposal, group.tail)
         return [self._acquire(owner, terms, proposal, group.tail_of(node)) for node in group.nodes]
@@ -103,10 +104,13 @@ class Request:
             return group.nodes[0].delete % (len(key), key, len(owner), owner)
         return [node.delete % (len(key), key, len(owner), owner) for node in group.nodes]
 
-    def extend(self, owner: bytes, node: Node, px: bytes) -> bytes:
-        if len(self.keys) == 1 and node.ladder:
-            return encode(b"SET", self.keys[0], owner, b"IFEQ", owner, b"PX", px)
-        return script("extend", self.keys, owner, px)
+    def extend(self, owner: bytes, px: bytes) -> bytes:
+        keys = self.keys
+        most = self.group.most_px
+        if len(keys) == 1:
+            key = keys[0]
+            return _EXTEND % (len(key), key, len(owner), owner, len(px), px, len(most), most)
+        return script("extend", keys, owner, px, most)
 
     def raise_to(self, owner: bytes, token: int) -> bytes:
         return script("raise", self._counted(), owner, b"%d" % len(self.keys), b"%d" % token)

@@ -45,6 +45,8 @@ class Poll(Protocol):
         ...
 
     decided: bool
+    over: bool
+    """Nobody waits for it any more: set by the driver when an exchange ends."""
     waiter: Any
     """Set by a driver that needs to be told (a future); completed when `add` returns True."""
     sent: Payloads

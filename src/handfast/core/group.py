@@ -95,14 +95,13 @@ class Group:
         """Some node has a floor for its counters, so each gets its own payload."""
         self.all_vote = not guard
         """Every node may vote, as far as is known."""
+        # Only a guard makes sure that all clients of a namespace have the same max_ttl; without it nothing is too long.
+        self.most_px = b"%d" % (self.max_ttl_ms if guard else 1 << 52)
         self.tail = self._tail(b"0")
-        self.foreign_tail = self._tail(b"0", 1 << 52)
-        """For keys that are shared with other programs: their ttl is their own."""
 
-    def _tail(self, floor: bytes, max_ttl_ms: int = 0) -> bytes:
+    def _tail(self, floor: bytes) -> bytes:
         """The end of each acquire command: floor and max_ttl."""
-        args = (floor, b"%d" % (max_ttl_ms or self.max_ttl_ms))
-        return b"".join(b"$%d\r\n%b\r\n" % (len(arg), arg) for arg in args)
+        return b"".join(b"$%d\r\n%b\r\n" % (len(arg), arg) for arg in (floor, self.most_px))
 
     def tail_of(self, node: Node) -> bytes:
         return self._tail(node.floor)

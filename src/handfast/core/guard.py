@@ -48,6 +48,8 @@ class Marker(NamedTuple):
         words = (text or b"").split(b" ")
         if len(words) != 5 or words[0] != b"1" or not words[2].isdigit() or not words[3].isdigit():
             return None
+        if words[4] != b"-" and not words[4].isdigit():
+            return None
         return cls(words[1], int(words[2]), int(words[3]), words[4])
 
     @property
@@ -83,7 +85,7 @@ def adopt(group: Group, node: Node, raw: bytes | None, server_us: int, now: floa
             f"max_ttl={group.max_ttl_ms / 1000:g}; all clients of a namespace must have the same"
         )
     node.opens_at = now + (marker.ready_at - server_us) / 1e6
-    if marker.votes:
+    if marker.votes and node.index not in group.suspects:
         group.set_marker(node, raw, marker.floor)
     else:
         group.set_marker(node, b"")
@@ -126,6 +128,14 @@ async def _survey(io: Effects, group: Group) -> tuple[dict[int, _State], Ballot]
     return states, poll
 
 
+def _stuck(group: Group, state: _State) -> bool:
+    """A quarantine that ends later than one that begins now: the server's clock was set back since."""
+    marker = state.marker
+    if marker is None or marker.votes:
+        return False
+    return marker.ready_at - state.server_us > (period(group) + MARGIN) * 1e6
+
+
 def floor_for(group: Group, node: int, states: dict[int, _State]) -> int | None:
     """The floor that makes this node safe to vote, or None if too little is known."""
     others = [s for i, s in states.items() if i != node and s.votes]
@@ -146,7 +156,7 @@ async def repair(io: Effects, group: Group) -> None:
     payloads: list[bytes | None] = [None] * group.n
     for i, state in states.items():
         node, marker = group.nodes[i], state.marker
-        if marker is None or i in group.suspects:
+        if marker is None or i in group.suspects or _stuck(group, state):
             payloads[i] = quarantine(group, node, state.raw)
             group.suspects -= {i}
             continue

@@ -50,6 +50,10 @@ class Hold:
     """End of renewal: None never, 0.0 is not renewed at all, else the time set by max_hold."""
     retrying = False
     """The last renewal was not confirmed."""
+    asked_at = 0.0
+    """When the caller last sent an extension of its own."""
+    torn = 0
+    """Nodes that said "not yours" too late to be healed at once, as bits."""
     healed = False
     """A heal was sent from the watchdog's connections, so the release must follow it there too."""
     watchers: tuple[Callable[[], Any], ...] = ()
@@ -87,6 +91,12 @@ class Hold:
         if self.state == RELEASING:
             self.state = RELEASED
 
+    def abandon(self) -> None:
+        """To RELEASED from wherever an interrupt has left it, unless it is lost: somebody else sends the release."""
+        self._ticket.clear()
+        if self.state != LOST:
+            self.state = RELEASED
+
     def lose(self, reason: str) -> bool:
         """From HELD to LOST; True for the one caller that made the move, after all watchers were told."""
         try:
@@ -109,15 +119,25 @@ class Hold:
         """A node granted after the majority was reached: one more vote."""
         self.votes |= 1 << node
 
-    def confirm(self, sent: float, ttl: float, deadline: float, votes: int) -> None:
+    def late_loss(self, node: int) -> None:
+        """A node said "not yours" after the round was decided: heal it in the next one."""
+        self.torn |= 1 << node
+
+    def promise(self, sent: float, ttl: float, deadline: float) -> None:
+        """An extension that the caller asked for is about to be sent: nothing older counts, and a shorter promise
+        holds from now on, since it may be carried out though nobody confirms it."""
+        self.ttl = ttl
+        self.asked_at = sent
+        self.deadline = min(self.deadline, deadline)
+
+    def confirm(self, sent: float, deadline: float, votes: int) -> None:
         """A renewal sent at `sent` was confirmed in time."""
         if self.retrying:
             self.retrying = False
         self.votes = votes
-        if deadline > self.deadline or ttl != self.ttl:
-            self.deadline = deadline
-            self.ttl = ttl
-        self.renew_from = sent
+        if sent >= self.asked_at:
+            self.deadline = max(self.deadline, deadline)
+            self.renew_from = max(self.renew_from, sent)
 
 
 class Keeper(Protocol):

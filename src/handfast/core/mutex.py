@@ -67,11 +67,10 @@ async def acquire(io: Effects, request: Request, terms: Terms, wait: float | Non
         except BaseException:
             if hold is None:
                 hold = Hold(request, owner, terms.ttl, 0.0, sent, 0, 0)
-            hold.leave()
+            hold.abandon()
             if not _undo(io, request, owner, ballot or _single(answer)):
                 # What struck has also cost a connection: let the release take another way.
                 keeper.unfinished(hold)
-            hold.end()
             raise
         ballot = ballot or _single(answer)
         _undo(io, request, owner, ballot)
@@ -167,7 +166,8 @@ def _said(group: Group, ballot: Ballot, terms: Terms) -> dict[str, str]:
     said: dict[str, str] = {}
     for node, answer in zip(group.nodes, ballot.answers, strict=True):
         if answer is None:
-            text = f"no answer in {terms.patience * 1000:.0f} ms"
+            # Where the others had decided already, it had no time to answer.
+            text = "not waited for" if ballot.decided else f"no answer in {terms.patience * 1000:.0f} ms"
         elif type(answer) is Fault:
             text = answer.text
         elif said_yes(answer):
@@ -251,6 +251,7 @@ async def release(io: Effects, hold: Hold, keeper: Keeper) -> bool:
             gone = ballot.refused() > group.n - group.need
             known = ballot.won or gone
     except BaseException:
+        hold.abandon()
         keeper.unfinished(hold)
         raise
     hold.end()

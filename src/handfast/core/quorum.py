@@ -42,6 +42,10 @@ class Ballot:
     sent: Payloads = b""
     late: Callable[[int], None] | None = None
     """Told of yeses that come after the decision."""
+    missed: Callable[[int], None] | None = None
+    """Told of noes that come after the decision."""
+    over = False
+    """Nobody waits for it any more, decided or not."""
 
     def __init__(self, nodes: int, need: int, asked: int = 0) -> None:
         self.answers: list[Any] = [None] * nodes
@@ -70,6 +74,8 @@ class Ballot:
                 return False
         else:
             self.noes += 1
+            if self.decided and self.missed is not None and reply == 0:
+                self.missed(node)
             if self.decided or self.asked - self.noes >= self.need:
                 return False
         self.decided = True
@@ -119,7 +125,7 @@ class Rounds:
     Decided when every column is, or when all nodes have answered.
     """
 
-    __slots__ = ("answered", "asked", "ballots", "decided", "open", "sent", "tail", "waiter", "width")
+    __slots__ = ("answered", "asked", "ballots", "decided", "open", "over", "sent", "tail", "waiter", "width")
 
     guarded = False
 
@@ -136,6 +142,7 @@ class Rounds:
         self.answered = 0
         self.open = len(ballots)
         self.decided = False
+        self.over = False
         self.waiter: Any = None
         self.sent: Payloads = b""
         self.width = len(ballots) + extra

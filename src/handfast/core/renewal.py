@@ -56,38 +56,39 @@ async def renew(
 ) -> None:
     """One round for holds that are HELD and before their deadline. Afterwards each is confirmed, retrying or LOST.
 
+    With `ttl` it is the caller's own extension, of one hold.
+
     Only the watchdog heals: a release must be able to follow a heal on the connection that carried it.
     """
     sent = io.now()
     ballots = [Ballot(group.n, group.need) for _ in holds]
-    first = holds[0].request.settings
-    extra, tail, suffix = _tail(io, group, first.terms.copies, sent)
+    settings = holds[0].request.settings
+    extra, tail, suffix = _tail(io, group, settings.terms.copies, sent)
+    if ttl is not None:
+        holds[0].promise(sent, ttl, sent + settings.policy.validity(ttl))
+    commands = [hold.request.extend(hold.owner, b"%d" % round(hold.ttl * 1000)) for hold in holds]
     rounds = Rounds(ballots, asked=group.n, extra=extra, tail=tail)
-    px = [b"%d" % round((ttl or hold.ttl) * 1000) for hold in holds]
-    payloads = [
-        b"".join([h.request.extend(h.owner, node, p) for h, p in zip(holds, px, strict=True)]) + suffix
-        for node in (group.nodes[:1] if group.uniform else group.nodes)
-    ]
-    patience = first.terms.patience
-    await io.exchange(payloads[0] if group.uniform else payloads, rounds, patience)
+    patience = settings.terms.patience
+    await io.exchange(b"".join(commands) + suffix, rounds, patience)
     now = io.now()
     torn: list[tuple[Hold, Ballot]] = []
     for hold, ballot in zip(holds, ballots, strict=True):
-        _conclude(hold, ballot, ttl or hold.ttl, sent, now)
-        if heal and ballot.noes and ballot.won and hold.state == HELD:
+        _conclude(hold, ballot, sent, now)
+        if heal and ballot.won and (ballot.noes or hold.torn) and hold.state == HELD:
             torn.append((hold, ballot))
     if torn:
         await _heal(io, group, torn, patience)
 
 
-def _conclude(hold: Hold, ballot: Ballot, ttl: float, sent: float, now: float) -> None:
+def _conclude(hold: Hold, ballot: Ballot, sent: float, now: float) -> None:
     group = hold.request.group
     if now >= hold.deadline:
         # Final even if the nodes said yes: the lease was already over for everybody who looked at it.
         expire(hold, now)
     elif ballot.won:
-        hold.confirm(sent, ttl, sent + hold.request.settings.policy.validity(ttl), ballot.mask())
+        hold.confirm(sent, sent + hold.request.settings.policy.validity(hold.ttl), ballot.mask())
         ballot.late = hold.late_vote
+        ballot.missed = hold.late_loss
     elif ballot.refused() > group.n - group.need:
         hold.lose("a majority of the nodes no longer holds it for this owner")
     else:
@@ -97,7 +98,12 @@ def _conclude(hold: Hold, ballot: Ballot, ttl: float, sent: float, now: float) -
 async def _heal(io: Effects, group: Group, torn: list[tuple[Hold, Ballot]], patience: float) -> None:
     """Give their votes back to nodes that say "not yours", with the ttl that is left."""
     for i in range(group.n):
-        holds = [hold for hold, ballot in torn if ballot.answers[i] == 0 and hold.state == HELD]
+        # Those that say "not yours" now, and those that said it after the last round was decided.
+        holds = [
+            hold
+            for hold, ballot in torn
+            if hold.state == HELD and (ballot.answers[i] == 0 or (ballot.answers[i] is None and hold.torn >> i & 1))
+        ]
         if not holds:
             continue
         commands: list[bytes] = []
@@ -112,6 +118,8 @@ async def _heal(io: Effects, group: Group, torn: list[tuple[Hold, Ballot]], pati
         for hold, ballot in zip(holds, ballots, strict=True):
             if ballot.won:
                 hold.late_vote(i)
+            if hold.torn:
+                hold.torn &= ~(1 << i)
 
 
 def _tail(io: Effects, group: Group, copies: Copies | None, sent: float) -> tuple[int, Any, bytes]:

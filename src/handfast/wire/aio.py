@@ -271,7 +271,7 @@ class AioLane:
             if link.channel is not None:
                 link.channel.request(payload, poll)
                 self.turn()
-            elif link.connecting is not None:
+            elif link.connecting is not None and not (poll.guarded and self.group.guard):
                 link.backlog.append((payload, poll))
                 self.turn()
             else:

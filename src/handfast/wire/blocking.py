@@ -52,13 +52,14 @@ class Link(LinkState):
 class _Answer:
     """The future of a question: it has no need to wake anybody, who asked looks at it."""
 
-    __slots__ = ("reply",)
+    __slots__ = ("over", "reply")
 
     def __init__(self) -> None:
         self.reply: Any = SILENT
+        self.over = False
 
     def done(self) -> bool:
-        return self.reply is not SILENT
+        return self.over or self.reply is not SILENT
 
     def set_result(self, reply: Any) -> None:
         self.reply = reply
@@ -155,7 +156,8 @@ class Lane:
             link = self.links[index]
             self._connecting.discard(index)
             payload: bytes | None = None
-            if poll is not None:
+            # A vote was made for the node as it was known before; what it may have forgotten since is not in it.
+            if poll is not None and not (poll.guarded and self.group.guard):
                 payload = payloads if isinstance(payloads, bytes) else payloads[index]
             if fault is not None or sock is None or channel is None:
                 link.failed(fault or NOT_CONNECTED, _clock())
@@ -195,7 +197,7 @@ class Lane:
                 continue
             if link.channel is not None:
                 self._send(link, payload, poll)
-            elif link.index not in self._connecting:
+            elif link.index not in self._connecting or (poll.guarded and self.group.guard):
                 poll.add(link.index, link.fault or NOT_CONNECTED)
         self._current = (payloads, poll)
         try:
@@ -204,6 +206,7 @@ class Lane:
                 self._wait(left)
         finally:
             self._current = _NOBODY
+            poll.over = True
 
     def question(self, payload: Payloads, patience: float) -> Any:
         """See Effects.ask."""
@@ -216,8 +219,11 @@ class Lane:
         answer = _Answer()
         self._send(link, payload, (answer, payload))
         end = now + patience
-        while answer.reply is SILENT and (left := end - _clock()) > 0:
-            self._wait(left)
+        try:
+            while answer.reply is SILENT and (left := end - _clock()) > 0:
+                self._wait(left)
+        finally:
+            answer.over = True
         return answer.reply
 
     def post(self, payloads: Payloads) -> bool:
@@ -235,10 +241,13 @@ class Lane:
                 all_up = False
         return all_up
 
-    def _inspect(self, now: float) -> None:
-        """Before use: drop what was closed or hangs, and see to what is down."""
-        if now - self.used_at > IDLE_CHECK:
+    def wake(self) -> None:
+        """Before an operation: notice what was closed while the lane rested."""
+        if _clock() - self.used_at > IDLE_CHECK:
             self._wait(0)
+
+    def _inspect(self, now: float) -> None:
+        """Before use: drop what hangs, and see to what is down."""
         self.used_at = now
         self.torn = True
         for link in self.links:

@@ -40,6 +40,7 @@ class _Sink:
 
     guarded = False
     decided = False
+    over = False
 
     def __init__(self, width: int = 1) -> None:
         self.width = width
@@ -60,6 +61,13 @@ class Posted(_Sink):
     def __init__(self, payload: bytes) -> None:
         super().__init__()
         self.sent = payload
+
+
+def _is_over(poll: Poll | Asked) -> bool:
+    """Who asked has gone, and has undone what it asked for: it must not be carried out now."""
+    if isinstance(poll, tuple):
+        return bool(poll[0].done())
+    return poll.over or (poll.waiter is not None and poll.waiter.done())
 
 
 class Channel:
@@ -111,7 +119,7 @@ class Channel:
         self._reader.feed(data)
         try:
             self._deliver()
-        except hiredis.ProtocolError as error:
+        except (hiredis.ProtocolError, TypeError) as error:  # a TypeError: a map with a key that cannot be one
             self.fail(Fault("protocol", f"does not speak Redis' protocol ({error})", lasting=True))
 
     def _deliver(self) -> None:
@@ -172,7 +180,7 @@ class Channel:
     def _again(self, poll: Poll | Asked, reply: Any) -> bool:
         """Load the scripts and send the request once more, if the server has forgotten them."""
         replies = reply if type(reply) is list else [reply]
-        if not any(type(r) is Fault and r.kind == "NOSCRIPT" for r in replies):
+        if not any(type(r) is Fault and r.kind == "NOSCRIPT" for r in replies) or _is_over(poll):
             return False
         again: Poll | Asked
         if isinstance(poll, tuple):
