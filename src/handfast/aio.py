@@ -60,7 +60,7 @@ class Lease(LeaseView):
             return _said(self._still_ours)
         if self._hold.state != HELD or client._closed:
             return _said(False)
-        return mutex.release(client._io or client._driver(), self._hold, client)
+        return mutex.release(client._io or client._driver(), self._hold, client, self)
 
     @property
     def lost(self) -> asyncio.Event:

@@ -211,8 +211,12 @@ class BaseClient:
         with self._dog_lock:
             entry = self._presented.get(key)
             if entry is None:
-                return Entry(self._presented, key, None)
+                entry = Entry(self._presented, key, None)
+                entry.token = hold.token
+                return entry
             entry.count += 1
+            # A re-entry keeps its token, though the nodes that answered may have agreed on a later one.
+            hold.token = entry.token
             return entry
 
     def unfinished(self, hold: Hold) -> None:

@@ -26,13 +26,14 @@ class Entry:
     """How often a lock is held under one owner: by a thread or task for a reentrant lock (one hold, shared), by whoever
     presents an explicit owner (a hold for each). The last release counts."""
 
-    __slots__ = ("_home", "_key", "count", "hold")
+    __slots__ = ("_home", "_key", "count", "hold", "token")
 
     def __init__(self, home: MutableMapping[Any, Entry], key: Any, hold: Hold | None) -> None:
         self._home = home
         self._key = key
         self.hold = hold
         """The hold that all share, if they do."""
+        self.token = 0
         self.count = 1
         home[key] = self
 
@@ -129,7 +130,7 @@ class LeaseView:
         if hold.state != HELD:
             raise self._loss()
         if hold.retrying:
-            raise self._loss("no majority confirmed the extension; it runs on to its old deadline")
+            raise self._loss(f"no majority confirmed the extension, {self.remaining():.1f} s are left: {hold.doubt}")
 
     def __del__(self) -> None:
         # Nobody can release it any more: better now than renewed for ever.

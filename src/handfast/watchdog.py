@@ -43,6 +43,8 @@ NURSERY_EVERY: Final = 0.05
 NURSERY_TTL: Final = 0.6
 """From this ttl on a hold can wait for a look: a third of it is four times as long."""
 MEND_EVERY: Final = 0.5
+MEND_AT_LEAST: Final = 2.0
+"""Seconds between two looks at nodes that may not vote; a node may forget again while others are waited for."""
 CLOSE_PATIENCE: Final = 0.5
 """Seconds that a closing client or process waits for servers to take its releases."""
 FOREVER: Final = float("inf")
@@ -318,7 +320,7 @@ class Watchdog:
                 await guard.repair(driver, group)
                 now = clock.now()
                 waits = [node.opens_at - now for node in group.nodes if not node.marker and node.incarnation]
-                await asyncio.sleep(max(MEND_EVERY, min(waits, default=MEND_EVERY)))
+                await asyncio.sleep(min(MEND_AT_LEAST, max(MEND_EVERY, min(waits, default=0.0))))
         except HandfastError as error:
             logger.error("the restart guard cannot go on: %s", error)
         finally:

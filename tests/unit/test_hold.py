@@ -50,7 +50,7 @@ def test_only_the_transitions_of_the_table_are_made(at: str, to: str) -> None:
 def test_released_and_lost_are_final(final: str) -> None:
     assert not any(at == final for at, _ in TRANSITIONS)
     hold = in_state(final)
-    hold.confirm(200.0, 1.0, 201.0, 1)
+    hold.confirm(200.0, 201.0, 1)
     renewal.expire(hold, 1e9)
     for to in (RELEASING, LOST, RELEASED):
         move(hold, to)
@@ -137,30 +137,30 @@ def test_who_begins_to_watch_while_it_is_being_lost_is_told() -> None:
 
 def test_a_renewal_counts_from_its_send() -> None:
     hold = hold_of(sent=100.0)
-    hold.confirm(100.4, 1.0, 100.4 + 0.988, 1)
+    hold.confirm(100.4, 100.4 + 0.988, 1)
     assert hold.deadline == pytest.approx(101.388)
     assert hold.renew_from == 100.4
 
 
 def test_an_older_renewal_confirmed_late_does_not_shorten_a_newer_one() -> None:
     hold = hold_of(sent=100.0)
-    hold.confirm(100.6, 1.0, 101.588, 1)
-    hold.confirm(100.3, 1.0, 101.288, 1)
+    hold.confirm(100.6, 101.588, 1)
+    hold.confirm(100.3, 101.288, 1)
     assert hold.deadline == pytest.approx(101.588)
 
 
 def test_an_older_renewal_confirmed_late_does_not_bring_the_next_one_forward() -> None:
     hold = hold_of(sent=100.0)
-    hold.confirm(100.6, 1.0, 101.588, 1)
-    hold.confirm(100.3, 1.0, 101.288, 1)
+    hold.confirm(100.6, 101.588, 1)
+    hold.confirm(100.3, 101.288, 1)
     assert hold.renew_from == 100.6
 
 
 def test_a_longer_renewal_under_way_does_not_undo_a_shorter_extension() -> None:
     """The servers may have carried out the renewal first and the extension last: the key then ends with that."""
     hold = hold_of(ttl=3.0, sent=100.0)
-    hold.confirm(101.05, 0.5, 101.55 - 0.007, 1)
-    hold.confirm(101.0, 3.0, 103.97 - 0.002, 1)
+    hold.promise(101.05, 0.5, 101.55 - 0.007)
+    hold.confirm(101.0, 103.97 - 0.002, 1)
     assert hold.deadline <= 101.55
 
 

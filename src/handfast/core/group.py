@@ -108,8 +108,9 @@ class Group:
 
     def set_marker(self, node: Node, marker: bytes, floor: bytes = b"0") -> None:
         """What the node must show with each vote; empty: it may not vote."""
-        node.marker = marker
+        # The floor first: whoever sees the marker must find the floor that goes with it.
         node.floor = floor
+        node.marker = marker
         self.floors = any(each.floor != b"0" for each in self.nodes)
         self.all_vote = not self.guard or all(each.marker for each in self.nodes)
 
@@ -146,6 +147,10 @@ class Group:
         """A node's clock stepped forward: what it held may have ended early, so it must not vote."""
         self.set_marker(self.nodes[index], b"")
         self.suspects |= {index}
+
+    def cleared(self, index: int) -> None:
+        """Its marker was written anew: it says all there is to say."""
+        self.suspects -= {index}
 
     def voters(self) -> int:
         """How many nodes may vote, as far as is known."""

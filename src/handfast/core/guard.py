@@ -1,10 +1,11 @@
 """The restart guard: a node that lost its memory must not vote until every lease that it may have forgotten is over.
 
-Each node carries a marker: `1 <incarnation> <ready-at, server µs> <max_ttl ms> <floor>`. The incarnation is run_id and
-replication id. A connection reads both when it is made; a marker of another incarnation, or none (FLUSHALL), starts a
-quarantine of Q = max_ttl * (1 + 2*drift) + margin. The floor is `-` until the node's counters are repaired; only a
-marker with a floor lets a node vote. It is read behind the votes of every write, so forgetting on a live connection
-shows: had the node forgotten before a vote, the marker behind it would be gone, or another.
+Each node carries a marker: `1 <incarnation> <ready-at, server µs> <max_ttl ms> <floor>`. The incarnation is the server's
+run_id and its last promotion. A connection reads both when it is made, and the promotion again when it has rested; a
+marker of another incarnation, or none (FLUSHALL), starts a quarantine of Q = max_ttl * (1 + 2*drift) + margin. The
+floor is `-` until the node's counters are repaired; only a marker with a floor lets a node vote. It is read behind the
+votes of every write, so forgetting on a live connection shows: had the node forgotten before a vote, the marker behind
+it would be gone, or another.
 
 Waiting heals locks, never counters: after Q the largest token known to at least M *other* voting nodes becomes the floor
 of this one's counters, before its first vote. Where a majority forgot, that can no longer be had; then the maximum
@@ -21,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from handfast.core.commands import script
 from handfast.core.effects import Effects, Fault
 from handfast.core.group import Group, Node
-from handfast.core.quorum import Ballot, WideBallot
+from handfast.core.quorum import Ballot, Census
 from handfast.core.resp import encode
 from handfast.errors import ConfigError
 
@@ -109,23 +110,38 @@ class _State(NamedTuple):
 async def _survey(io: Effects, group: Group) -> tuple[dict[int, _State], Ballot]:
     """Marker, high-water mark and time of every node that answers."""
     question = encode(b"GET", group.marker_key) + encode(b"GET", group.mark_key) + encode(b"TIME")
+    question += encode(b"INFO", b"replication")
     states: dict[int, _State] = {}
 
-    def judge(node: int, replies: list[Any]) -> Any:
-        raw, mark, time = replies
+    def judge(index: int, replies: list[Any]) -> Any:
         for reply in replies:
             if type(reply) is Fault:
                 return reply
+        raw, mark, time, info = replies
+        node = group.nodes[index]
+        # A replica that joined or a promotion changes it, without a new connection.
+        node.incarnation = incarnation(node.run_id, info)
         marker = Marker.parse(raw)
-        if marker is not None and marker.incarnation != group.nodes[node].incarnation:
+        if marker is not None and marker.incarnation != node.incarnation:
             marker = None
         known = max(int(mark or 0), int(marker.floor) if marker and marker.votes else 0)
-        states[node] = _State(raw or b"", marker, known, int(time[0]) * 1_000_000 + int(time[1]))
+        states[index] = _State(raw or b"", marker, known, int(time[0]) * 1_000_000 + int(time[1]))
         return 1
 
-    poll = WideBallot(group.n, group.n, 3, judge)
+    poll = Census(group.n, 4, judge)
     await io.exchange(question, poll, PATIENCE)
     return states, poll
+
+
+def incarnation(run_id: str, info: bytes) -> bytes:
+    """Which life of which server this is: its run_id and, if it was promoted from a replica, that promotion.
+
+    A replication id alone will not do: a master takes a new one when its first replica comes, and forgets nothing.
+    The second id is that of the master it followed before a promotion, and zeros if there was none.
+    """
+    fields = dict(line.split(b":", 1) for line in info.split(b"\r\n") if b":" in line)
+    promoted = fields.get(b"master_replid2", b"0").strip(b"0")
+    return run_id.encode() + b":" + (fields.get(b"master_replid", b"") if promoted else b"0")
 
 
 def _stuck(group: Group, state: _State) -> bool:
@@ -158,7 +174,6 @@ async def repair(io: Effects, group: Group) -> None:
         node, marker = group.nodes[i], state.marker
         if marker is None or i in group.suspects or _stuck(group, state):
             payloads[i] = quarantine(group, node, state.raw)
-            group.suspects -= {i}
             continue
         if not marker.votes and state.server_us >= marker.ready_at:
             floor = floor_for(group, i, states)
@@ -177,6 +192,7 @@ async def _write(io: Effects, group: Group, payloads: list[bytes | None], states
         await io.exchange(payloads, poll, PATIENCE)
         for i in asked:
             if type(poll.answers[i]) is bytes:
+                group.cleared(i)
                 adopt(group, group.nodes[i], poll.answers[i], states[i].server_us, io.now())
     return asked
 
@@ -188,6 +204,8 @@ async def bootstrap(io: Effects, group: Group) -> dict[str, str]:
     """
     await io.settle(group.n)
     states, poll = await _survey(io, group)
+    # As many answers as meet every majority: if the deployment were in use, one of them would vote.
+    seen = len(states) > group.n - group.need
     in_use = any(state.votes for state in states.values())
     result: dict[str, str] = {}
     payloads: list[bytes | None] = [None] * group.n
@@ -201,6 +219,8 @@ async def bootstrap(io: Effects, group: Group) -> dict[str, str]:
             result[node.label] = "open already"
         elif in_use:
             result[node.label] = "joins by itself after its quarantine, since other nodes are in use"
+        elif not seen:
+            result[node.label] = "not opened: too few nodes answer to tell whether the deployment is in use"
         else:
             opened = text(node.incarnation, b"@", group.max_ttl_ms, b"%d" % state.mark)
             payloads[i] = script("mark", (group.marker_key,), state.raw, opened, b"0")

@@ -79,16 +79,18 @@ def _identify(group: Group, node: Node, now: Callable[[], float], warn: Callable
     run_id = info.get("run_id", "")
     if info.get("role") != "master":
         raise Rejected(Fault("replica", "is a replica, not a master: it cannot vote"))
+    # First said, then compared: of two connections at the same time at least one sees the other.
+    node.run_id = run_id
     for other in group.nodes:
         if other is not node and other.run_id == run_id:
+            node.run_id = ""
             raise Rejected(Fault("config", f"is the same server as {other.label}", lasting=True))
     if info.get("maxmemory", "0") != "0" and info.get("maxmemory_policy") != "noeviction":
         warn(f"{node.label} may evict locks (maxmemory-policy {info.get('maxmemory_policy')}): set it to noeviction")
-    node.run_id = run_id
-    incarnation = f"{run_id}:{info.get('master_replid', '')}".encode()
-    if incarnation != node.incarnation:
+    life = guard.incarnation(run_id, replies[1])
+    if life != node.incarnation:
         node.clock = None
-    node.incarnation = incarnation
+    node.incarnation = life
     if not group.guard:
         return
     time, raw = replies[-2:]

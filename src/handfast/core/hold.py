@@ -50,6 +50,8 @@ class Hold:
     """End of renewal: None never, 0.0 is not renewed at all, else the time set by max_hold."""
     retrying = False
     """The last renewal was not confirmed."""
+    doubt = ""
+    """What the nodes said that did not confirm it."""
     asked_at = 0.0
     """When the caller last sent an extension of its own."""
     torn = 0

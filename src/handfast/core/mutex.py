@@ -68,7 +68,7 @@ async def acquire(io: Effects, request: Request, terms: Terms, wait: float | Non
             if hold is None:
                 hold = Hold(request, owner, terms.ttl, 0.0, sent, 0, 0)
             hold.abandon()
-            if not _undo(io, request, owner, ballot or _single(answer)):
+            if not _undo(io, request, owner, ballot or _single(answer)) and request.owner is None:
                 # What struck has also cost a connection: let the release take another way.
                 keeper.unfinished(hold)
             raise
@@ -167,7 +167,8 @@ def _said(group: Group, ballot: Ballot, terms: Terms) -> dict[str, str]:
     for node, answer in zip(group.nodes, ballot.answers, strict=True):
         if answer is None:
             # Where the others had decided already, it had no time to answer.
-            text = "not waited for" if ballot.decided else f"no answer in {terms.patience * 1000:.0f} ms"
+            silent = "not waited for" if ballot.decided else f"no answer in {terms.patience * 1000:.0f} ms"
+            text = node.fault.text if node.fault is not None else silent
         elif type(answer) is Fault:
             text = answer.text
         elif said_yes(answer):
@@ -229,8 +230,11 @@ async def extend(io: Effects, hold: Hold, ttl: float) -> None:
     await renewal.renew(io, group, [hold], ttl=ttl)
 
 
-async def release(io: Effects, hold: Hold, keeper: Keeper) -> bool:
-    """Give it back; True if it was still ours. Only the first caller sends anything."""
+async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None) -> bool:
+    """Give it back; True if it was still ours. Only the first caller sends anything.
+
+    `lease` is only held: a lease that nobody has any more is released by its finalizer, which must not come first.
+    """
     request = hold.request
     group = request.group
     in_time = io.now() < hold.deadline

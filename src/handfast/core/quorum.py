@@ -12,7 +12,7 @@ from typing import Any
 
 from handfast.core.effects import Fault, Payloads
 
-__all__ = ["Ballot", "Rounds", "Vote", "WideBallot", "majority", "said_yes"]
+__all__ = ["Ballot", "Census", "Rounds", "Vote", "WideBallot", "majority", "said_yes"]
 
 
 def majority(nodes: int) -> int:
@@ -117,6 +117,18 @@ class WideBallot(Ballot):
 
     def add(self, node: int, reply: Any) -> bool:
         return super().add(node, reply if type(reply) is Fault else self.judge(node, reply))
+
+
+class Census(WideBallot):
+    """Everybody is asked and everybody's answer matters: decided when all have answered."""
+
+    def __init__(self, nodes: int, width: int, judge: Callable[[int, list[Any]], Any]) -> None:
+        super().__init__(nodes, nodes, width, judge)
+
+    def add(self, node: int, reply: Any) -> bool:
+        super().add(node, reply)
+        self.decided = self.yeses + self.noes >= self.asked
+        return self.decided
 
 
 class Rounds:

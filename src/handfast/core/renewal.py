@@ -45,7 +45,7 @@ def expire(hold: Hold, now: float) -> bool:
     if now < hold.deadline:
         return False
     if hold.renew_until is None or now < hold.renew_until:
-        reason = "no majority confirmed a renewal before the deadline" if hold.retrying else "the deadline passed"
+        reason = f"no majority confirmed a renewal in time: {hold.doubt}" if hold.retrying else "the deadline passed"
     else:
         reason = "max_hold was reached" if hold.renew_until else "the ttl ended and it was not renewed"
     return hold.lose(reason)
@@ -93,6 +93,11 @@ def _conclude(hold: Hold, ballot: Ballot, sent: float, now: float) -> None:
         hold.lose("a majority of the nodes no longer holds it for this owner")
     else:
         hold.retrying = True
+        hold.doubt = "; ".join(
+            f"{node.label}: {answer.text if type(answer) is Fault else 'no answer'}"
+            for node, answer in zip(group.nodes, ballot.answers, strict=True)
+            if answer is None or type(answer) is Fault
+        )
 
 
 async def _heal(io: Effects, group: Group, torn: list[tuple[Hold, Ballot]], patience: float) -> None:
@@ -102,13 +107,15 @@ async def _heal(io: Effects, group: Group, torn: list[tuple[Hold, Ballot]], pati
         holds = [
             hold
             for hold, ballot in torn
-            if hold.state == HELD and (ballot.answers[i] == 0 or (ballot.answers[i] is None and hold.torn >> i & 1))
+            if (ballot.answers[i] == 0 or (ballot.answers[i] is None and hold.torn >> i & 1))
         ]
+        for hold in holds:
+            hold.healed = True  # before the look at its state: a release that comes now must know
+        holds = [hold for hold in holds if hold.state == HELD]
         if not holds:
             continue
         commands: list[bytes] = []
         for hold in holds:
-            hold.healed = True
             left = round((hold.deadline - io.now()) * 1000)
             commands.append(hold.request.heal(hold.owner, max(1, left), hold.token))
         payloads: list[bytes | None] = [None] * group.n

@@ -64,8 +64,9 @@ class Terms:
         """How long one round trip may take per node."""
         self.copies: Copies | None = None
         if policy.replicas or policy.durable:
-            # Below the patience for the whole round trip, so that the answer still arrives in it.
-            self.copies = Copies(policy.replicas, policy.durable, round(patience * 800))
+            self.copies = Copies(policy.replicas, policy.durable, max(1, round(patience * 1000)))
+            # A server that has nothing else to do looks at its timeouts ten times a second.
+            self.patience += 0.12
 
 
 class Settings:

@@ -88,7 +88,7 @@ class Server:
     @property
     def url(self) -> str:
         password = self.config.get("requirepass")
-        login = f":{quote(password)}@" if password else ""
+        login = f":{quote(password, safe='')}@" if password else ""
         if self.socket_path:
             return f"unix://{login}{self.socket_path}"
         return f"{'rediss' if self._tls else 'redis'}://{login}{LOOPBACK}:{self.port}"

@@ -330,7 +330,7 @@ class AioLane:
                 channel.out.clear()
             channel.pending.extend(polls)
             if sealed:
-                data += channel.seal()
+                data += channel.seal(now)
             if data:
                 pipe.transport.write(data)
         self._shared.clear()
@@ -346,7 +346,8 @@ class AioLane:
     def _answer(self, poll: Poll | Asked, link: AioLink) -> None:
         fault = link.fault or NOT_CONNECTED
         if isinstance(poll, tuple):
-            poll[0].set_result(fault)
+            if not poll[0].done():
+                poll[0].set_result(fault)
         elif poll.add(link.index, fault) and not poll.waiter.done():
             poll.waiter.set_result(None)
 

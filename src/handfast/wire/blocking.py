@@ -100,8 +100,9 @@ class Lane:
         self.torn = False
         while self._connecting and (left := end - _clock()) > 0:
             if self.up >= need:
-                end = min(end, _clock() + GRACE)
                 need = self.group.n + 1
+                end = min(end, _clock() + GRACE)
+                left = min(left, GRACE)
             self._wait(left)
         self.settled = self.up >= self.group.need
 
@@ -265,7 +266,7 @@ class Lane:
             link.asked_at = _clock()
         channel.request(payload, poll)
         if self.group.guard and not isinstance(poll, tuple) and poll.guarded:
-            channel.out.append(channel.seal())
+            channel.out.append(channel.seal(_clock()))
         self._flush(link, channel)
         self.torn = torn
 

@@ -17,8 +17,10 @@ import hiredis
 
 from handfast import lua
 from handfast.core.effects import Fault, Poll
-from handfast.core.group import Group
+from handfast.core.group import Group, Node
+from handfast.core.guard import incarnation
 from handfast.core.handshake import Rejected, Steps, load_scripts
+from handfast.core.resp import encode
 from handfast.wire.faults import from_reply
 
 __all__ = ["Channel", "Posted"]
@@ -26,6 +28,9 @@ __all__ = ["Channel", "Posted"]
 _NOTHING: Final = object()
 _ReplyError: Final = hiredis.ReplyError
 _Push: Final = hiredis.PushNotification
+REST: Final = 0.05
+"""Seconds: far less than it takes to make a master a replica, to synchronise it and to promote it again."""
+INFO_REPLICATION: Final = encode(b"INFO", b"replication")
 UNREADY: Final = Fault("UNREADY", "forgot its data while connected, no vote until it is checked again")
 
 
@@ -78,6 +83,7 @@ class Channel:
         "_group",
         "_partial",
         "_reader",
+        "_sealed_at",
         "_steps",
         "_votes",
         "fault",
@@ -93,6 +99,7 @@ class Channel:
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self._gets = self._reader.gets
         self._partial: list[Any] = []
+        self._sealed_at = float("-inf")
         self._votes: list[tuple[Poll, Any]] = []
         """Kept back until the marker has been seen."""
         self.pending: deque[Poll | Asked] = deque()
@@ -109,10 +116,16 @@ class Channel:
         self.pending.append(poll)
         self.out.append(payload)
 
-    def seal(self) -> bytes:
-        """Read the marker behind the votes of this write."""
-        self.pending.append(_Seal(self, self._group.nodes[self.index].marker))
-        return self._group.read_marker
+    def seal(self, now: float) -> bytes:
+        """Read the marker behind the votes of this write; after a rest its promotions as well.
+
+        A master that was made a replica and then a master again, on a live connection, may have taken over data in which
+        the marker is and a lease is not. That takes longer than a moment, and INFO replication shows it.
+        """
+        rested = now - self._sealed_at > REST
+        self._sealed_at = now
+        self.pending.append(_Seal(self, self._group.nodes[self.index], rested))
+        return self._group.read_marker + INFO_REPLICATION if rested else self._group.read_marker
 
     def feed(self, data: bytes) -> None:
         """Take what arrived; answers go to their polls."""
@@ -195,7 +208,7 @@ class Channel:
         self.pending.append(again)
         self.out += [load_scripts(), sent]
         if not isinstance(poll, tuple) and poll.guarded and self._group.guard:
-            self.out.append(self.seal())
+            self.out.append(self.seal(self._sealed_at))
         return True
 
     def _step(self, replies: list[Any] | None) -> None:
@@ -229,23 +242,34 @@ class _Step(_Sink):
 class _Seal(_Sink):
     """The marker that must be there behind the votes of one write."""
 
-    __slots__ = ("channel", "marker")
+    __slots__ = ("channel", "incarnation", "marker", "node")
 
-    def __init__(self, channel: Channel, marker: bytes) -> None:
-        super().__init__()
+    def __init__(self, channel: Channel, node: Node, rested: bool) -> None:
+        super().__init__(2 if rested else 1)
         self.channel = channel
-        self.marker = marker
+        self.node = node
+        self.marker = node.marker
+        self.incarnation = node.incarnation
 
     def add(self, node: int, reply: Any) -> bool:
         channel = self.channel
-        if reply == self.marker and self.marker:
-            channel._pass_votes(None)
-            return False
-        group = channel._group
-        if group.nodes[node].marker == self.marker:
-            group.set_marker(group.nodes[node], b"")
-        channel._pass_votes(reply if type(reply) is Fault else UNREADY)
+        fault = reply if type(reply) is Fault else self._broken(reply)
+        if fault is not None:
+            group = channel._group
+            if group.nodes[node].marker == self.marker:
+                group.set_marker(group.nodes[node], b"")
+        channel._pass_votes(fault)
         return False
+
+    def _broken(self, reply: Any) -> Fault | None:
+        marker, info = reply if self.width > 1 else (reply, None)
+        if type(marker) is Fault or type(info) is Fault:
+            return marker if type(marker) is Fault else info
+        if not self.marker or marker != self.marker:
+            return UNREADY
+        if info is not None and (b"role:master" not in info or incarnation(self.node.run_id, info) != self.incarnation):
+            return UNREADY
+        return None
 
 
 class _Again(_Sink):

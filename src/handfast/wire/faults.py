@@ -52,6 +52,8 @@ def from_reply(text: str) -> Fault:
         if word.lstrip("-") in _MEANING:
             code = word.lstrip("-")
             break
+    if "can't run this command" in text or "ACL failure in script" in text:
+        code = "NOPERM"
     meaning = _MEANING.get(code)
     if meaning is not None:
         detail = f" ({rest})" if code in ("NOPERM", "MOVED", "ASK") and rest else ""

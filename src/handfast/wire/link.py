@@ -17,7 +17,7 @@ PREPARE_TIMEOUT: Final = 10.0
 """More seconds for an address that has to be prepared first: an embedded server may have to be started."""
 GRACE: Final = 0.1
 """Seconds that a first use waits for the remaining nodes once a majority is connected."""
-HUNG: Final = 1.0
+HUNG: Final = 2.5
 """Seconds without any answer after which a connection is given up: its node hangs, and requests would pile up."""
 RETRY_FIRST: Final = 0.05
 RETRY_MOST: Final = 2.0
@@ -58,6 +58,6 @@ class LinkState:
 
     def hangs(self, now: float) -> Fault | None:
         """The fault of a node that has not answered for too long, if it is one."""
-        if self.asked_at and now - self.asked_at > HUNG:
+        if self.asked_at and now - self.asked_at > max(HUNG, 2 * (self.group.policy.node_timeout or 0.0)):
             return Fault("timeout", f"no answer for {now - self.asked_at:.1f} s")
         return None
