@@ -134,8 +134,12 @@ class LeaseView:
 
     def __del__(self) -> None:
         # Nobody can release it any more: better now than renewed for ever.
-        if not self._over and self._hold.state == HELD and (self._entry is None or self._leave()):
-            self._client._drop(self._hold)
+        try:
+            hold = self._hold
+        except AttributeError:
+            return  # interrupted while it was made; its hold is undone where it was made
+        if not self._over and hold.state == HELD and (self._entry is None or self._leave()):
+            self._client._drop(hold)
 
     def _loss(self, reason: str = "") -> LeaseLost:
         hold = self._hold

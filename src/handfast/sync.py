@@ -87,6 +87,13 @@ class Lease(LeaseView):
 _event_lock = threading.Lock()
 
 
+class _Entered(threading.local):
+    """Of each thread: the leases of the `with` blocks it is in."""
+
+    def __init__(self) -> None:
+        self.leases: list[Lease] = []
+
+
 class Lock:
     """A lock that can be taken, again and again, by any thread; each taking is a lease of its own."""
 
@@ -96,8 +103,7 @@ class Lock:
         self._client = client
         self._request = request
         self._reentrant = reentrant
-        self._entered: dict[int, list[Lease]] = {}
-        """By thread: the leases of the `with` blocks it is in."""
+        self._entered: _Entered | None = None
 
     def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
         """Take the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
@@ -124,7 +130,10 @@ class Lock:
     def __enter__(self) -> Lease:
         lease = self.acquire()
         try:
-            self._entered.setdefault(threading.get_ident(), []).append(lease)
+            if self._entered is None:
+                with _event_lock:
+                    self._entered = self._entered or _Entered()
+            self._entered.leases.append(lease)
             return lease
         except BaseException:
             lease.release()
@@ -133,11 +142,9 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        me = threading.get_ident()
-        lease = self._entered[me].pop()
-        if not self._entered[me]:
-            del self._entered[me]
-        lease.__exit__(kind, error, trace)
+        assert self._entered is not None
+        # Nothing is called before the pop: an interrupt could strike there, and the lease would stay entered.
+        self._entered.leases.pop().__exit__(kind, error, trace)
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Lock {self.name!r}>"

@@ -11,6 +11,7 @@ A hold is filed under its deadline while its renewal is under way, so LOST comes
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import concurrent.futures
 import heapq
@@ -80,12 +81,10 @@ class Watchdog:
         """Holds whose lease nobody has any more, or whose release was interrupted: to be released from here."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._wakes_at = FOREVER
-        self._running = threading.Event()
-        self._loop: asyncio.AbstractEventLoop
-        self._bell: asyncio.Event
-        self._thread = threading.Thread(target=self._run, name="handfast-watchdog", daemon=True)
-        self._thread.start()
-        self._running.wait()
+        self._loop = asyncio.new_event_loop()
+        self._bell = asyncio.Event()
+        # In two steps: Thread.start() waits for the thread, and an interrupt there leaves a broken lock behind.
+        _thread.start_new_thread(self._start_thread, ())
 
     # -- from any thread -------------------------------------------------------------------------------------------
 
@@ -175,10 +174,10 @@ class Watchdog:
 
     # -- in the watchdog's thread ----------------------------------------------------------------------------------
 
+    def _start_thread(self) -> None:
+        threading.Thread(target=self._run, name="handfast-watchdog", daemon=True).start()
+
     def _run(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._bell = asyncio.Event()
-        self._running.set()
         try:
             self._loop.run_until_complete(self._watch())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
@@ -361,7 +360,7 @@ class Watchdog:
 
     def last_words(self, group: Group) -> None:
         """The process ends: what was being renewed for its sake ends with it."""
-        if self._thread.is_alive():
+        if not self._ended:
             ended = asyncio.run_coroutine_threadsafe(self._finish_all(group), self._loop)
             try:
                 ended.result(timeout=CLOSE_PATIENCE)

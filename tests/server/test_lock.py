@@ -472,7 +472,8 @@ def test_extend_raises_lease_lost_when_it_expired_or_was_deleted_or_released(
     for lease in (expired, deleted, released):
         with pytest.raises(LeaseLost):
             lease.extend()
-        assert holder_of(server, lease.name) is None
+        # The lease is over some milliseconds before its key: that is what drift is for.
+        eventually(lambda lease=lease: holder_of(server, lease.name) is None)
     assert deleted.lost.is_set()
     assert not released.lost.is_set()
 
