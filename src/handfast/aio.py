@@ -34,6 +34,7 @@ from handfast.lease import Entry, LeaseView
 
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
 
+_new = object.__new__
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -133,14 +134,19 @@ def _on_loop(loop: asyncio.AbstractEventLoop, what: Callable[[], Any]) -> Callab
 class Lock:
     """A lock that can be taken, again and again, by any task; each taking is a lease of its own."""
 
-    __slots__ = ("_client", "_entered", "_reentrant", "_request")
+    __slots__ = ("__dict__", "_client", "_request")
 
-    def __init__(self, client: Client, request: Request, reentrant: bool = False) -> None:
+    _reentrant = False
+    _entered: dict[Any, list[Lease]] | None = None
+    """By task: the leases of the `async with` blocks it is in."""
+
+    def __init__(self, client: Client, request: Request) -> None:
         self._client = client
         self._request = request
-        self._reentrant = reentrant
-        self._entered: dict[Any, list[Lease]] | None = None
-        """By task: the leases of the `async with` blocks it is in."""
+
+    @property
+    def name(self) -> str:
+        return self._request.name
 
     def acquire(
         self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None
@@ -154,10 +160,6 @@ class Lock:
         if self._reentrant:
             return client._reenter(request, terms, patience)
         return mutex.acquire(client._driver(), request, terms, patience, client)
-
-    @property
-    def name(self) -> str:
-        return self._request.name
 
     async def try_acquire(self, *, ttl: Seconds | None = None) -> Lease | None:
         """Take the lock if it is free, else None; never waits. An outage still raises: it is not contention."""
@@ -207,7 +209,9 @@ class Client(BaseClient):
 
     def rlock(self, name: str | Sequence[str], **options: Unpack[LockOptions]) -> Lock:
         """Like `lock`, but the task that holds it takes it again at once, with the same token and no round trip."""
-        return Lock(self, self._request(name, None, options), reentrant=True)
+        lock = Lock(self, self._request(name, None, options))
+        lock._reentrant = True
+        return lock
 
     def locked(
         self, name: str, *, owner: str | None = None, **options: Unpack[LockOptions]
@@ -270,7 +274,9 @@ class Client(BaseClient):
             self._watch(hold)
         else:
             dog.add(hold)
-        lease = Lease(self, hold)
+        lease: Lease = _new(Lease)  # and no __init__: this is done for every lease
+        lease._client = self
+        lease._hold = hold
         if hold.request.owner is not None:
             lease._entry = self._present(hold)
         return lease

@@ -170,11 +170,11 @@ class BaseClient:
         if self._closed:
             raise ConfigError("this client is closed")
         settings = self._settings(options) if options else self._base
-        if type(name) is str and 0 < len(name) < 256 and name.isascii():
-            names: tuple[str, ...] = (name,)  # the usual name needs no closer look
-        else:
-            names = names_of(name)
-        return Request(settings, names, None if owner is None else owner_of(owner).encode())
+        if owner is None and type(name) is str and 0 < len(name) < 256 and name.isascii():
+            return Request(settings, name, None)  # the usual name needs no closer look
+        names = names_of(name)
+        presented = None if owner is None else owner_of(owner).encode()
+        return Request(settings, names[0] if len(names) == 1 else names, presented)
 
     def _watchdog(self) -> Watchdog:
         dog = self._dog

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
 
+_new = object.__new__
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -97,13 +98,19 @@ class _Entered(threading.local):
 class Lock:
     """A lock that can be taken, again and again, by any thread; each taking is a lease of its own."""
 
-    __slots__ = ("_client", "_entered", "_reentrant", "_request")
+    __slots__ = ("__dict__", "_client", "_request")
 
-    def __init__(self, client: Client, request: Request, reentrant: bool = False) -> None:
+    _reentrant = False
+    _entered: _Entered | None = None
+    """Of each thread: the leases of the `with` blocks it is in."""
+
+    def __init__(self, client: Client, request: Request) -> None:
         self._client = client
         self._request = request
-        self._reentrant = reentrant
-        self._entered: _Entered | None = None
+
+    @property
+    def name(self) -> str:
+        return self._request.name
 
     def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
         """Take the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
@@ -115,10 +122,6 @@ class Lock:
         if self._reentrant:
             return self._client._reenter(request, terms, patience)
         return self._client._acquire(request, terms, patience)
-
-    @property
-    def name(self) -> str:
-        return self._request.name
 
     def try_acquire(self, *, ttl: Seconds | None = None) -> Lease | None:
         """Take the lock if it is free, else None; never waits. An outage still raises: it is not contention."""
@@ -187,7 +190,9 @@ class Client(BaseClient):
 
     def rlock(self, name: str | Sequence[str], **options: Unpack[LockOptions]) -> Lock:
         """Like `lock`, but the thread that holds it takes it again at once, with the same token and no round trip."""
-        return Lock(self, self._request(name, None, options), reentrant=True)
+        lock = Lock(self, self._request(name, None, options))
+        lock._reentrant = True
+        return lock
 
     def locked(
         self, name: str, *, owner: str | None = None, **options: Unpack[LockOptions]
@@ -254,7 +259,9 @@ class Client(BaseClient):
             self._watch(hold)
         else:
             dog.add(hold)
-        lease = Lease(self, hold)
+        lease: Lease = _new(Lease)  # and no __init__: this is done for every lease
+        lease._client = self
+        lease._hold = hold
         if hold.request.owner is not None:
             lease._entry = self._present(hold)
         return lease

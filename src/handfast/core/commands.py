@@ -11,19 +11,11 @@ from typing import Final
 
 from handfast import lua
 from handfast.core.effects import Payloads
+from handfast.core.group import Group
 from handfast.core.resp import encode
 from handfast.core.terms import Settings, Terms
 
-__all__ = ["Request", "fence_key", "lock_key"]
-
-
-def lock_key(prefix: str, name: str, fence: bool) -> bytes:
-    """`prefix{name}`; exactly the name where it is to be shared with other implementations."""
-    return f"{prefix}{{{name}}}".encode() if prefix or fence else name.encode()
-
-
-def fence_key(prefix: str, name: str) -> bytes:
-    return f"{prefix}{{{name}}}:f".encode()
+__all__ = ["Request"]
 
 
 def script(name: str, keys: Sequence[bytes], *args: bytes) -> bytes:
@@ -46,71 +38,76 @@ _ACQUIRE: Final = (
 class Request:
     """What a lock asks for. `owner` is None where each attempt makes its own."""
 
-    __slots__ = ("group", "keys", "names", "owner", "settings")
+    # One is made for each lock: nothing in it that the garbage collector has to follow further.
+    __slots__ = ("_names", "key", "owner", "settings")
 
-    def __init__(self, settings: Settings, names: tuple[str, ...], owner: bytes | None) -> None:
+    def __init__(self, settings: Settings, names: tuple[str, ...] | str, owner: bytes | None) -> None:
         self.settings = settings
-        self.group = settings.group
-        self.names = names
         self.owner = owner
-        prefix, fence = settings.policy.prefix, settings.policy.fence
-        if len(names) == 1:
-            self.keys: tuple[bytes, ...] = (lock_key(prefix, names[0], fence),)
-        else:
-            self.keys = tuple([lock_key(prefix, name, fence) for name in names])
+        self._names = names
+        self.key = settings.key(names) if type(names) is str else b""
+        """The lock's key; empty where there are several names."""
+
+    @property
+    def group(self) -> Group:
+        return self.settings.group
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self._names,) if isinstance(self._names, str) else self._names
+
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        return (self.key,) if self.key else tuple([self.settings.key(name) for name in self._names])
 
     @property
     def fences(self) -> tuple[bytes, ...]:
         """The counters; none when unfenced."""
-        policy = self.settings.policy
-        return tuple([fence_key(policy.prefix, name) for name in self.names]) if policy.fence else ()
+        return tuple([key + b":f" for key in self.keys]) if self.settings.policy.fence else ()
 
     @property
     def name(self) -> str:
-        return self.names[0] if len(self.names) == 1 else ", ".join(self.names)
+        return ", ".join(self.names)
 
     def acquire(self, owner: bytes, terms: Terms, proposal: bytes) -> Payloads:
         """For every node, as long as their floors are the same; `proposal` is empty when unfenced."""
-        keys = self.keys
-        if not proposal and self.owner is None and len(keys) == 1:
-            return _SET % (len(keys[0]), keys[0], len(owner), owner, len(terms.px), terms.px)
-        group = self.group
+        key, px = self.key, terms.px
+        if key and not proposal and self.owner is None:
+            return _SET % (len(key), key, len(owner), owner, len(px), px)
+        group = self.settings.group
         if not group.floors:
             return self._acquire(owner, terms, proposal, group.tail)
         return [self._acquire(owner, terms, proposal, group.tail_of(node)) for node in group.nodes]
 
     def _acquire(self, owner: bytes, terms: Terms, proposal: bytes, tail: bytes) -> bytes:
-        keys, px = self.keys, terms.px
-        mark = self.group.mark_arg
-        if proposal and len(keys) == 1:
-            key = keys[0]
+        key, px = self.key, terms.px
+        mark = self.settings.group.mark_arg
+        if proposal and key:
             return _ACQUIRE % (
                 12 if mark else 11, 3 if mark else 2,
                 len(key), key, len(key) + 2, key, mark, len(owner), owner, len(px), px, len(proposal), proposal, tail,
             )  # fmt: skip
+        keys = self.keys
         all_keys = self._counted() if proposal else keys
         words = (lua.SHA["acquire"], b"%d" % len(all_keys), *all_keys, owner, px, b"%d" % len(keys), proposal)
         return b"*%d\r\n" % (len(words) + 3) + encode(b"EVALSHA", *words).partition(b"\r\n")[2] + tail
 
     def release(self, owner: bytes, token: int) -> Payloads:
         """Delete what is this owner's. On a quorum the token goes along as a floor; on one node the counter has it."""
-        group, keys = self.group, self.keys
+        group, key = self.settings.group, self.key
         if token and group.n > 1:
-            return script("release", self._counted(), owner, b"%d" % len(keys), b"%d" % token)
-        if len(keys) > 1:
-            return script("release", keys, owner, b"%d" % len(keys), b"")
-        key = keys[0]
+            return script("release", self._counted(), owner, b"%d" % len(self.names), b"%d" % token)
+        if not key:
+            return script("release", self.keys, owner, b"%d" % len(self.names), b"")
         if group.uniform:
             return group.nodes[0].delete % (len(key), key, len(owner), owner)
         return [node.delete % (len(key), key, len(owner), owner) for node in group.nodes]
 
     def extend(self, owner: bytes, px: bytes) -> bytes:
-        keys = self.keys
-        most = self.group.most_px
-        if len(keys) == 1:
-            key = keys[0]
+        key, most = self.key, self.settings.group.most_px
+        if key:
             return _EXTEND % (len(key), key, len(owner), owner, len(px), px, len(most), most)
-        return script("extend", keys, owner, px, most)
+        return script("extend", self.keys, owner, px, most)
 
     def raise_to(self, owner: bytes, token: int) -> bytes:
         return script("raise", self._counted(), owner, b"%d" % len(self.keys), b"%d" % token)

@@ -5,8 +5,8 @@
 
 RELEASED and LOST are final: nothing is sent for them afterwards, even if the key is still there. `TRANSITIONS` is the
 whole truth; `leave`, `end` and `lose` are its three rows. The caller's thread and the watchdog's may want to leave HELD
-at the same moment, one to release and one to declare a loss: there is one ticket to leave with, and taking it from a
-list is atomic.
+at the same moment, one to release and one to declare a loss: there is one ticket to leave with, and taking it is
+atomic.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Hold:
         self.slot = 0
         """The watchdog's own."""
         self.state = HELD
-        self._ticket = [HELD]
+        self._ticket = bytearray(1)
 
     def leave(self) -> bool:
         """From HELD to RELEASING; True for the one caller that made the move."""

@@ -31,8 +31,9 @@ async def acquire(io: Effects, request: Request, terms: Terms, wait: float | Non
 
     One frame for the whole of it: coroutines within coroutines would cost more than the rest.
     """
-    settings, group = request.settings, request.group
-    fenced = settings.policy.fence
+    settings = request.settings
+    group = settings.group
+    fenced = settings.fence
     began = io.now() if wait != 0 else 0.0
     tried = 0
     while True:
@@ -51,7 +52,10 @@ async def acquire(io: Effects, request: Request, terms: Terms, wait: float | Non
         try:
             if settings.single:
                 answer = await io.ask(payloads, terms.patience)
-                if said_yes(answer):
+                kind = type(answer)
+                if kind is bytes or (kind is int and answer > 0):
+                    token = answer if fenced else 0
+                elif said_yes(answer):
                     token = fencing.value(answer) if fenced else 0
             else:
                 ballot = _ballot(group, terms)
@@ -236,7 +240,7 @@ async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None)
     `lease` is only held: a lease that nobody has any more is released by its finalizer, which must not come first.
     """
     request = hold.request
-    group = request.group
+    group = request.settings.group
     in_time = io.now() < hold.deadline
     try:
         if not hold.leave():
