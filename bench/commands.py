@@ -10,8 +10,7 @@ beforehand; all that is the same for every name is prepared.
 from __future__ import annotations
 
 import hashlib
-import itertools
-import secrets
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,9 +58,8 @@ KEY, FENCE, OWNER, TOKEN = b"\0key", b"\0fence", b"\0owner", b"\0token"
 
 
 def owners() -> Callable[[], bytes]:
-    """Unique 128-bit owners the cheapest way: random per process, counted per attempt."""
-    start, count = secrets.token_hex(12).encode(), itertools.count()
-    return lambda: b"%s%08x" % (start, next(count))
+    """A random value of 128 bits for each attempt, as the published protocol wants it."""
+    return lambda: os.urandom(16).hex().encode()
 
 
 def proposals() -> Callable[[], int]:

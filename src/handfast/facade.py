@@ -81,6 +81,11 @@ class ClientOptions(LockOptions, total=False):
     """Keep restarted nodes from voting; the default is on for a quorum, off for one node."""
 
 
+def _key(options: LockOptions) -> tuple[Any, ...]:
+    """What tells settings apart. With the types: 1 equals True, but only one of them is a switch."""
+    return (*options.items(), *map(type, options.values()))
+
+
 _clients: weakref.WeakSet[BaseClient] = weakref.WeakSet()
 
 
@@ -106,7 +111,6 @@ class BaseClient:
         self._closed = False
         self._presented: dict[Any, Entry] = {}
         """Explicit owners of this client that hold something now."""
-        self._base = self._prepared(self._policy)
         self._known: dict[tuple[Any, ...], Settings] = {}
         _clients.add(self)
 
@@ -135,18 +139,13 @@ class BaseClient:
             raise ConfigError(f"the embedded servers could not be opened: {said}")
 
     def _settings(self, options: LockOptions) -> Settings:
-        """The settings of a lock. Services use few different ones, each of them often."""
-        # With the types: 1 equals True, but only one of them is a switch.
-        key = (*options.items(), *map(type, options.values()))
-        try:
-            known = self._known.get(key)
-        except TypeError:
-            return self._prepared(self._checked(dict(options)))  # something unhashable: an error in most cases
-        if known is None:
-            known = self._prepared(self._checked(dict(options)))
-            if len(self._known) > 256:
-                self._known.clear()
-            self._known[key] = known
+        """The settings of a lock that is set in a way not seen before."""
+        if self._closed:
+            raise ConfigError("this client is closed")
+        known = self._prepared(self._checked(dict(options)))
+        if len(self._known) > 256:
+            self._known.clear()
+        self._known[_key(options)] = known
         return known
 
     def _prepared(self, settings: Policy) -> Settings:
@@ -167,9 +166,11 @@ class BaseClient:
         return known
 
     def _request(self, name: object, owner: object, options: LockOptions) -> Request:
-        if self._closed:
-            raise ConfigError("this client is closed")
-        settings = self._settings(options) if options else self._base
+        # Services use few different settings, each of them often; a closed client knows none.
+        try:
+            settings = self._known.get(_key(options) if options else ()) or self._settings(options)
+        except TypeError:  # something unhashable: no value that is allowed is, so this says which
+            settings = self._prepared(self._checked(dict(options)))
         if owner is None and type(name) is str and 0 < len(name) < 256 and name.isascii():
             return Request(settings, name, None)  # the usual name needs no closer look
         names = names_of(name)
@@ -240,7 +241,6 @@ class BaseClient:
         self.ending = self._nothing
         self._presented = {}
         # Owners name their process.
-        self._base = self._prepared(self._policy)
         self._known = {}
 
     def __repr__(self) -> str:

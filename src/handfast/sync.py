@@ -104,9 +104,8 @@ class Lock:
     _entered: _Entered | None = None
     """Of each thread: the leases of the `with` blocks it is in."""
 
-    def __init__(self, client: Client, request: Request) -> None:
-        self._client = client
-        self._request = request
+    _client: Client
+    _request: Request
 
     @property
     def name(self) -> str:
@@ -186,11 +185,14 @@ class Client(BaseClient):
 
         With `owner` whoever presents the same owner re-enters and refreshes.
         """
-        return Lock(self, self._request(name, owner, options))
+        lock: Lock = _new(Lock)  # and no __init__: this is done for every acquisition
+        lock._client = self
+        lock._request = self._request(name, owner, options)
+        return lock
 
     def rlock(self, name: str | Sequence[str], **options: Unpack[LockOptions]) -> Lock:
         """Like `lock`, but the thread that holds it takes it again at once, with the same token and no round trip."""
-        lock = Lock(self, self._request(name, None, options))
+        lock = self.lock(name, **options)
         lock._reentrant = True
         return lock
 
@@ -220,6 +222,7 @@ class Client(BaseClient):
         if self._closed:
             return
         self._closed = True
+        self._known.clear()
         if self._dog is not None:
             self._dog.detach(self._group).result()
         while self._lanes:

@@ -5,13 +5,14 @@
 
 RELEASED and LOST are final: nothing is sent for them afterwards, even if the key is still there. `TRANSITIONS` is the
 whole truth; `leave`, `end` and `lose` are its three rows. The caller's thread and the watchdog's may want to leave HELD
-at the same moment, one to release and one to declare a loss: there is one ticket to leave with, and taking it is
-atomic.
+at the same moment, one to release and one to declare a loss: there is one ticket to leave with, and taking it (deleting
+an attribute) is atomic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from handfast.core.commands import Request
@@ -77,13 +78,13 @@ class Hold:
         self.slot = 0
         """The watchdog's own."""
         self.state = HELD
-        self._ticket = bytearray(1)
+        self._ticket = True
 
     def leave(self) -> bool:
         """From HELD to RELEASING; True for the one caller that made the move."""
         try:
-            self._ticket.pop()
-        except IndexError:
+            del self._ticket
+        except AttributeError:
             return False
         self.state = RELEASING
         return True
@@ -95,15 +96,16 @@ class Hold:
 
     def abandon(self) -> None:
         """To RELEASED from wherever an interrupt has left it, unless it is lost: somebody else sends the release."""
-        self._ticket.clear()
+        with suppress(AttributeError):
+            del self._ticket
         if self.state != LOST:
             self.state = RELEASED
 
     def lose(self, reason: str) -> bool:
         """From HELD to LOST; True for the one caller that made the move, after all watchers were told."""
         try:
-            self._ticket.pop()
-        except IndexError:
+            del self._ticket
+        except AttributeError:
             return False
         self.reason = reason
         self.state = LOST
