@@ -25,6 +25,7 @@ from handfast.facade import (
     BaseClient,
     ClientOptions,
     LockOptions,
+    RareOptions,
     Seconds,
     Servers,
     patience_of,
@@ -199,14 +200,24 @@ class Client(BaseClient):
         self._io: AioDriver | None = None
         self._owned: weakref.WeakKeyDictionary[Any, dict[Any, Entry]] = weakref.WeakKeyDictionary()
 
-    def lock(self, name: str | Sequence[str], *, owner: str | None = None, **options: Unpack[LockOptions]) -> Lock:
+    def lock(
+        self,
+        name: str | Sequence[str],
+        *,
+        owner: str | None = None,
+        ttl: Seconds | EllipsisType = ...,
+        wait: Seconds | EllipsisType | None = ...,
+        renew: bool | EllipsisType = ...,
+        fence: bool | EllipsisType = ...,
+        **options: Unpack[RareOptions],
+    ) -> Lock:
         """A lock on a name, or on several names at once, all or none. Sends nothing.
 
-        With `owner` whoever presents the same owner re-enters and refreshes.
+        With `owner` whoever presents the same owner re-enters and refreshes. What is not given is as on the client.
         """
         lock: Lock = _new(Lock)  # and no __init__: this is done for every acquisition
         lock._client = self
-        lock._request = self._request(name, owner, options)
+        lock._request = self._request(name, owner, ttl, wait, renew, fence, options)
         return lock
 
     def rlock(self, name: str | Sequence[str], **options: Unpack[LockOptions]) -> Lock:
@@ -219,7 +230,7 @@ class Client(BaseClient):
         self, name: str, *, owner: str | None = None, **options: Unpack[LockOptions]
     ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]:
         """Decorate a function to run under a lock; `{parameter}` in the name stands for the call's argument."""
-        self._request("checked", owner, options)
+        self.lock("checked", owner=owner, **options)
 
         def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
             if not inspect.iscoroutinefunction(function):
@@ -240,7 +251,7 @@ class Client(BaseClient):
         if self._closed:
             return
         self._closed = True
-        self._known.clear()
+        self._forget()
         if self._dog is not None:
             await asyncio.wrap_future(self._dog.detach(self._group))
         if self._io is not None:
@@ -280,17 +291,14 @@ class Client(BaseClient):
         lease: Lease = _new(Lease)  # and no __init__: this is done for every lease
         lease._client = self
         lease._hold = hold
-        if hold.request.owner is not None:
-            lease._entry = self._present(hold)
+        lease._entry = None if hold.request.owner is None else self._present(hold)
         return lease
 
     async def _reenter(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         mine = self._owned.setdefault(asyncio.current_task(), {})
         entry = mine.get(request.keys)
         if entry is not None and (hold := entry.enter(AioDriver.now())) is not None:
-            lease = Lease(self, hold)
-            lease._entry = entry
-            return lease
+            return Lease(self, hold, entry)
         fresh: Lease = await mutex.acquire(self._driver(), request, terms, wait, self)
         fresh._entry = Entry(mine, request.keys, fresh._hold)
         return fresh

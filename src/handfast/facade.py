@@ -34,7 +34,16 @@ from handfast.wire.dial import Address
 if TYPE_CHECKING:
     from handfast.watchdog import Watchdog
 
-__all__ = ["BaseClient", "ClientOptions", "LockOptions", "Seconds", "Servers", "patience_of", "template_key"]
+__all__ = [
+    "BaseClient",
+    "ClientOptions",
+    "LockOptions",
+    "RareOptions",
+    "Seconds",
+    "Servers",
+    "patience_of",
+    "template_key",
+]
 
 logger = logging.getLogger("handfast")
 
@@ -44,17 +53,9 @@ Servers = str | Sequence[str] | None
 Seconds = float | timedelta
 
 
-class LockOptions(TypedDict, total=False):
-    """What can be set on a lock; on a client it is the default of its locks."""
+class RareOptions(TypedDict, total=False):
+    """What else can be set on a lock; on a client it is the default of its locks."""
 
-    ttl: Seconds
-    """How long the lease lasts on the servers unless renewed."""
-    wait: Seconds | None
-    """How long to wait for it: None without end, 0 not at all."""
-    renew: bool
-    """Renewed by the watchdog until released."""
-    fence: bool
-    """Give each acquisition a token."""
     tries: int | None
     backoff: Backoff
     drift: float
@@ -74,6 +75,19 @@ class LockOptions(TypedDict, total=False):
     """A grant must be on the server's disk."""
 
 
+class LockOptions(RareOptions, total=False):
+    """What can be set on a lock; on a client it is the default of its locks."""
+
+    ttl: Seconds
+    """How long the lease lasts on the servers unless renewed."""
+    wait: Seconds | None
+    """How long to wait for it: None without end, 0 not at all."""
+    renew: bool
+    """Renewed by the watchdog until released."""
+    fence: bool
+    """Give each acquisition a token."""
+
+
 class ClientOptions(LockOptions, total=False):
     """What can be set on a client."""
 
@@ -81,10 +95,10 @@ class ClientOptions(LockOptions, total=False):
     """Keep restarted nodes from voting; the default is on for a quorum, off for one node."""
 
 
-def _key(options: LockOptions) -> tuple[Any, ...]:
-    """What tells settings apart. With the types: 1 equals True, but only one of them is a switch."""
-    return (*options.items(), *map(type, options.values()))
-
+SHORT_NAME = 256
+"""Characters: a name of as many is never longer than MAX_NAME in UTF-8."""
+_NO_CALL: Any = (None, None, 0, 0, None)
+"""Like no call that could be made."""
 
 _clients: weakref.WeakSet[BaseClient] = weakref.WeakSet()
 
@@ -111,7 +125,7 @@ class BaseClient:
         self._closed = False
         self._presented: dict[Any, Entry] = {}
         """Explicit owners of this client that hold something now."""
-        self._known: dict[tuple[Any, ...], Settings] = {}
+        self._forget()
         _clients.add(self)
 
     def _shake(self, index: int) -> Steps:
@@ -138,15 +152,26 @@ class BaseClient:
         if group.voters() < group.n:
             raise ConfigError(f"the embedded servers could not be opened: {said}")
 
-    def _settings(self, options: LockOptions) -> Settings:
-        """The settings of a lock that is set in a way not seen before."""
+    def _settings(self, options: dict[str, Any]) -> Settings:
+        """The settings of a lock: checked when they are first met."""
         if self._closed:
             raise ConfigError("this client is closed")
-        known = self._prepared(self._checked(dict(options)))
-        if len(self._known) > 256:
-            self._known.clear()
-        self._known[_key(options)] = known
+        # With the types: 1 equals True, but only one of them is a switch.
+        key = (*options.items(), *map(type, options.values()))
+        try:
+            known = self._known.get(key)
+        except TypeError:  # something unhashable: no value that is allowed is, so this says which
+            return self._prepared(self._checked(options))
+        if known is None:
+            if len(self._known) > 256:
+                self._known.clear()
+            known = self._known[key] = self._prepared(self._checked(options))
         return known
+
+    def _forget(self) -> None:
+        """Know no settings any more: a closed client makes no locks, a forked one has other owners."""
+        self._known: dict[tuple[Any, ...], Settings] = {}
+        self._last: tuple[object, object, object, object, Settings] = _NO_CALL
 
     def _prepared(self, settings: Policy) -> Settings:
         start = f"{socket.gethostname()}:{os.getpid()}:{settings.label}:".encode()
@@ -165,14 +190,22 @@ class BaseClient:
                 )
         return known
 
-    def _request(self, name: object, owner: object, options: LockOptions) -> Request:
-        # Services use few different settings, each of them often; a closed client knows none.
-        try:
-            settings = self._known.get(_key(options) if options else ()) or self._settings(options)
-        except TypeError:  # something unhashable: no value that is allowed is, so this says which
-            settings = self._prepared(self._checked(dict(options)))
-        if owner is None and type(name) is str and 0 < len(name) < 256 and name.isascii():
-            return Request(settings, name, None)  # the usual name needs no closer look
+    def _request(
+        self, name: object, owner: object, ttl: object, wait: object, renew: object, fence: object, rare: RareOptions
+    ) -> Request:
+        """What a lock asks for; `...` stands for what was not given."""
+        # A call site mostly passes the same objects as the last one did: then nothing has to be looked up.
+        last_ttl, last_wait, last_renew, last_fence, settings = self._last
+        if ttl is not last_ttl or wait is not last_wait or renew is not last_renew or fence is not last_fence or rare:
+            usual = {"ttl": ttl, "wait": wait, "renew": renew, "fence": fence}
+            settings = self._settings({**{word: value for word, value in usual.items() if value is not ...}, **rare})
+            if not rare:
+                self._last = (ttl, wait, renew, fence, settings)
+        if owner is None and type(name) is str and 0 < len(name) <= SHORT_NAME:
+            try:
+                return Request(settings, name, None)
+            except UnicodeEncodeError:
+                pass  # names_of says it in words
         names = names_of(name)
         presented = None if owner is None else owner_of(owner).encode()
         return Request(settings, names[0] if len(names) == 1 else names, presented)
@@ -240,8 +273,7 @@ class BaseClient:
         self._dog_lock = threading.Lock()
         self.ending = self._nothing
         self._presented = {}
-        # Owners name their process.
-        self._known = {}
+        self._forget()
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Client {', '.join(a.label for a in self._addresses)}>"

@@ -58,18 +58,18 @@ class Entry:
 class LeaseView:
     """A lease: the right to do something until `remaining()` is 0. The owner is the lease, not a thread or a task."""
 
-    __slots__ = ("__dict__", "__weakref__", "_client", "_hold")
+    __slots__ = ("__dict__", "__weakref__", "_client", "_entry", "_hold")
 
-    _entry: Entry | None = None
-    """Of a reentrant lock."""
     _over = False
     """This view of a reentrant lease was released; the hold may go on."""
     _still_ours = False
     _event: object = None
 
-    def __init__(self, client: Dropper, hold: Hold) -> None:
+    def __init__(self, client: Dropper, hold: Hold, entry: Entry | None = None) -> None:
         self._client = client
         self._hold = hold
+        self._entry = entry
+        """Of a lock that is counted: a reentrant one, or one with an explicit owner."""
 
     @property
     def name(self) -> str:
@@ -138,7 +138,7 @@ class LeaseView:
             hold = self._hold
         except AttributeError:
             return  # interrupted while it was made; its hold is undone where it was made
-        if not self._over and hold.state == HELD and (self._entry is None or self._leave()):
+        if hold.state == HELD and not self._over and (self._entry is None or self._leave()):
             self._client._drop(hold)
 
     def _loss(self, reason: str = "") -> LeaseLost:

@@ -21,6 +21,7 @@ from handfast.facade import (
     BaseClient,
     ClientOptions,
     LockOptions,
+    RareOptions,
     Seconds,
     Servers,
     patience_of,
@@ -180,14 +181,24 @@ class Client(BaseClient):
         self._lanes: list[ThreadDriver] = []
         self._owned: weakref.WeakKeyDictionary[threading.Thread, dict[Any, Entry]] = weakref.WeakKeyDictionary()
 
-    def lock(self, name: str | Sequence[str], *, owner: str | None = None, **options: Unpack[LockOptions]) -> Lock:
+    def lock(
+        self,
+        name: str | Sequence[str],
+        *,
+        owner: str | None = None,
+        ttl: Seconds | EllipsisType = ...,
+        wait: Seconds | EllipsisType | None = ...,
+        renew: bool | EllipsisType = ...,
+        fence: bool | EllipsisType = ...,
+        **options: Unpack[RareOptions],
+    ) -> Lock:
         """A lock on a name, or on several names at once, all or none. Sends nothing.
 
-        With `owner` whoever presents the same owner re-enters and refreshes.
+        With `owner` whoever presents the same owner re-enters and refreshes. What is not given is as on the client.
         """
         lock: Lock = _new(Lock)  # and no __init__: this is done for every acquisition
         lock._client = self
-        lock._request = self._request(name, owner, options)
+        lock._request = self._request(name, owner, ttl, wait, renew, fence, options)
         return lock
 
     def rlock(self, name: str | Sequence[str], **options: Unpack[LockOptions]) -> Lock:
@@ -200,7 +211,7 @@ class Client(BaseClient):
         self, name: str, *, owner: str | None = None, **options: Unpack[LockOptions]
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorate a function to run under a lock; `{parameter}` in the name stands for the call's argument."""
-        self._request("checked", owner, options)
+        self.lock("checked", owner=owner, **options)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
             late = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
@@ -222,7 +233,7 @@ class Client(BaseClient):
         if self._closed:
             return
         self._closed = True
-        self._known.clear()
+        self._forget()
         if self._dog is not None:
             self._dog.detach(self._group).result()
         while self._lanes:
@@ -265,8 +276,7 @@ class Client(BaseClient):
         lease: Lease = _new(Lease)  # and no __init__: this is done for every lease
         lease._client = self
         lease._hold = hold
-        if hold.request.owner is not None:
-            lease._entry = self._present(hold)
+        lease._entry = None if hold.request.owner is None else self._present(hold)
         return lease
 
     def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
@@ -284,9 +294,7 @@ class Client(BaseClient):
         mine = self._owned.setdefault(threading.current_thread(), {})
         entry = mine.get(request.keys)
         if entry is not None and (hold := entry.enter(ThreadDriver.now())) is not None:
-            lease = Lease(self, hold)
-            lease._entry = entry
-            return lease
+            return Lease(self, hold, entry)
         lease = self._acquire(request, terms, wait)
         lease._entry = Entry(mine, request.keys, lease._hold)
         return lease

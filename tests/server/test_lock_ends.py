@@ -129,7 +129,7 @@ def test_no_threads_are_left_when_all_clients_are_closed(server: Server) -> None
         return [thread.name for thread in threading.enumerate() if thread.name.startswith("handfast")]
 
     with handfast.connect(server.url) as client, client.lock("a"):
-        assert "handfast-watchdog" in ours()
+        eventually(lambda: "handfast-watchdog" in ours())
     eventually(lambda: not ours())
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from handfast.core.effects import Fault, Payloads, Poll
@@ -120,7 +121,11 @@ class AioLane:
         self.settled = False
         self.closed = False
         self._n = len(self.links)
-        self._future = loop.create_future
+        # The base loop's create_future is this, behind one more call.
+        plain = type(loop).create_future is asyncio.BaseEventLoop.create_future
+        self._future: Callable[[], asyncio.Future[Any]] = (
+            partial(asyncio.Future, loop=loop) if plain else loop.create_future
+        )
         self._call_soon = loop.call_soon
         self._turning = False
         """The flush of this turn is ordered."""
