@@ -36,6 +36,7 @@ from handfast.lease import Entry, LeaseView
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
 
 _new = object.__new__
+_get_running_loop = asyncio._get_running_loop
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -49,7 +50,7 @@ class Lease(LeaseView):
     _body: _Body | None = None
 
     async def extend(self, ttl: Seconds | None = None) -> None:
-        """Renew now, by `ttl` or as before; a ttl given here stays. Raises LeaseLost if a majority does not confirm."""
+        """Renew now, by `ttl` (which then stays) or as before. LeaseLost if it is over, NoQuorum if too few confirm."""
         seconds = self._hold.ttl if ttl is None else self._hold.request.settings.policy.checked_ttl(ttl)
         self.check()
         await self._client._extend(self._hold, seconds)
@@ -62,7 +63,9 @@ class Lease(LeaseView):
             return _said(self._still_ours)
         if self._hold.state != HELD or client._closed:
             return _said(False)
-        return mutex.release(client._io or client._driver(), self._hold, client, self)
+        if client._io is None:
+            return _said(False)  # after a fork: nothing is ours
+        return mutex.release(client._io, self._hold, client, self)
 
     @property
     def lost(self) -> asyncio.Event:
@@ -156,10 +159,13 @@ class Lock:
         settings = request.settings
         policy = settings.policy
         terms = settings.terms if ttl is None else settings.terms_for(policy.checked_ttl(ttl))
-        patience = policy.wait if wait is ... else patience_of(wait)
+        patience = policy.wait if wait is ... else wait if wait is None else patience_of(wait)
         if self._reentrant:
             return client._reenter(request, terms, patience)
-        return mutex.acquire(client._driver(), request, terms, patience, client)
+        io = client._io
+        if io is None or client._closed or io.loop is not _get_running_loop():
+            return client._acquire(request, terms, patience)
+        return mutex.acquire(io, request, terms, patience, client)
 
     async def try_acquire(self, *, ttl: Seconds | None = None) -> Lease | None:
         """Take the lock if it is free, else None; never waits. An outage still raises: it is not contention."""
@@ -294,12 +300,17 @@ class Client(BaseClient):
         lease._entry = None if hold.request.owner is None else self._present(hold)
         return lease
 
+    async def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
+        """The first one, or one that is awaited on another loop than it was asked for on."""
+        lease: Lease = await mutex.acquire(self._driver(), request, terms, wait, self)
+        return lease
+
     async def _reenter(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         mine = self._owned.setdefault(asyncio.current_task(), {})
         entry = mine.get(request.keys)
         if entry is not None and (hold := entry.enter(AioDriver.now())) is not None:
             return Lease(self, hold, entry)
-        fresh: Lease = await mutex.acquire(self._driver(), request, terms, wait, self)
+        fresh = await self._acquire(request, terms, wait)
         fresh._entry = Entry(mine, request.keys, fresh._hold)
         return fresh
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from handfast.core import renewal
 from handfast.core.hold import HELD, Hold
 from handfast.drivers.clock import now
-from handfast.errors import LeaseLost
+from handfast.errors import LeaseLost, NoQuorum
 from handfast.options import duration
 
 __all__ = ["Entry", "LeaseView"]
@@ -130,7 +130,12 @@ class LeaseView:
         if hold.state != HELD:
             raise self._loss()
         if hold.retrying:
-            raise self._loss(f"no majority confirmed the extension, {self.remaining():.1f} s are left: {hold.doubt}")
+            # Not a loss: it runs on to its deadline, and the watchdog goes on trying.
+            group = hold.request.group
+            confirmed = sum(1 for said in hold.doubts.values() if said == "confirmed")
+            raise NoQuorum(
+                hold.request.name, granted=confirmed, needed=group.need, total=group.n, nodes=hold.doubts
+            )  # fmt: skip
 
     def __del__(self) -> None:
         # Nobody can release it any more: better now than renewed for ever.

@@ -51,7 +51,7 @@ class Lease(LeaseView):
     _client: Client
 
     def extend(self, ttl: Seconds | None = None) -> None:
-        """Renew now, by `ttl` or as before; a ttl given here stays. Raises LeaseLost if a majority does not confirm."""
+        """Renew now, by `ttl` (which then stays) or as before. LeaseLost if it is over, NoQuorum if too few confirm."""
         seconds = self._hold.ttl if ttl is None else self._hold.request.settings.policy.checked_ttl(ttl)
         self.check()
         self._client._extend(self._hold, seconds)

@@ -16,7 +16,7 @@ from handfast.core.group import Group
 from handfast.core.handshake import Rejected, Steps, load_scripts
 from handfast.core.resp import encode
 from handfast.options import policy
-from handfast.wire.channel import Channel, Posted
+from handfast.wire.channel import DISCARD, Channel
 
 NODE = 3
 
@@ -65,7 +65,7 @@ def group(*, guard: bool = False) -> Group:
 
 
 def channel(steps: Steps | None = None, of: Group | None = None) -> Channel:
-    it = Channel(NODE, of or group(), steps if steps is not None else no_handshake())
+    it = Channel(NODE, of or group(), steps if steps is not None else no_handshake(), Waiter)
     it._sealed_at = 0.0  # just used: its seals ask for the marker alone
     return it
 
@@ -145,8 +145,8 @@ def test_whoever_waits_is_told_once_and_only_if_still_waiting() -> None:
 
 def test_answers_that_nobody_waits_for_are_dropped_in_their_place() -> None:
     it = channel()
-    it.request(b"x", Posted(b"x"))
-    it.request(b"x", Posted(b"x"))
+    it.request(b"x", DISCARD)
+    it.request(b"x", DISCARD)
     last = asks(it, b"X")
     it.feed(b":1\r\n-ERR no\r\n:4\r\n")
     assert last.got == [4]
@@ -156,7 +156,7 @@ def test_a_single_question_is_answered_with_the_reply_itself() -> None:
     it = channel()
     asked, gone = Waiter(), Waiter(done=True)
     for waiter in (asked, gone, asked2 := Waiter()):
-        it.request(b"x", (waiter, b"x"))
+        it.request(b"x", waiter)
     it.feed(b":1\r\n:2\r\n-OOM no\r\n")
     assert asked.result == 1
     assert gone.set == 0
@@ -287,7 +287,7 @@ def test_a_wide_request_is_sent_again_as_a_whole() -> None:
 def test_a_question_is_sent_again_too_and_once() -> None:
     it = channel()
     waiter = Waiter()
-    it.request(b"EVALSHA x", (waiter, b"EVALSHA x"))
+    it.request(b"EVALSHA x", waiter)
     taken(it)
     it.feed(NOSCRIPT)
     assert taken(it) == load_scripts() + b"EVALSHA x"
@@ -298,7 +298,7 @@ def test_a_question_is_sent_again_too_and_once() -> None:
 
 def test_an_undoing_that_nobody_waits_for_is_sent_again() -> None:
     it = channel()
-    it.request(b"EVALSHA release", Posted(b"EVALSHA release"))
+    it.request(b"EVALSHA release", DISCARD)
     taken(it)
     it.feed(NOSCRIPT)
     assert taken(it).endswith(b"EVALSHA release")
@@ -310,8 +310,8 @@ def test_a_request_whose_asker_has_gone_is_not_sent_again(kind: str) -> None:
     it = channel()
     gone = Waiter(done=True)
     acquire, undo = encode(b"EVALSHA", b"acquire"), encode(b"DELIFEQ", b"key", b"owner")
-    it.request(acquire, Asked(waiter=gone, sent=acquire) if kind == "ballot" else (gone, acquire))
-    it.request(undo, Posted(undo))
+    it.request(acquire, Asked(waiter=gone, sent=acquire) if kind == "ballot" else gone)
+    it.request(undo, DISCARD)
     taken(it)
     it.feed(NOSCRIPT + b":0\r\n")
     assert b"EVALSHA" not in taken(it)

@@ -7,10 +7,9 @@ name with an owner of its own uses the published protocol to the letter; all els
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from handfast import lua
-from handfast.core.effects import Payloads
 from handfast.core.group import Group
 from handfast.core.resp import encode
 from handfast.core.terms import Settings, Terms
@@ -69,8 +68,8 @@ class Request:
     def name(self) -> str:
         return ", ".join(self.names)
 
-    def acquire(self, owner: bytes, terms: Terms, proposal: bytes) -> Payloads:
-        """For every node, as long as their floors are the same; `proposal` is empty when unfenced."""
+    def acquire(self, owner: bytes, terms: Terms, proposal: bytes) -> Any:
+        """Payloads: bytes for all nodes (always so for one node), or a list. `proposal` is empty when unfenced."""
         key, px = self.key, terms.px
         if key and not proposal and self.owner is None:
             return _SET % (len(key), key, len(owner), owner, len(px), px)
@@ -92,8 +91,8 @@ class Request:
         words = (lua.SHA["acquire"], b"%d" % len(all_keys), *all_keys, owner, px, b"%d" % len(keys), proposal)
         return b"*%d\r\n" % (len(words) + 3) + encode(b"EVALSHA", *words).partition(b"\r\n")[2] + tail
 
-    def release(self, owner: bytes, token: int) -> Payloads:
-        """Delete what is this owner's. On a quorum the token goes along as a floor; on one node the counter has it."""
+    def release(self, owner: bytes, token: int) -> Any:
+        """Payloads: delete what is this owner's. A quorum gets the token along as a floor; one node's counter has it."""
         group, key = self.settings.group, self.key
         if token and group.n > 1:
             return script("release", self._counted(), owner, b"%d" % len(self.names), b"%d" % token)

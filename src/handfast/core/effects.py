@@ -49,8 +49,6 @@ class Poll(Protocol):
     """Nobody waits for it any more: set by the driver when an exchange ends."""
     waiter: Any
     """Set by a driver that needs to be told (a future); completed when `add` returns True."""
-    sent: Payloads
-    """What was sent, by the driver."""
 
     def add(self, node: int, reply: Any) -> bool:
         """Count a node's reply (a Fault if there is none); True at the moment the outcome becomes certain.
@@ -94,7 +92,7 @@ class Effects(Protocol):
         """
         ...
 
-    def ask(self, payload: Payloads, patience: float) -> Awaitable[Any]:
+    def ask(self, payload: bytes, patience: float) -> Awaitable[Any]:
         """An exchange with the only node of a group: its answer, or a Fault; of the kind `timeout` for silence."""
         ...
 

@@ -11,8 +11,9 @@ an attribute) is atomic.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from handfast.core.commands import Request
@@ -51,8 +52,8 @@ class Hold:
     """End of renewal: None never, 0.0 is not renewed at all, else the time set by max_hold."""
     retrying = False
     """The last renewal was not confirmed."""
-    doubt = ""
-    """What the nodes said that did not confirm it."""
+    doubts: Mapping[str, str] = MappingProxyType({})
+    """What each node said to a renewal that was not confirmed."""
     asked_at = 0.0
     """When the caller last sent an extension of its own."""
     torn = 0

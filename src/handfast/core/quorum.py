@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from handfast.core.effects import Fault, Payloads
+from handfast.core.effects import Fault
 
 __all__ = ["Ballot", "Census", "Rounds", "Vote", "WideBallot", "majority", "said_yes"]
 
@@ -39,7 +39,6 @@ class Ballot:
     """Noes and faults: answers that cannot become a yes."""
     decided = False
     waiter: Any = None
-    sent: Payloads = b""
     late: Callable[[int], None] | None = None
     """Told of yeses that come after the decision."""
     missed: Callable[[int], None] | None = None
@@ -137,7 +136,7 @@ class Rounds:
     Decided when every column is, or when all nodes have answered.
     """
 
-    __slots__ = ("answered", "asked", "ballots", "decided", "open", "over", "sent", "tail", "waiter", "width")
+    __slots__ = ("answered", "asked", "ballots", "decided", "open", "over", "tail", "waiter", "width")
 
     guarded = False
 
@@ -156,7 +155,6 @@ class Rounds:
         self.decided = False
         self.over = False
         self.waiter: Any = None
-        self.sent: Payloads = b""
         self.width = len(ballots) + extra
         self.tail = tail
         """Takes the last `extra` replies of a node; a Fault from it voids the node's whole answer."""

@@ -18,7 +18,7 @@ from handfast.core import guard
 from handfast.core.effects import Effects, Fault
 from handfast.core.group import Group
 from handfast.core.hold import HELD, Hold
-from handfast.core.quorum import Ballot, Rounds
+from handfast.core.quorum import Ballot, Rounds, said_yes
 from handfast.core.resp import encode
 from handfast.core.terms import Copies
 
@@ -45,7 +45,8 @@ def expire(hold: Hold, now: float) -> bool:
     if now < hold.deadline:
         return False
     if hold.renew_until is None or now < hold.renew_until:
-        reason = f"no majority confirmed a renewal in time: {hold.doubt}" if hold.retrying else "the deadline passed"
+        said = "; ".join(f"{node}: {text}" for node, text in hold.doubts.items())
+        reason = f"no majority confirmed a renewal in time: {said}" if hold.retrying else "the deadline passed"
     else:
         reason = "max_hold was reached" if hold.renew_until else "the ttl ended and it was not renewed"
     return hold.lose(reason)
@@ -93,11 +94,10 @@ def _conclude(hold: Hold, ballot: Ballot, sent: float, now: float) -> None:
         hold.lose("a majority of the nodes no longer holds it for this owner")
     else:
         hold.retrying = True
-        hold.doubt = "; ".join(
-            f"{node.label}: {answer.text if type(answer) is Fault else 'no answer'}"
+        hold.doubts = {
+            node.label: "confirmed" if said_yes(answer) else answer.text if type(answer) is Fault else "no answer"
             for node, answer in zip(group.nodes, ballot.answers, strict=True)
-            if answer is None or type(answer) is Fault
-        )
+        }
 
 
 async def _heal(io: Effects, group: Group, torn: list[tuple[Hold, Ballot]], patience: float) -> None:

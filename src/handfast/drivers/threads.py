@@ -49,7 +49,7 @@ class ThreadDriver(Lane):
         self.round_trip(payloads, poll, patience)
         return _DONE
 
-    def ask(self, payload: Payloads, patience: float) -> Awaitable[Any]:
+    def ask(self, payload: bytes, patience: float) -> Awaitable[Any]:
         return _Done(self.question(payload, patience))
 
     async def sleep(self, until: float) -> None:

@@ -18,7 +18,7 @@ from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.quorum import Ballot
 from handfast.core.resp import encode
-from handfast.wire.channel import Asked, Channel, Posted
+from handfast.wire.channel import DISCARD, Channel
 from handfast.wire.dial import Address
 from handfast.wire.faults import from_socket
 from handfast.wire.link import GRACE, NOT_CONNECTED, LinkState
@@ -126,13 +126,14 @@ class AioLane:
         self._future: Callable[[], asyncio.Future[Any]] = (
             partial(asyncio.Future, loop=loop) if plain else loop.create_future
         )
+        self._question = type(self._future())
         self._call_soon = loop.call_soon
         self._turning = False
         """The flush of this turn is ordered."""
         self._voting = False
         """There are votes in this turn's write, to be sealed with the marker."""
         self._shared: list[bytes] = []
-        self._polls: list[Poll | Asked] = []
+        self._polls: list[Any] = []
         """This turn's payloads that go to all nodes alike, and their polls."""
         self._fresh: dict[float, list[asyncio.Future[Any]]] = {}
         """By patience: who began to wait in this turn."""
@@ -194,7 +195,7 @@ class AioLane:
             await self.loop.run_in_executor(None, address.prepare)
         # Credentials may come from somewhere slow.
         steps = await self.loop.run_in_executor(None, self.shake, link.index) if address.credentials else None
-        pipe = Pipe(link, Channel(link.index, self.group, steps or self.shake(link.index)))
+        pipe = Pipe(link, Channel(link.index, self.group, steps or self.shake(link.index), self._question))
         try:
             if address.path:
                 await self.loop.create_unix_connection(lambda: pipe, address.path)
@@ -227,7 +228,6 @@ class AioLane:
         """See Effects.exchange. What goes to all nodes alike is only noted here, and joined once at the turn's end."""
         waiter: asyncio.Future[Any] = self._future()
         poll.waiter = waiter
-        poll.sent = payloads
         if type(payloads) is bytes and self.up == self._n:
             self._shared.append(payloads)
             self._polls.append(poll)
@@ -245,15 +245,14 @@ class AioLane:
             waiters.append(waiter)
         return waiter
 
-    def ask(self, payload: Payloads, patience: float) -> asyncio.Future[Any]:
+    def ask(self, payload: bytes, patience: float) -> asyncio.Future[Any]:
         """See Effects.ask."""
-        assert isinstance(payload, bytes)
         waiter: asyncio.Future[Any] = self._future()
         if not self.up:
             waiter.set_result(self.links[0].fault or NOT_CONNECTED)
             return waiter
         self._shared.append(payload)
-        self._polls.append((waiter, payload))
+        self._polls.append(waiter)
         if not self._turning:
             self._turning = True
             self._call_soon(self._flush)
@@ -293,7 +292,7 @@ class AioLane:
             if payload is None:
                 continue
             if link.channel is not None:
-                link.channel.request(payload, Posted(payload))
+                link.channel.request(payload, DISCARD)
             else:
                 all_up = False
         self.turn()
@@ -311,6 +310,7 @@ class AioLane:
             for link in self.links:
                 if link.channel is not None:
                     link.channel.pending.extend(self._polls)
+                    link.channel.sent.extend(self._shared)
                     link.channel.out += self._shared
             self._shared.clear()
             self._polls.clear()
@@ -334,6 +334,7 @@ class AioLane:
                 data = b"".join(channel.out) + shared
                 channel.out.clear()
             channel.pending.extend(polls)
+            channel.sent.extend(self._shared)
             if sealed:
                 data += channel.seal(now)
             if data:
@@ -348,11 +349,12 @@ class AioLane:
             if self._sweeper is None:
                 self._sweeper = self.loop.call_later(SWEEP_EVERY, self._sweep)
 
-    def _answer(self, poll: Poll | Asked, link: AioLink) -> None:
+    def _answer(self, poll: Any, link: AioLink) -> None:
+        """What a node that is not connected says."""
         fault = link.fault or NOT_CONNECTED
-        if isinstance(poll, tuple):
-            if not poll[0].done():
-                poll[0].set_result(fault)
+        if type(poll) is self._question:
+            if not poll.done():
+                poll.set_result(fault)
         elif poll.add(link.index, fault) and not poll.waiter.done():
             poll.waiter.set_result(None)
 

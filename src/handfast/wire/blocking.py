@@ -23,7 +23,8 @@ from typing import Any, Final
 from handfast.core.effects import Fault, Payloads, Poll
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
-from handfast.wire.channel import Asked, Channel, Posted
+from handfast.core.quorum import Ballot
+from handfast.wire.channel import DISCARD, Channel, Question
 from handfast.wire.dial import Address, dial
 from handfast.wire.faults import from_socket
 from handfast.wire.link import CONNECT_TIMEOUT, GRACE, NOT_CONNECTED, LinkState
@@ -124,7 +125,7 @@ class Lane:
             if address.prepare is not None:
                 address.prepare()
             sock = dial(address, CONNECT_TIMEOUT)
-            channel = Channel(index, self.group, self.shake(index))
+            channel = Channel(index, self.group, self.shake(index), _Answer)
             _converse(sock, channel)
             fault = channel.fault
         except Exception as error:  # whatever went wrong is this node's answer
@@ -191,7 +192,6 @@ class Lane:
         """See Effects.exchange."""
         now = _clock()
         self._inspect(now)
-        poll.sent = payloads
         for link in self.links:
             payload = payloads if isinstance(payloads, bytes) else payloads[link.index]
             if payload is None:
@@ -209,16 +209,15 @@ class Lane:
             self._current = _NOBODY
             poll.over = True
 
-    def question(self, payload: Payloads, patience: float) -> Any:
+    def question(self, payload: bytes, patience: float) -> Any:
         """See Effects.ask."""
-        assert isinstance(payload, bytes)
         now = _clock()
         self._inspect(now)
         link = self.links[0]
         if link.channel is None:
             return link.fault or NOT_CONNECTED
         answer = _Answer()
-        self._send(link, payload, (answer, payload))
+        self._send(link, payload, answer)
         end = now + patience
         try:
             while answer.reply is SILENT and (left := end - _clock()) > 0:
@@ -237,7 +236,7 @@ class Lane:
             if payload is None:
                 continue
             if link.channel is not None:
-                self._send(link, payload, Posted(payload))
+                self._send(link, payload, DISCARD)
             else:
                 all_up = False
         return all_up
@@ -258,14 +257,14 @@ class Lane:
             self._start()
         self.torn = False
 
-    def _send(self, link: Link, payload: bytes, poll: Poll | Asked) -> None:
+    def _send(self, link: Link, payload: bytes, poll: Poll | Question) -> None:
         channel = link.channel
         assert channel is not None
         torn, self.torn = self.torn, True
         if not channel.pending:
             link.asked_at = _clock()
         channel.request(payload, poll)
-        if self.group.guard and not isinstance(poll, tuple) and poll.guarded:
+        if self.group.guard and isinstance(poll, Ballot) and poll.guarded:
             channel.out.append(channel.seal(_clock()))
         self._flush(link, channel)
         self.torn = torn

@@ -11,7 +11,7 @@ write with votes in it, and the marker's reply lets them pass, or turns them all
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import hiredis
 
@@ -23,7 +23,7 @@ from handfast.core.handshake import Rejected, Steps, load_scripts
 from handfast.core.resp import encode
 from handfast.wire.faults import from_reply
 
-__all__ = ["Channel", "Posted"]
+__all__ = ["DISCARD", "Channel"]
 
 _NOTHING: Final = object()
 _ReplyError: Final = hiredis.ReplyError
@@ -34,14 +34,17 @@ INFO_REPLICATION: Final = encode(b"INFO", b"replication")
 UNREADY: Final = Fault("UNREADY", "forgot its data while connected, no vote until it is checked again")
 
 
-Asked = tuple[Any, bytes]
-"""A single question: the future of its answer, and what was sent."""
+class Question(Protocol):
+    """The future of a single answer."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: Any, /) -> None: ...
 
 
 class _Sink:
     """A poll that is not a ballot."""
 
-    __slots__ = ("sent", "waiter", "width")
+    __slots__ = ("waiter", "width")
 
     guarded = False
     decided = False
@@ -50,29 +53,13 @@ class _Sink:
     def __init__(self, width: int = 1) -> None:
         self.width = width
         self.waiter: Any = None
-        self.sent: Any = b""
-        """Empty: it is not sent again if the scripts were forgotten."""
 
     def add(self, node: int, reply: Any) -> bool:
         """Replies that nobody waits for."""
         return False
 
 
-class Posted(_Sink):
-    """A request that nobody waits for, but which must be carried out."""
-
-    __slots__ = ()
-
-    def __init__(self, payload: bytes) -> None:
-        super().__init__()
-        self.sent = payload
-
-
-def _is_over(poll: Poll | Asked) -> bool:
-    """Who asked has gone, and has undone what it asked for: it must not be carried out now."""
-    if isinstance(poll, tuple):
-        return bool(poll[0].done())
-    return poll.over or (poll.waiter is not None and poll.waiter.done())
+DISCARD: Final = _Sink()
 
 
 class Channel:
@@ -82,6 +69,7 @@ class Channel:
         "_gets",
         "_group",
         "_partial",
+        "_question",
         "_reader",
         "_sealed_at",
         "_steps",
@@ -91,18 +79,24 @@ class Channel:
         "out",
         "pending",
         "ready",
+        "sent",
     )
 
-    def __init__(self, index: int, group: Group, steps: Steps) -> None:
+    def __init__(self, index: int, group: Group, steps: Steps, question: type[Question]) -> None:
         self.index = index
         self._group = group
+        self._question = question
+        """What the transport uses for single questions; all else in `pending` is a poll."""
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self._gets = self._reader.gets
         self._partial: list[Any] = []
         self._sealed_at = float("-inf")
         self._votes: list[tuple[Poll, Any]] = []
         """Kept back until the marker has been seen."""
-        self.pending: deque[Poll | Asked] = deque()
+        self.pending: deque[Any] = deque()
+        """Polls and questions whose replies have not come."""
+        self.sent: deque[bytes] = deque()
+        """In step with `pending`: what was sent for each; empty where it must not be sent again."""
         self.out: list[bytes] = []
         """Bytes for the transport to send; it takes and clears them."""
         self.ready = False
@@ -112,9 +106,15 @@ class Channel:
         self._steps = steps
         self._step(None)
 
-    def request(self, payload: bytes, poll: Poll | Asked) -> None:
+    def request(self, payload: bytes, poll: Poll | Question) -> None:
         self.pending.append(poll)
+        self.sent.append(payload)
         self.out.append(payload)
+
+    def _expect(self, poll: Poll | Question) -> None:
+        """Replies to something that is not a request."""
+        self.pending.append(poll)
+        self.sent.append(b"")
 
     def seal(self, now: float) -> bytes:
         """Read the marker behind the votes of this write; after a rest its promotions as well.
@@ -124,7 +124,7 @@ class Channel:
         """
         rested = now - self._sealed_at > REST
         self._sealed_at = now
-        self.pending.append(_Seal(self, self._group.nodes[self.index], rested))
+        self._expect(_Seal(self, self._group.nodes[self.index], rested))
         return self._group.read_marker + INFO_REPLICATION if rested else self._group.read_marker
 
     def feed(self, data: bytes) -> None:
@@ -136,7 +136,8 @@ class Channel:
             self.fail(Fault("protocol", f"does not speak Redis' protocol ({error})", lasting=True))
 
     def _deliver(self) -> None:
-        gets, pending, index, guard = self._gets, self.pending, self.index, self._group.guard
+        gets, pending, sent, index = self._gets, self.pending, self.sent, self.index
+        guard, question = self._group.guard, self._question
         while (reply := gets()) is not _NOTHING:
             kind = type(reply)
             if kind is _Push:
@@ -147,10 +148,11 @@ class Channel:
             poll = pending[0]
             if kind is _ReplyError:
                 reply = from_reply(str(reply))
-            if isinstance(poll, tuple):
+            if type(poll) is question:
                 pending.popleft()
-                if (kind is not _ReplyError or not self._again(poll, reply)) and not poll[0].done():
-                    poll[0].set_result(reply)
+                payload = sent.popleft()
+                if not poll.done() and (kind is not _ReplyError or not self._again(poll, payload, reply)):
+                    poll.set_result(reply)
                 continue
             width = poll.width
             if width > 1:
@@ -159,7 +161,8 @@ class Channel:
                     continue
                 reply, self._partial = self._partial, []
             pending.popleft()
-            if (kind is _ReplyError or width > 1) and self._again(poll, reply):
+            payload = sent.popleft()
+            if (kind is _ReplyError or width > 1) and self._again(poll, payload, reply):
                 continue
             if guard and poll.guarded:
                 self._votes.append((poll, reply))
@@ -175,39 +178,37 @@ class Channel:
         self.ready = False
         self.out.clear()
         self._pass_votes(self.fault)
+        self.sent.clear()
         while self.pending:
-            self._answer(self.pending.popleft(), self.fault)
+            self.answer(self.pending.popleft(), self.fault)
 
-    def _answer(self, poll: Poll | Asked, reply: Any) -> None:
-        if isinstance(poll, tuple):
-            if not poll[0].done():
-                poll[0].set_result(reply)
+    def answer(self, poll: Any, reply: Any) -> None:
+        """Tell whoever waits, poll or question."""
+        if type(poll) is self._question:
+            if not poll.done():
+                poll.set_result(reply)
         elif poll.add(self.index, reply) and poll.waiter is not None and not poll.waiter.done():
             poll.waiter.set_result(None)
 
     def _pass_votes(self, fault: Fault | None) -> None:
         votes, self._votes = self._votes, []
         for poll, reply in votes:
-            self._answer(poll, reply if fault is None else fault)
+            self.answer(poll, reply if fault is None else fault)
 
-    def _again(self, poll: Poll | Asked, reply: Any) -> bool:
-        """Load the scripts and send the request once more, if the server has forgotten them."""
+    def _again(self, poll: Any, payload: bytes, reply: Any) -> bool:
+        """Load the scripts and send the request once more, if the server has forgotten them.
+
+        Not for who has gone meanwhile and has undone what it asked for: it must not be carried out now.
+        """
         replies = reply if type(reply) is list else [reply]
-        if not any(type(r) is Fault and r.kind == "NOSCRIPT" for r in replies) or _is_over(poll):
+        if not payload or not any(type(r) is Fault and r.kind == "NOSCRIPT" for r in replies):
             return False
-        again: Poll | Asked
-        if isinstance(poll, tuple):
-            sent: bytes | None = poll[1]
-            again = (poll[0], b"")
-        else:
-            sent = poll.sent if isinstance(poll.sent, bytes) else poll.sent[self.index]
-            again = _Again(poll)
-        if not sent:
+        if type(poll) is not self._question and (poll.over or (poll.waiter is not None and poll.waiter.done())):
             return False
-        self.pending.append(_Sink(len(lua.NAMES)))
-        self.pending.append(again)
-        self.out += [load_scripts(), sent]
-        if not isinstance(poll, tuple) and poll.guarded and self._group.guard:
+        self._expect(_Sink(len(lua.NAMES)))
+        self._expect(poll)
+        self.out += [load_scripts(), payload]
+        if self._group.guard and getattr(poll, "guarded", False):
             self.out.append(self.seal(self._sealed_at))
         return True
 
@@ -220,7 +221,7 @@ class Channel:
         except Rejected as rejected:
             self.fail(rejected.fault)
         else:
-            self.pending.append(_Step(self, width))
+            self._expect(_Step(self, width))
             self.out.append(commands)
 
 
@@ -270,18 +271,3 @@ class _Seal(_Sink):
         if info is not None and (b"role:master" not in info or incarnation(self.node.run_id, info) != self.incarnation):
             return UNREADY
         return None
-
-
-class _Again(_Sink):
-    """A poll whose request was sent a second time: another NOSCRIPT is an answer."""
-
-    __slots__ = ("guarded", "poll")
-
-    def __init__(self, poll: Poll) -> None:
-        super().__init__(poll.width)
-        self.poll = poll
-        self.guarded = poll.guarded
-        self.waiter = poll.waiter
-
-    def add(self, node: int, reply: Any) -> bool:
-        return self.poll.add(node, reply)
