@@ -16,7 +16,7 @@ from tests.relay import Relay
 from tests.waiting import eventually
 
 import handfast
-from handfast import LeaseLost, lua
+from handfast import LeaseLost, NoQuorum, lua
 from handfast.drivers import clock
 from handfast.testing import Server, Servers
 
@@ -197,7 +197,7 @@ def test_a_shorter_extension_that_nobody_confirmed_shortens_the_promise_too() ->
     with Server() as node, handfast.connect(node.url, ttl=4.0, renew=False, node_timeout=0.1) as client:
         lease = client.lock("a").acquire()
         node.pause()
-        with pytest.raises(LeaseLost):
+        with pytest.raises(NoQuorum, match="no answer"):
             lease.extend(ttl=0.3)
         node.resume()
         eventually(lambda: holder(node) is None or not lease.valid, within=6)

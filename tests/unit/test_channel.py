@@ -161,7 +161,7 @@ def test_a_single_question_is_answered_with_the_reply_itself() -> None:
     assert asked.result == 1
     assert gone.set == 0
     assert asked2.result.kind == "OOM"
-    it.request(b"x", (last := Waiter(), b"x"))
+    it.request(b"x", last := Waiter())
     it.fail(fault := Fault("closed", "closed the connection"))
     assert last.result is fault
 

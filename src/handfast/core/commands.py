@@ -44,7 +44,8 @@ class Request:
         self.settings = settings
         self.owner = owner
         self._names = names
-        self.key = settings.key(names) if type(names) is str else b""
+        # As in Settings.key, without the call.
+        self.key = (settings.key_start + names + settings.key_end).encode() if isinstance(names, str) else b""
         """The lock's key; empty where there are several names."""
 
     @property

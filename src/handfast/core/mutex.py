@@ -251,8 +251,8 @@ async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None)
         payloads = request.release(hold.owner, hold.token)
         if group.n == 1:
             answer = await io.ask(payloads, request.settings.terms.patience)
-            known = type(answer) is not Fault
-            gone = known and not said_yes(answer)
+            known = type(answer) is int
+            gone = known and answer < 1
         else:
             ballot = Ballot(group.n, group.need)
             await io.exchange(payloads, ballot, request.settings.terms.patience)

@@ -72,7 +72,7 @@ class Terms:
 class Settings:
     """A policy on a group of nodes, with what follows from both: shared by all locks that are set alike."""
 
-    __slots__ = ("_key_end", "_key_start", "fence", "group", "owner_start", "policy", "single", "special", "terms")
+    __slots__ = ("fence", "group", "key_end", "key_start", "owner_start", "policy", "single", "special", "terms")
 
     def __init__(self, group: Group, policy: Policy, owner_start: bytes) -> None:
         self.group = group
@@ -84,14 +84,14 @@ class Settings:
         self.single = group.plain and self.terms.copies is None
         """One node and no conditions: its answer is the outcome, there is nothing to count."""
         braces = bool(policy.prefix or policy.fence)
-        self._key_start = policy.prefix + "{" if braces else ""
-        self._key_end = "}" if braces else ""
+        self.key_start = policy.prefix + "{" if braces else ""
+        self.key_end = "}" if braces else ""
         self.special = not policy.renew or policy.max_hold is not None
         """Not renewed, or not for ever."""
 
     def key(self, name: str) -> bytes:
         """`prefix{name}`; exactly the name where it is to be shared with other implementations."""
-        return (self._key_start + name + self._key_end).encode()
+        return (self.key_start + name + self.key_end).encode()
 
     def terms_for(self, ttl: float) -> Terms:
         return Terms(self.policy, ttl, self.group.n)
