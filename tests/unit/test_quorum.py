@@ -44,7 +44,7 @@ def play(ballot: Ballot, order: tuple[int, ...], kinds: tuple[str, ...], need: i
         assert told is (decided and not was_decided)
         assert ballot.decided is decided
         assert ballot.won is (len(yeses) >= need)
-        assert ballot.mask() == sum(1 << i for i in yeses)
+        assert ballot.votes == sum(1 << i for i in yeses)
         assert ballot.refused() == sum(kinds[i] == "no" for i in order[: step + 1])
         assert [i for i, a in enumerate(ballot.answers) if a is None] == sorted(
             set(range(nodes)) - set(order[: step + 1])
@@ -123,7 +123,7 @@ def test_a_wide_ballot_counts_what_its_judge_makes_of_the_replies_and_leaves_fau
     assert not ballot.add(1, FAULT)
     assert ballot.add(2, [0, 1])
     assert judged == [(0, [0, 1]), (2, [0, 1])]
-    assert ballot.mask() == 0b101
+    assert ballot.votes == 0b101
 
 
 def columns(width: int) -> list[Any]:

@@ -14,7 +14,7 @@ from handfast.core.commands import Request
 from handfast.core.effects import Effects
 from handfast.core.quorum import Ballot, said_yes
 
-__all__ = ["agree"]
+__all__ = ["agree", "agreed", "value"]
 
 
 def value(answer: int | list[int]) -> int:
@@ -22,8 +22,16 @@ def value(answer: int | list[int]) -> int:
     return answer[0] if isinstance(answer, list) else answer
 
 
+def agreed(ballot: Ballot) -> int | None:
+    """The value that enough nodes answered alike, if there is one: the usual case, and nothing more to send."""
+    for answer in ballot.answers:
+        if type(answer) is int and answer > 0 and ballot.answers.count(answer) >= ballot.need:
+            return answer
+    return None
+
+
 async def agree(io: Effects, request: Request, owner: bytes, ballot: Ballot, patience: float) -> int | None:
-    """The token of a won ballot, or None if it could not be settled."""
+    """The token of a won ballot whose nodes differ, or None if it could not be settled."""
     group = request.group
     granted = sorted((value(a), node) for node, a in enumerate(ballot.answers) if said_yes(a))
     group.seen_token = max(group.seen_token, granted[-1][0])

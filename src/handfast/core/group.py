@@ -78,6 +78,8 @@ class Group:
         self.guard = guard
         self.plain = self.n == 1 and not guard
         """Nothing is to be known about the node beforehand."""
+        self.fine = not guard
+        """Nothing is misconfigured and a majority may vote, as far as is known."""
         self.max_ttl_ms = round(policy.max_ttl * 1000)
         namespace = (policy.prefix or "handfast:").encode()
         self.marker_key = namespace + b"guard"
@@ -113,6 +115,10 @@ class Group:
         node.marker = marker
         self.floors = any(each.floor != b"0" for each in self.nodes)
         self.all_vote = not self.guard or all(each.marker for each in self.nodes)
+        self._judge()
+
+    def _judge(self) -> None:
+        self.fine = self.plain or (self.mistake() is None and self.voters() >= self.need)
 
     def connected(self, index: int) -> None:
         """A connection was made: what the node said of itself is in its fields."""
@@ -120,10 +126,12 @@ class Group:
         node.fault = None
         node.delete = DELETES[node.ladder]
         self.uniform = len({node.ladder for node in self.nodes}) == 1
+        self._judge()
 
     def failed(self, index: int, fault: Fault) -> None:
         """A connection failed or ended."""
         self.nodes[index].fault = fault
+        self._judge()
 
     def mistake(self) -> str | None:
         """What somebody has to put right before any vote can be trusted."""

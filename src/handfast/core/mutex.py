@@ -39,7 +39,7 @@ async def acquire(io: Effects, request: Request, terms: Terms, wait: float | Non
     while True:
         if not io.settled:
             await io.settle(group.need)
-        if not group.plain:
+        if not group.fine:
             await _admit(io, group)
         owner = request.owner or settings.owner_start + io.nonce()
         proposal = b"" if not fenced else b"0" if group.n == 1 else b"%d" % group.proposal(io.wall())
@@ -60,11 +60,13 @@ async def acquire(io: Effects, request: Request, terms: Terms, wait: float | Non
             else:
                 ballot = _ballot(group, terms)
                 await io.exchange(_asked(group, terms, ballot, payloads, sent), ballot, terms.patience)
-                if ballot.won:
-                    token = await fencing.agree(io, request, owner, ballot, terms.patience) if fenced else 0
+                if ballot.won and not fenced:
+                    token = 0
+                elif ballot.won and (token := fencing.agreed(ballot)) is None:
+                    token = await fencing.agree(io, request, owner, ballot, terms.patience)
             deadline = sent + terms.validity
             if token is not None and io.now() < deadline:
-                hold = Hold(request, owner, terms.ttl, deadline, sent, 1 if ballot is None else ballot.mask(), token)
+                hold = Hold(request, owner, terms.ttl, deadline, sent, 1 if ballot is None else ballot.votes, token)
                 if ballot is not None:
                     ballot.late = hold.late_vote
                 return keeper.granted(hold)
@@ -256,7 +258,7 @@ async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None)
         else:
             ballot = Ballot(group.n, group.need)
             await io.exchange(payloads, ballot, request.settings.terms.patience)
-            gone = ballot.refused() > group.n - group.need
+            gone = not ballot.won and ballot.refused() > group.n - group.need
             known = ballot.won or gone
     except BaseException:
         hold.abandon()

@@ -35,6 +35,8 @@ class Ballot:
     guarded = False
     # One ballot is made for each operation: what most of them never change is not set for each.
     yeses = 0
+    votes = 0
+    """The nodes that said yes, as bits."""
     noes = 0
     """Noes and faults: answers that cannot become a yes."""
     decided = False
@@ -65,6 +67,7 @@ class Ballot:
         self.answers[node] = reply
         if yes:
             self.yeses += 1
+            self.votes |= 1 << node
             if self.decided:
                 if self.late is not None:
                     self.late(node)
@@ -87,14 +90,6 @@ class Ballot:
     def refused(self) -> int:
         """Nodes that answered no (a fault is not a no)."""
         return sum(1 for a in self.answers if a is not None and type(a) is not Fault and not said_yes(a))
-
-    def mask(self) -> int:
-        """The nodes that said yes, as bits."""
-        votes = 0
-        for node, answer in enumerate(self.answers):
-            if answer is not None and said_yes(answer):
-                votes |= 1 << node
-        return votes
 
 
 class Vote(Ballot):

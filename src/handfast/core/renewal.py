@@ -87,7 +87,7 @@ def _conclude(hold: Hold, ballot: Ballot, sent: float, now: float) -> None:
         # Final even if the nodes said yes: the lease was already over for everybody who looked at it.
         expire(hold, now)
     elif ballot.won:
-        hold.confirm(sent, sent + hold.request.settings.policy.validity(hold.ttl), ballot.mask())
+        hold.confirm(sent, sent + hold.request.settings.policy.validity(hold.ttl), ballot.votes)
         ballot.late = hold.late_vote
         ballot.missed = hold.late_loss
     elif ballot.refused() > group.n - group.need:

@@ -20,7 +20,7 @@ class AioDriver(AioLane):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.nonce = clock.Nonces().take
+        self.nonce = clock.nonces()
 
     async def sleep(self, until: float) -> None:
         await asyncio.sleep(max(0.0, until - clock.now()))

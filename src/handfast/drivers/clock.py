@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-__all__ = ["Nonces", "now", "uniform", "wall"]
+__all__ = ["nonces", "now", "uniform", "wall"]
 
 # CLOCK_MONOTONIC may stand still in suspend; a lease does not.
 now: Callable[[], float] = (
@@ -24,19 +24,19 @@ def wall() -> int:
     return time.time_ns() // 1000
 
 
-class Nonces:
+def nonces() -> Callable[[], bytes]:
     """128 random bits each, read from the system in blocks: a read for each would double the cost of an owner.
 
     Each driver has its own, and no driver outlives a fork: a child would repeat its parent.
     """
+    left: list[bytes] = []
 
-    def __init__(self) -> None:
-        self._left: list[bytes] = []
-
-    def take(self) -> bytes:
+    def take(pop: Callable[[], bytes] = left.pop) -> bytes:
         try:
-            return self._left.pop()
+            return pop()
         except IndexError:
             text = os.urandom(4096).hex().encode()
-            self._left = [text[i : i + 32] for i in range(32, len(text), 32)]
-            return text[:32]
+            left.extend([text[i : i + 32] for i in range(0, len(text), 32)])
+            return pop()
+
+    return take

@@ -40,7 +40,7 @@ class ThreadDriver(Lane):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.nonce = clock.Nonces().take
+        self.nonce = clock.nonces()
 
     async def settle(self, need: int) -> None:
         self.connect(need)

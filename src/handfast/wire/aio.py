@@ -137,6 +137,9 @@ class AioLane:
         """This turn's payloads that go to all nodes alike, and their polls."""
         self._fresh: dict[float, list[asyncio.Future[Any]]] = {}
         """By patience: who began to wait in this turn."""
+        self._patience = 0.0
+        self._waiters: list[asyncio.Future[Any]] = []
+        """The last patience that was asked for, and its list in `_fresh`."""
         self._waiting: dict[float, deque[tuple[float, list[asyncio.Future[Any]], list[int]]]] = {}
         """By patience: who waits, turn by turn. Patience counts from the write, not from the wish to write."""
         self._sweeper: asyncio.TimerHandle | None = None
@@ -238,11 +241,10 @@ class AioLane:
             self._send_each(payloads, poll)
         if poll.guarded:
             self._voting = True
-        waiters = self._fresh.get(patience)
-        if waiters is None:
-            self._fresh[patience] = [waiter]
-        else:
-            waiters.append(waiter)
+        if patience != self._patience:
+            self._patience = patience
+            self._waiters = self._fresh.setdefault(patience, [])
+        self._waiters.append(waiter)
         return waiter
 
     def ask(self, payload: bytes, patience: float) -> asyncio.Future[Any]:
@@ -256,11 +258,10 @@ class AioLane:
         if not self._turning:
             self._turning = True
             self._call_soon(self._flush)
-        waiters = self._fresh.get(patience)
-        if waiters is None:
-            self._fresh[patience] = [waiter]
-        else:
-            waiters.append(waiter)
+        if patience != self._patience:
+            self._patience = patience
+            self._waiters = self._fresh.setdefault(patience, [])
+        self._waiters.append(waiter)
         return waiter
 
     def _send_each(self, payloads: Payloads, poll: Poll) -> None:
@@ -346,6 +347,7 @@ class AioLane:
             for patience, waiters in self._fresh.items():
                 self._waiting.setdefault(patience, deque()).append((now + patience, waiters, marks))
             self._fresh.clear()
+            self._patience = 0.0
             if self._sweeper is None:
                 self._sweeper = self.loop.call_later(SWEEP_EVERY, self._sweep)
 

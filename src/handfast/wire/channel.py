@@ -73,6 +73,7 @@ class Channel:
         "_reader",
         "_sealed_at",
         "_steps",
+        "_voted",
         "_votes",
         "fault",
         "index",
@@ -91,8 +92,9 @@ class Channel:
         self._gets = self._reader.gets
         self._partial: list[Any] = []
         self._sealed_at = float("-inf")
-        self._votes: list[tuple[Poll, Any]] = []
-        """Kept back until the marker has been seen."""
+        self._votes: list[Poll] = []
+        self._voted: list[Any] = []
+        """Votes and what was voted: kept back until the marker has been seen."""
         self.pending: deque[Any] = deque()
         """Polls and questions whose replies have not come."""
         self.sent: deque[bytes] = deque()
@@ -165,7 +167,8 @@ class Channel:
             if (kind is _ReplyError or width > 1) and self._again(poll, payload, reply):
                 continue
             if guard and poll.guarded:
-                self._votes.append((poll, reply))
+                self._votes.append(poll)
+                self._voted.append(reply)
             elif poll.add(index, reply):
                 waiter = poll.waiter
                 if waiter is not None and not waiter.done():
@@ -191,9 +194,14 @@ class Channel:
             poll.waiter.set_result(None)
 
     def _pass_votes(self, fault: Fault | None) -> None:
-        votes, self._votes = self._votes, []
-        for poll, reply in votes:
-            self.answer(poll, reply if fault is None else fault)
+        votes, voted = self._votes, self._voted
+        self._votes, self._voted = [], []
+        index = self.index
+        for poll, reply in zip(votes, voted, strict=True):
+            if poll.add(index, reply if fault is None else fault):
+                waiter = poll.waiter
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(None)
 
     def _again(self, poll: Any, payload: bytes, reply: Any) -> bool:
         """Load the scripts and send the request once more, if the server has forgotten them.
