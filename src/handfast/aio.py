@@ -35,7 +35,6 @@ from handfast.lease import Entry, LeaseView
 
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
 
-_new = object.__new__
 _get_running_loop = asyncio._get_running_loop
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -201,6 +200,8 @@ class Lock:
 class Client(BaseClient):
     """Makes locks on one node or a quorum, for the tasks of one event loop."""
 
+    _lease_type = Lease
+
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         super().__init__(where, options)
         self._io: AioDriver | None = None
@@ -221,13 +222,15 @@ class Client(BaseClient):
 
         With `owner` whoever presents the same owner re-enters and refreshes. What is not given is as on the client.
         """
-        lock: Lock = _new(Lock)  # and no __init__: this is done for every acquisition
+        lock: Lock = object.__new__(Lock)  # and no __init__: this is done for every acquisition
         lock._client = self
         lock._request = self._request(name, owner, ttl, wait, renew, fence, options)
         return lock
 
     def rlock(self, name: str | Sequence[str], **options: Unpack[LockOptions]) -> Lock:
         """Like `lock`, but the task that holds it takes it again at once, with the same token and no round trip."""
+        if "owner" in options:
+            raise ConfigError("a reentrant lock has its thread or task for an owner; use lock() with owner=")
         lock = self.lock(name, **options)
         lock._reentrant = True
         return lock
@@ -286,19 +289,6 @@ class Client(BaseClient):
 
     def _loop_of(self) -> asyncio.AbstractEventLoop:
         return self._driver().loop
-
-    def granted(self, hold: Hold) -> Lease:
-        """See core.hold.Keeper."""
-        dog = self._dog
-        if dog is None or hold.request.settings.special or not self._group.all_vote:
-            self._watch(hold)
-        else:
-            dog.add(hold)
-        lease: Lease = _new(Lease)  # and no __init__: this is done for every lease
-        lease._client = self
-        lease._hold = hold
-        lease._entry = None if hold.request.owner is None else self._present(hold)
-        return lease
 
     async def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         """The first one, or one that is awaited on another loop than it was asked for on."""

@@ -1,6 +1,6 @@
 """What the two facades share: where the servers are, what is set, and the making of locks.
 
-`sync.py` and `aio.py` add the running of operations, and nothing that decides anything.
+`sync.py` and `aio.py` add the running of operations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from handfast.core.terms import Settings
 from handfast.drivers import clock
 from handfast.endpoints import Endpoints
 from handfast.errors import ConfigError
-from handfast.lease import Entry
+from handfast.lease import Entry, LeaseView
 from handfast.options import Policy, duration, names_of, owner_of, policy
 from handfast.wire.dial import Address
 
@@ -95,6 +95,7 @@ class ClientOptions(LockOptions, total=False):
     """Keep restarted nodes from voting; the default is on for a quorum, off for one node."""
 
 
+_new = object.__new__
 SHORT_NAME = 256
 """Characters: a name of as many is never longer than MAX_NAME in UTF-8."""
 _NO_CALL: Any = (None, None, 0, 0, None)
@@ -105,6 +106,8 @@ _clients: weakref.WeakSet[BaseClient] = weakref.WeakSet()
 
 class BaseClient:
     """Servers, settings, and the watchdog that looks after this client's leases."""
+
+    _lease_type: type[LeaseView]
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         given: dict[str, Any] = dict(options)
@@ -120,7 +123,7 @@ class BaseClient:
         self._addresses = addresses
         self._dog: Watchdog | None = None
         self._dog_lock = threading.Lock()
-        self.ending: Callable[[Hold], None] = self._nothing
+        self._ending: Callable[[Hold], None] = self._nothing
         """See core.hold.Keeper."""
         self._closed = False
         self._presented: dict[Any, Entry] = {}
@@ -220,7 +223,7 @@ class BaseClient:
                 dog = self._dog
                 if dog is None:
                     dog = self._dog = watchdog.attach(self._group, self._addresses, self._shake)
-                    self.ending = dog.remove
+                    self._ending = dog.remove
         return dog
 
     def _watch(self, hold: Hold) -> None:
@@ -239,6 +242,19 @@ class BaseClient:
     def _nothing(hold: Hold) -> None:
         """What to do for a hold that nobody watches over."""
 
+    def _granted(self, hold: Hold) -> LeaseView:
+        """See core.hold.Keeper."""
+        dog = self._dog
+        if dog is None or hold.request.settings.special or not self._group.all_vote:
+            self._watch(hold)
+        else:
+            dog.add(hold)
+        lease = _new(self._lease_type)  # and no __init__: this is done for every lease
+        lease._client = self
+        lease._hold = hold
+        lease._entry = None if hold.request.owner is None else self._present(hold)
+        return lease
+
     def _present(self, hold: Hold) -> Entry:
         """One more hold under an explicit owner: only the last of this client's may take the key away."""
         key = (hold.owner, hold.request.keys)
@@ -253,7 +269,7 @@ class BaseClient:
             hold.token = entry.token
             return entry
 
-    def unfinished(self, hold: Hold) -> None:
+    def _unfinished(self, hold: Hold) -> None:
         """See core.hold.Keeper."""
         self._watchdog().finish(hold)
 
@@ -271,7 +287,7 @@ class BaseClient:
         """In the child: nothing of the parent's is ours."""
         self._dog = None
         self._dog_lock = threading.Lock()
-        self.ending = self._nothing
+        self._ending = self._nothing
         self._presented = {}
         self._forget()
 

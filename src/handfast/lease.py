@@ -17,7 +17,7 @@ __all__ = ["Entry", "LeaseView"]
 class Dropper(Protocol):
     """What a lease needs of its client at its end."""
 
-    ending: Callable[[Hold], None]
+    _ending: Callable[[Hold], None]
 
     def _drop(self, hold: Hold) -> None: ...
 
@@ -122,7 +122,7 @@ class LeaseView:
         last = self._entry.leave()
         if not last and self._entry.hold is None and hold.leave():
             hold.end()
-            self._client.ending(hold)
+            self._client._ending(hold)
         return last
 
     def _confirm_extended(self) -> None:

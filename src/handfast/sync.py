@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
 
-_new = object.__new__
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -160,21 +159,23 @@ class _Catch:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self.lease: Lease | None = None
+        self.lease: LeaseView | None = None
 
-    def granted(self, hold: Hold) -> Lease:
-        self.lease = lease = self.client.granted(hold)
+    def _granted(self, hold: Hold) -> LeaseView:
+        self.lease = lease = self.client._granted(hold)
         return lease
 
-    def ending(self, hold: Hold) -> None:
-        self.client.ending(hold)
+    def _ending(self, hold: Hold) -> None:
+        self.client._ending(hold)
 
-    def unfinished(self, hold: Hold) -> None:
-        self.client.unfinished(hold)
+    def _unfinished(self, hold: Hold) -> None:
+        self.client._unfinished(hold)
 
 
 class Client(BaseClient):
     """Makes locks on one node or a quorum. Safe to share between threads; a fork may go on using it."""
+
+    _lease_type = Lease
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         super().__init__(where, options)
@@ -196,13 +197,15 @@ class Client(BaseClient):
 
         With `owner` whoever presents the same owner re-enters and refreshes. What is not given is as on the client.
         """
-        lock: Lock = _new(Lock)  # and no __init__: this is done for every acquisition
+        lock: Lock = object.__new__(Lock)  # and no __init__: this is done for every acquisition
         lock._client = self
         lock._request = self._request(name, owner, ttl, wait, renew, fence, options)
         return lock
 
     def rlock(self, name: str | Sequence[str], **options: Unpack[LockOptions]) -> Lock:
         """Like `lock`, but the thread that holds it takes it again at once, with the same token and no round trip."""
+        if "owner" in options:
+            raise ConfigError("a reentrant lock has its thread or task for an owner; use lock() with owner=")
         lock = self.lock(name, **options)
         lock._reentrant = True
         return lock
@@ -266,19 +269,6 @@ class Client(BaseClient):
             else:
                 self._lanes.append(lane)
 
-    def granted(self, hold: Hold) -> Lease:
-        """See core.hold.Keeper."""
-        dog = self._dog
-        if dog is None or hold.request.settings.special or not self._group.all_vote:
-            self._watch(hold)
-        else:
-            dog.add(hold)
-        lease: Lease = _new(Lease)  # and no __init__: this is done for every lease
-        lease._client = self
-        lease._hold = hold
-        lease._entry = None if hold.request.owner is None else self._present(hold)
-        return lease
-
     def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         catch = _Catch(self)
         try:
@@ -287,7 +277,7 @@ class Client(BaseClient):
         except BaseException:
             # Ctrl-C may strike after the lock was granted and before the caller has it.
             if catch.lease is not None:
-                catch.lease.release()
+                self._release(catch.lease._hold)
             raise
 
     def _reenter(self, request: Request, terms: Terms, wait: float | None) -> Lease:

@@ -27,12 +27,13 @@ from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.quorum import Ballot
+from handfast.core.terms import Settings
 from handfast.drivers import clock
 from handfast.drivers.aio import AioDriver
 from handfast.errors import HandfastError
 from handfast.wire.dial import Address
 
-__all__ = ["Watchdog", "attach", "forget_all"]
+__all__ = ["Watchdog", "attach"]
 
 logger = logging.getLogger("handfast")
 
@@ -43,8 +44,8 @@ NURSERY_EVERY: Final = 0.05
 """Seconds between two looks into the nursery."""
 NURSERY_TTL: Final = 0.6
 """From this ttl on a hold can wait for a look: a third of it is four times as long."""
-MEND_EVERY: Final = 0.5
-MEND_AT_LEAST: Final = 2.0
+MEND_SOONEST: Final = 0.5
+MEND_LATEST: Final = 2.0
 """Seconds between two looks at nodes that may not vote; a node may forget again while others are waited for."""
 CLOSE_PATIENCE: Final = 0.5
 """Seconds that a closing client or process waits for servers to take its releases."""
@@ -59,8 +60,7 @@ class Charge:
         self.addresses = addresses
         self.shake = shake
         self.driver: AioDriver | None = None
-        self.mending: asyncio.Task[None] | None = None
-        self.holds: set[Hold] = set()
+        self.mending: asyncio.Task[Any] | None = None
 
 
 class Watchdog:
@@ -169,7 +169,7 @@ class Watchdog:
     def held(self, group: Group) -> list[Hold]:
         """A client's holds that are being watched."""
         with self._lock:
-            holds = {*self._nursery, *(hold for slot in self._slots.values() for hold in slot)}
+            holds = {*self._nursery, *self._tending, *(hold for slot in self._slots.values() for hold in slot)}
         return [h for h in holds if h.state == HELD and h.request.group is group]
 
     # -- in the watchdog's thread ----------------------------------------------------------------------------------
@@ -191,8 +191,8 @@ class Watchdog:
                 self._start(self._release(self._left.popleft()))
             if self._nursing:
                 self._file_nursery()
-            for key, holds in self._due(clock.now()).items():
-                self._start(self._tend(key[0], holds))
+            for settings, holds in self._due(clock.now()).items():
+                self._start(self._tend(settings.group, holds))
             with self._lock:
                 if not self._charges and not self._tasks:
                     self._ended = True
@@ -221,10 +221,11 @@ class Watchdog:
             if hold.state == HELD:
                 self._file(hold, renewal.due(hold, hold.renew_from))
 
-    def _start(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -233,17 +234,17 @@ class Watchdog:
         if not self._charges:
             self._bell.set()
 
-    def _due(self, now: float) -> dict[tuple[Group, int], list[Hold]]:
+    def _due(self, now: float) -> dict[Settings, list[Hold]]:
         """Take out what must be looked at now, in batches that can share a write."""
-        due: dict[tuple[Group, int], list[Hold]] = {}
+        due: dict[Settings, list[Hold]] = {}
         with self._lock:
             last = int(now * SLOTS_PER_SECOND)
             while self._order and self._order[0] <= last:
                 holds = self._slots.pop(heapq.heappop(self._order))
                 self._tending |= holds
                 for hold in holds:
-                    # Same policy: same copies to wait for, same patience.
-                    due.setdefault((hold.request.group, id(hold.request.settings)), []).append(hold)
+                    # Same settings: same copies to wait for, same patience.
+                    due.setdefault(hold.request.settings, []).append(hold)
         return due
 
     async def _tend(self, group: Group, holds: list[Hold]) -> None:
@@ -308,7 +309,7 @@ class Watchdog:
     def _mend_soon(self, group: Group) -> None:
         charge = self._charges.get(group)
         if charge is not None and charge.mending is None:
-            charge.mending = self._loop.create_task(self._mend(charge))
+            charge.mending = self._start(self._mend(charge))
 
     async def _mend(self, charge: Charge) -> None:
         """Until every node votes that can be reached."""
@@ -319,7 +320,7 @@ class Watchdog:
                 await guard.repair(driver, group)
                 now = clock.now()
                 waits = [node.opens_at - now for node in group.nodes if not node.marker and node.incarnation]
-                await asyncio.sleep(min(MEND_AT_LEAST, max(MEND_EVERY, min(waits, default=0.0))))
+                await asyncio.sleep(min(MEND_LATEST, max(MEND_SOONEST, min(waits, default=0.0))))
         except HandfastError as error:
             logger.error("the restart guard cannot go on: %s", error)
         finally:
@@ -333,7 +334,7 @@ class Watchdog:
         if left:
             try:
                 async with asyncio.timeout(CLOSE_PATIENCE):
-                    await self.release_all(left)
+                    await self._release_all(left)
             except TimeoutError:
                 pass  # the servers do not answer; the ttl ends the leases
         for hold in left:
@@ -349,13 +350,15 @@ class Watchdog:
             self._charges.pop(group, None)
         self._bell.set()
 
-    async def release_all(self, holds: Iterable[Hold]) -> None:
+    async def _release_all(self, holds: Iterable[Hold]) -> None:
         await asyncio.gather(*[self._release(hold) for hold in holds])
 
     async def _finish_all(self, group: Group) -> None:
         """Release what a client still holds, and finish what was left for the watchdog to release."""
-        left, self._left = self._left, deque()
-        await self.release_all([*left, *self.renewed(group)])
+        left = self.renewed(group)
+        while self._left:
+            left.append(self._left.popleft())
+        await self._release_all(left)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def last_words(self, group: Group) -> None:
@@ -382,7 +385,7 @@ def attach(group: Group, addresses: Sequence[Address], shake: Callable[[int], St
         return _current
 
 
-def forget_all() -> None:
+def _forget_all() -> None:
     """In a child after a fork: the leases are the parent's, so here they are lost, silently and for good."""
     global _current, _guard
     dog, _current, _guard = _current, None, threading.Lock()
@@ -394,4 +397,4 @@ def forget_all() -> None:
                 hold.lose("held by the parent process: a fork inherits no lease")
 
 
-os.register_at_fork(after_in_child=forget_all)
+os.register_at_fork(after_in_child=_forget_all)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -125,12 +126,23 @@ def test_leases_of_one_client_survive_the_closing_of_another(server: Server, cli
 
 
 def test_no_threads_are_left_when_all_clients_are_closed(server: Server) -> None:
-    def ours() -> list[str]:
-        return [thread.name for thread in threading.enumerate() if thread.name.startswith("handfast")]
+    program = """
+import sys, threading, time, handfast
 
-    with handfast.connect(server.url) as client, client.lock("a"):
-        eventually(lambda: "handfast-watchdog" in ours())
-    eventually(lambda: not ours())
+def ours():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("handfast")]
+
+def wait_until(so):
+    end = time.monotonic() + 5
+    while not so() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert so(), ours()
+
+with handfast.connect(sys.argv[1]) as client, client.lock("a"):
+    wait_until(lambda: ours() == ["handfast-watchdog"])
+wait_until(lambda: not ours())
+"""
+    subprocess.run([sys.executable, "-c", program, server.url], check=True, timeout=20)
 
 
 def test_reentrant_locks_of_many_names_leave_nothing_behind(client: handfast.Client) -> None:

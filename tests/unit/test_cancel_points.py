@@ -157,14 +157,14 @@ class Keeper:
         self.error = error
         self.left: list[Hold] = []
 
-    def granted(self, hold: Hold) -> Hold:
+    def _granted(self, hold: Hold) -> Hold:
         if self.error is not None:
             raise self.error
         return hold
 
-    def ending(self, hold: Hold) -> None: ...
+    def _ending(self, hold: Hold) -> None: ...
 
-    def unfinished(self, hold: Hold) -> None:
+    def _unfinished(self, hold: Hold) -> None:
         self.left.append(hold)
 
 

@@ -366,7 +366,8 @@ def test_a_private_server_ends_with_its_object() -> None:
 def test_a_private_server_ends_with_the_process(end: str) -> None:
     code = STARTER + (
         "shared.ensure(); print(shared.folder, flush=True); pid = os.fork()\n"
-        "if pid == 0: sys.stdin.read(); os._exit(0)\n"  # a living child must not keep the server alive
+        "import signal\n"
+        "if pid == 0: signal.alarm(20); signal.pause()\n"  # a living child must not keep the server alive
         "print(pid, flush=True); os.read(0, 1)"
     )
     with python(code) as owner:
@@ -381,6 +382,7 @@ def test_a_private_server_ends_with_the_process(end: str) -> None:
         owner.wait(10)
         eventually(lambda: not folder.exists())
         assert alive(child)
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_forked_child_uses_the_parents_private_server_and_does_not_end_it() -> None:

@@ -118,12 +118,12 @@ class Client:
     def ask(self, payload: Payloads, patience: float) -> Awaitable[Any]:
         raise AssertionError("one node asks nobody else")
 
-    def granted(self, hold: Hold) -> Hold:
+    def _granted(self, hold: Hold) -> Hold:
         return hold
 
-    def ending(self, hold: Hold) -> None: ...
+    def _ending(self, hold: Hold) -> None: ...
 
-    def unfinished(self, hold: Hold) -> None: ...
+    def _unfinished(self, hold: Hold) -> None: ...
 
 
 class World:

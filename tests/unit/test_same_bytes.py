@@ -42,11 +42,11 @@ WALL = 1_800_000_000_000_000
 class Kept:
     """A keeper that hands out the hold itself."""
 
-    def granted(self, hold: Hold) -> Hold:
+    def _granted(self, hold: Hold) -> Hold:
         return hold
 
-    def ending(self, hold: Hold) -> None: ...
-    def unfinished(self, hold: Hold) -> None: ...
+    def _ending(self, hold: Hold) -> None: ...
+    def _unfinished(self, hold: Hold) -> None: ...
 
 
 KEPT = Kept()

@@ -1,6 +1,7 @@
 """The seam between the algorithms and the world.
 
-An algorithm awaits few, fat effects: `exchange` is one round trip to all nodes, `sleep` a pause. Time, wall time and
+An algorithm awaits few, fat effects: `settle` connects, `exchange` is one round trip to all nodes, `ask` one to the only
+node, `sleep` a pause. Time, wall time and
 randomness come from here too, so a simulation decides about them. `post` is not awaited: it hands bytes to the
 connections that carried the earlier exchange and returns, so undoing needs no shield: there is no point inside it at
 which a second cancel could strike, and it cannot overtake what it undoes.
@@ -9,9 +10,9 @@ which a second cancel could strike, and it cannot overtake what it undoes.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-__all__ = ["Effects", "Fault", "Payloads", "Poll"]
+__all__ = ["CLOSED", "SILENT", "Effects", "Fault", "Payloads", "Poll", "payload_for"]
 
 Payloads = bytes | Sequence[bytes | None]
 """The same for all nodes, or one for each (None: this node is not asked)."""
@@ -31,6 +32,15 @@ class Fault:
         return f"Fault({self.kind}: {self.text})"
 
 
+SILENT: Final = Fault("timeout", "no answer")
+CLOSED: Final = Fault("closed", "closed the connection")
+
+
+def payload_for(payloads: Payloads, index: int) -> bytes | None:
+    """What one node is sent."""
+    return payloads if isinstance(payloads, bytes) else payloads[index]
+
+
 class Poll(Protocol):
     """What an exchange collects answers into; see quorum.py for the implementations."""
 
@@ -46,7 +56,7 @@ class Poll(Protocol):
 
     decided: bool
     over: bool
-    """Nobody waits for it any more: set by the driver when an exchange ends."""
+    """Nobody waits for it any more: set at the end of an exchange by a driver that completes no `waiter`."""
     waiter: Any
     """Set by a driver that needs to be told (a future); completed when `add` returns True."""
 
@@ -63,7 +73,7 @@ class Effects(Protocol):
 
     @property
     def settled(self) -> bool:
-        """A majority is connected and no first connection is still under way."""
+        """A majority is connected, and `settle` has ended."""
         ...
 
     def now(self) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from handfast.core.commands import Request
 from handfast.core.effects import Effects
+from handfast.core.group import Group
 from handfast.core.quorum import Ballot, said_yes
 
 __all__ = ["agree", "agreed", "value"]
@@ -22,11 +23,13 @@ def value(answer: int | list[int]) -> int:
     return answer[0] if isinstance(answer, list) else answer
 
 
-def agreed(ballot: Ballot) -> int | None:
+def agreed(group: Group, ballot: Ballot) -> int | None:
     """The value that enough nodes answered alike, if there is one: the usual case, and nothing more to send."""
-    for answer in ballot.answers:
-        if type(answer) is int and answer > 0 and ballot.answers.count(answer) >= ballot.need:
-            return answer
+    counters = [value(answer) for answer in ballot.answers if said_yes(answer)]
+    group.seen_token = max(group.seen_token, *counters)
+    for counter in counters:
+        if counters.count(counter) >= group.need:
+            return counter
     return None
 
 
@@ -34,11 +37,6 @@ async def agree(io: Effects, request: Request, owner: bytes, ballot: Ballot, pat
     """The token of a won ballot whose nodes differ, or None if it could not be settled."""
     group = request.group
     granted = sorted((value(a), node) for node, a in enumerate(ballot.answers) if said_yes(a))
-    group.seen_token = max(group.seen_token, granted[-1][0])
-    values = [counter for counter, _ in granted]
-    for counter in values:
-        if values.count(counter) >= group.need:
-            return counter
     chosen = granted[: group.need]
     token = chosen[-1][0]
     behind = [node for counter, node in chosen if counter < token]

@@ -97,8 +97,9 @@ class Group:
         """Some node has a floor for its counters, so each gets its own payload."""
         self.all_vote = not guard
         """Every node may vote, as far as is known."""
-        # Only a guard makes sure that all clients of a namespace have the same max_ttl; without it nothing is too long.
-        self.most_px = b"%d" % (self.max_ttl_ms if guard else 1 << 52)
+        # Only a guard makes sure that all clients of a namespace have the same max_ttl; without it, and for keys that are
+        # shared with other programs, nothing is too long.
+        self.most_px = b"%d" % (self.max_ttl_ms if guard and policy.prefix else 1 << 52)
         self.tail = self._tail(b"0")
 
     def _tail(self, floor: bytes) -> bytes:

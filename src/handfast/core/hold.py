@@ -148,11 +148,11 @@ class Hold:
 class Keeper(Protocol):
     """Who looks after holds between acquire and release: the client, for its watchdog."""
 
-    def granted(self, hold: Hold, /) -> Any:
+    def _granted(self, hold: Hold, /) -> Any:
         """A new hold: watch over it, and make of it what the caller gets."""
 
-    def ending(self, hold: Hold, /) -> None:
+    def _ending(self, hold: Hold, /) -> None:
         """It is about to be released: stop renewing it."""
 
-    def unfinished(self, hold: Hold, /) -> None:
+    def _unfinished(self, hold: Hold, /) -> None:
         """Its release was cut short, or must be repeated elsewhere: see to it."""

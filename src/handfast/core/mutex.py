@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from handfast.core import fencing, guard, renewal
 from handfast.core.commands import Request
-from handfast.core.effects import Effects, Fault, Payloads
+from handfast.core.effects import SILENT, Effects, Fault, Payloads
 from handfast.core.group import Group
 from handfast.core.hold import Hold, Keeper
 from handfast.core.quorum import Ballot, Vote, WideBallot, said_yes
@@ -20,7 +20,6 @@ from handfast.errors import ConfigError, Contended, NoQuorum, NotAcquired
 
 __all__ = ["acquire", "extend", "release"]
 
-SILENT: Final = Fault("timeout", "no answer")
 OUTAGE: Final = 5.0
 """Seconds for which a caller that set no end to its waiting is kept waiting for servers that do not answer at all.
 Contention is waited for without end; an outage without end would be a hang."""
@@ -62,21 +61,21 @@ async def acquire(io: Effects, request: Request, terms: Terms, wait: float | Non
                 await io.exchange(_asked(group, terms, ballot, payloads, sent), ballot, terms.patience)
                 if ballot.won and not fenced:
                     token = 0
-                elif ballot.won and (token := fencing.agreed(ballot)) is None:
+                elif ballot.won and (token := fencing.agreed(group, ballot)) is None:
                     token = await fencing.agree(io, request, owner, ballot, terms.patience)
             deadline = sent + terms.validity
             if token is not None and io.now() < deadline:
                 hold = Hold(request, owner, terms.ttl, deadline, sent, 1 if ballot is None else ballot.votes, token)
                 if ballot is not None:
                     ballot.late = hold.late_vote
-                return keeper.granted(hold)
+                return keeper._granted(hold)
         except BaseException:
             if hold is None:
                 hold = Hold(request, owner, terms.ttl, 0.0, sent, 0, 0)
             hold.abandon()
             if not _undo(io, request, owner, ballot or _single(answer)) and request.owner is None:
                 # What struck has also cost a connection: let the release take another way.
-                keeper.unfinished(hold)
+                keeper._unfinished(hold)
             raise
         ballot = ballot or _single(answer)
         _undo(io, request, owner, ballot)
@@ -247,7 +246,7 @@ async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None)
     try:
         if not hold.leave():
             return False
-        keeper.ending(hold)
+        keeper._ending(hold)
         if not io.settled:
             await io.settle(group.need)
         payloads = request.release(hold.owner, hold.token)
@@ -262,11 +261,11 @@ async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None)
             known = ballot.won or gone
     except BaseException:
         hold.abandon()
-        keeper.unfinished(hold)
+        keeper._unfinished(hold)
         raise
     hold.end()
     if hold.healed or not known:
-        keeper.unfinished(hold)
+        keeper._unfinished(hold)
     # Unknown is not a loss: within the deadline the lease was valid, whoever could be told of its end.
     if in_time and not gone:
         return True

@@ -11,12 +11,8 @@ from handfast.wire.aio import AioLane
 __all__ = ["AioDriver"]
 
 
-class AioDriver(AioLane):
+class AioDriver(AioLane, clock.MachineClock):
     """A lane that performs effects for any number of operations at once."""
-
-    now = staticmethod(clock.now)
-    wall = staticmethod(clock.wall)
-    random = staticmethod(clock.uniform)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-__all__ = ["nonces", "now", "uniform", "wall"]
+__all__ = ["MachineClock", "nonces", "now", "uniform", "wall"]
 
 # CLOCK_MONOTONIC may stand still in suspend; a lease does not.
 now: Callable[[], float] = (
@@ -40,3 +40,11 @@ def nonces() -> Callable[[], bytes]:
             return pop()
 
     return take
+
+
+class MachineClock:
+    """The part of the effects that is the same for all real drivers."""
+
+    now = staticmethod(now)
+    wall = staticmethod(wall)
+    random = staticmethod(uniform)

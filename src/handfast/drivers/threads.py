@@ -31,12 +31,8 @@ class _Done:
 _DONE = _Done()
 
 
-class ThreadDriver(Lane):
+class ThreadDriver(Lane, clock.MachineClock):
     """A lane that performs effects; one operation at a time."""
-
-    now = staticmethod(clock.now)
-    wall = staticmethod(clock.wall)
-    random = staticmethod(clock.uniform)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -1,7 +1,7 @@
 -- acquire: take n names for one owner, all or none, and number the acquisition.
 -- KEYS   1..n lock keys; fenced: n+1..2n fence counters; fenced and guarded: then the high-water mark
 -- ARGV   1 owner  2 ttl in ms  3 n  4 proposal: '' unfenced, '0' take server time, else the client's proposed token
---        5 floor for counters that this node may have forgotten  6 max_ttl in ms
+--        5 floor for counters that this node may have forgotten  6 max_ttl in ms, or 2^52 where nothing is too long
 -- reply  integer: granted, the token (1 when unfenced)
 --        array of one: re-entered by the same owner, ttl refreshed, the token it already has
 --        array of two: refused; holder, its remaining ttl in ms (-1: it has no end)

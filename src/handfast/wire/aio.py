@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from handfast.core.effects import Fault, Payloads, Poll
+from handfast.core.effects import CLOSED, SILENT, Fault, Payloads, Poll, payload_for
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.quorum import Ballot
@@ -30,8 +30,7 @@ SWEEP_EVERY: Final = 0.02
 
 
 QUEUE_PATIENCE: Final = 10
-"""How many times its patience an exchange waits at most for nodes that are busy answering others before it."""
-SILENT: Final = Fault("timeout", "no answer")
+"""How many times its patience an exchange waits on for nodes that are busy answering others before it."""
 PING: Final = encode(b"PING")
 
 
@@ -81,7 +80,7 @@ class Pipe(asyncio.Protocol):
             self.shaken.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        fault = Fault("closed", "closed the connection") if exc is None else from_socket(exc)
+        fault = CLOSED if exc is None else from_socket(exc)
         if self.link.pipe is self:
             self.link.lane.down(self.link, fault)
         elif not self.shaken.done():
@@ -137,9 +136,6 @@ class AioLane:
         """This turn's payloads that go to all nodes alike, and their polls."""
         self._fresh: dict[float, list[asyncio.Future[Any]]] = {}
         """By patience: who began to wait in this turn."""
-        self._patience = 0.0
-        self._waiters: list[asyncio.Future[Any]] = []
-        """The last patience that was asked for, and its list in `_fresh`."""
         self._waiting: dict[float, deque[tuple[float, list[asyncio.Future[Any]], list[int]]]] = {}
         """By patience: who waits, turn by turn. Patience counts from the write, not from the wish to write."""
         self._sweeper: asyncio.TimerHandle | None = None
@@ -241,10 +237,10 @@ class AioLane:
             self._send_each(payloads, poll)
         if poll.guarded:
             self._voting = True
-        if patience != self._patience:
-            self._patience = patience
-            self._waiters = self._fresh.setdefault(patience, [])
-        self._waiters.append(waiter)
+        waiters = self._fresh.get(patience)
+        if waiters is None:
+            waiters = self._fresh[patience] = []
+        waiters.append(waiter)
         return waiter
 
     def ask(self, payload: bytes, patience: float) -> asyncio.Future[Any]:
@@ -258,10 +254,10 @@ class AioLane:
         if not self._turning:
             self._turning = True
             self._call_soon(self._flush)
-        if patience != self._patience:
-            self._patience = patience
-            self._waiters = self._fresh.setdefault(patience, [])
-        self._waiters.append(waiter)
+        waiters = self._fresh.get(patience)
+        if waiters is None:
+            waiters = self._fresh[patience] = []
+        waiters.append(waiter)
         return waiter
 
     def _send_each(self, payloads: Payloads, poll: Poll) -> None:
@@ -270,7 +266,7 @@ class AioLane:
         if self.up < self._n and not self.closed:
             self._start()
         for link in self.links:
-            payload = payloads if isinstance(payloads, bytes) else payloads[link.index]
+            payload = payload_for(payloads, link.index)
             if payload is None:
                 continue
             if link.channel is not None:
@@ -289,7 +285,7 @@ class AioLane:
         self._spill()
         all_up = True
         for link in self.links:
-            payload = payloads if isinstance(payloads, bytes) else payloads[link.index]
+            payload = payload_for(payloads, link.index)
             if payload is None:
                 continue
             if link.channel is not None:
@@ -347,7 +343,6 @@ class AioLane:
             for patience, waiters in self._fresh.items():
                 self._waiting.setdefault(patience, deque()).append((now + patience, waiters, marks))
             self._fresh.clear()
-            self._patience = 0.0
             if self._sweeper is None:
                 self._sweeper = self.loop.call_later(SWEEP_EVERY, self._sweep)
 
@@ -402,11 +397,6 @@ class AioLane:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self.up:
             await self.exchange(PING, Ballot(len(self.links), len(self.links)), 0.05)
-        self.drop()
-
-    def drop(self) -> None:
-        """Close at once."""
-        self.closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
         for link in self.links:

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from handfast.core.effects import Fault, Payloads, Poll
+from handfast.core.effects import CLOSED, SILENT, Fault, Payloads, Poll, payload_for
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.quorum import Ballot
@@ -34,7 +34,6 @@ __all__ = ["Lane"]
 IDLE_CHECK: Final = 0.05
 """A lane that rested longer is checked for connections that the server has closed."""
 
-SILENT: Final = Fault("timeout", "no answer")
 _READ = select.POLLIN | select.POLLERR | select.POLLHUP
 _NOBODY: Final[tuple[Payloads, Poll | None]] = ((), None)
 _clock = time.monotonic
@@ -151,7 +150,7 @@ class Lane:
         try:
             self._bell.recv(4096)
         except BlockingIOError:
-            pass
+            pass  # rung for something that was admitted already
         payloads, poll = self._current
         while self._arrived:
             index, sock, channel, fault = self._arrived.popleft()
@@ -160,7 +159,7 @@ class Lane:
             payload: bytes | None = None
             # A vote was made for the node as it was known before; what it may have forgotten since is not in it.
             if poll is not None and not (poll.guarded and self.group.guard):
-                payload = payloads if isinstance(payloads, bytes) else payloads[index]
+                payload = payload_for(payloads, index)
             if fault is not None or sock is None or channel is None:
                 link.failed(fault or NOT_CONNECTED, _clock())
                 if payload is not None and poll is not None:
@@ -193,7 +192,7 @@ class Lane:
         now = _clock()
         self._inspect(now)
         for link in self.links:
-            payload = payloads if isinstance(payloads, bytes) else payloads[link.index]
+            payload = payload_for(payloads, link.index)
             if payload is None:
                 continue
             if link.channel is not None:
@@ -232,7 +231,7 @@ class Lane:
             return False
         all_up = True
         for link in self.links:
-            payload = payloads if isinstance(payloads, bytes) else payloads[link.index]
+            payload = payload_for(payloads, link.index)
             if payload is None:
                 continue
             if link.channel is not None:
@@ -316,7 +315,7 @@ class Lane:
             self._down(link, from_socket(error))
             return
         if not data:
-            self._down(link, Fault("closed", "closed the connection"))
+            self._down(link, CLOSED)
             return
         channel.feed(data)
         if channel.fault is not None:
@@ -361,6 +360,6 @@ def _converse(sock: socket.socket, channel: Channel) -> None:
             channel.out.clear()
         data = sock.recv(65536)
         if not data:
-            channel.fail(Fault("closed", "closed the connection"))
+            channel.fail(CLOSED)
         channel.feed(data)
     sock.setblocking(False)

@@ -7,7 +7,7 @@ import socket
 import ssl
 from typing import Final
 
-from handfast.core.effects import Fault
+from handfast.core.effects import CLOSED, Fault
 from handfast.errors import ConfigError
 
 __all__ = ["from_reply", "from_socket"]
@@ -29,14 +29,11 @@ _MEANING: Final = {
     "ASK": "is a cluster node and the key is moving",
     "CLUSTERDOWN": "its cluster is down",
     "CROSSSLOT": "its cluster keeps these names in different slots",
-    "UNREADY": "forgot its data while connected, no vote until it is checked again",
     "EXHAUSTED": "its fence counter is used up",
 }
 
 # Time alone does not change these; somebody has to.
-_LASTING: Final = frozenset(
-    {"NOPERM", "NOAUTH", "WRONGPASS", "WRONGTYPE", "MOVED", "CROSSSLOT", "EXHAUSTED", "unknown command"}
-)
+_LASTING: Final = frozenset({"NOPERM", "NOAUTH", "WRONGPASS", "WRONGTYPE", "MOVED", "CROSSSLOT", "EXHAUSTED"})
 
 
 def from_reply(text: str) -> Fault:
@@ -81,7 +78,7 @@ def from_socket(error: BaseException) -> Fault:
     if isinstance(error, ConnectionRefusedError):
         return Fault("refused", "refused the connection")
     if isinstance(error, ConnectionResetError | BrokenPipeError):
-        return Fault("closed", "closed the connection")
+        return CLOSED
     if isinstance(error, FileNotFoundError):
         return Fault("refused", "no such socket")
     if isinstance(error, OSError) and error.errno is not None:
