@@ -7,9 +7,19 @@ from collections.abc import Iterator
 import pytest
 
 import handfast
+from handfast import facade
 from handfast.testing import Server, Servers, available
 
 KINDS = ("valkey-9.1", "redis-7.0", "redis-6.2")
+
+
+@pytest.fixture(autouse=True)
+def _no_client_outlives_its_test() -> Iterator[None]:
+    """Some tests drop or abandon clients on purpose; the next test in this process must not meet their watchdog."""
+    yield
+    for client in list(facade._clients):
+        if client._dog is not None and not client._closed:
+            client._dog.detach(client._group).result(timeout=5)
 
 
 @pytest.fixture(scope="session", params=KINDS)

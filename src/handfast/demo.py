@@ -2,7 +2,7 @@
 
 The counter is a file that is read, changed and written back, as a shop's stock would be. Four processes add to it: first
 without a lock, then under a handfast lock while one of the five servers is killed, and last a holder is paused for longer
-than its lease. Each part says what must come out; the exit status is 1 if it does not.
+than its lease. The exit status is 1 if the lock or the token did not protect the counter.
 """
 
 from __future__ import annotations

@@ -24,11 +24,11 @@ class HandfastError(Exception):
 
 
 class ConfigError(HandfastError, ValueError):
-    """The caller asked for something that cannot work; nothing was sent for it."""
+    """The caller asked for something that cannot work, or its servers are not what it says they are; no lock was tried."""
 
 
 class NotAcquired(HandfastError):
-    """The lock was not taken, and no key of this attempt is left behind beyond its ttl."""
+    """The lock was not taken (or, by `extend`, not extended); no key of the attempt is left beyond its ttl."""
 
     def __init__(self, message: str, *, name: str, nodes: Mapping[str, str] | None = None) -> None:
         super().__init__(message)

@@ -3,7 +3,6 @@
     redis://[user[:password]@]host[:port][/db][?option=value]      valkey:// is the same
     rediss://…                                                      with TLS; valkeys:// is the same
     unix://[user[:password]@]/path/to/socket[?db=1]
-    embedded://[private|/folder][?nodes=5]                          a server that is started on demand
 
 Options: db, username, password, client_name; with TLS ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_cert_reqs (required,
 optional or none), ssl_check_hostname. Anything else is refused.

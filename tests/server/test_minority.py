@@ -116,7 +116,8 @@ async def test_a_lease_held_while_a_minority_goes_is_extended_and_released(mode:
 async def test_without_a_majority_every_node_s_reason_is_told_in_time_and_it_passes(
     mode: str, fault: str, five: Servers
 ) -> None:
-    async with connected(mode, five.urls, max_ttl=0.5) as client:
+    # Patience enough for a busy machine: the other two must get to answer within it.
+    async with connected(mode, five.urls, max_ttl=0.5, node_timeout=0.2) as client:
         await bootstrap(client)
         tokens: list[int] = []
         await pairs(client, tokens, 3)
@@ -130,7 +131,7 @@ async def test_without_a_majority_every_node_s_reason_is_told_in_time_and_it_pas
         assert (raised.value.needed, raised.value.total) == (3, 5)
         told = [raised.value.nodes[url] for url in five.urls]
         for said in told[:3]:
-            assert said in {"closed the connection", "refused the connection", "no answer in 25 ms"}, told
+            assert said in {"closed the connection", "refused the connection", "no answer in 200 ms"}, told
         # The outcome may have been certain before these were heard; but they were not silent.
         for said in told[3:]:
             assert not said.startswith("no answer"), told

@@ -1,7 +1,8 @@
 """Which bytes each node gets, for every transition.
 
-A `Request` is what a lock asks for: names, owner, terms. Every command of its life is made from it. A single, unfenced
-name with an owner of its own uses the published protocol to the letter; all else is a script.
+A `Request` is what a lock asks for: names, owner, settings. Every command of its life is made from it. A single,
+unfenced name with an owner of its own is taken by the published protocol to the letter; else by a script. What is held
+on one node is released by the server's own compare-and-delete, where it has one.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Request:
         return ", ".join(self.names)
 
     def acquire(self, owner: bytes, terms: Terms, proposal: bytes) -> Any:
-        """Payloads: bytes for all nodes (always so for one node), or a list. `proposal` is empty when unfenced."""
+        """Payloads: bytes for all nodes (always so without a guard), or a list. `proposal` is empty when unfenced."""
         key, px = self.key, terms.px
         if key and not proposal and self.owner is None:
             return _SET % (len(key), key, len(owner), owner, len(px), px)

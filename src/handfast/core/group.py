@@ -56,7 +56,7 @@ class Node:
         """How it compares and deletes: 'delifeq' (Valkey), 'delex' (Redis 8.4) or '' (a script)."""
         self.run_id = ""
         self.incarnation = b""
-        """run_id and replication id: another value means that it may have forgotten."""
+        """run_id and last promotion: another value means that it may have forgotten."""
         self.marker = b""
         """The guard marker it must show with each vote; empty while it may not vote."""
         self.opens_at = 0.0

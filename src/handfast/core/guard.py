@@ -3,7 +3,7 @@
 Each node carries a marker: `1 <incarnation> <ready-at, server µs> <max_ttl ms> <floor>`. The incarnation is the server's
 run_id and its last promotion. A connection reads both when it is made, and the promotion again when it has rested; a
 marker of another incarnation, or none (FLUSHALL), starts a quarantine of Q = max_ttl * (1 + 2*drift) + margin. The
-floor is `-` until the node's counters are repaired; only a marker with a floor lets a node vote. It is read behind the
+floor is `-` until the node's counters are repaired; only a marker with a floor lets a node vote. The marker is read behind the
 votes of every write, so forgetting on a live connection shows: had the node forgotten before a vote, the marker behind
 it would be gone, or another.
 
@@ -119,7 +119,7 @@ async def _survey(io: Effects, group: Group) -> tuple[dict[int, _State], Ballot]
                 return reply
         raw, mark, time, info = replies
         node = group.nodes[index]
-        # A replica that joined or a promotion changes it, without a new connection.
+        # A promotion changes it, without a new connection.
         node.incarnation = incarnation(node.run_id, info)
         marker = Marker.parse(raw)
         if marker is not None and marker.incarnation != node.incarnation:

@@ -3,8 +3,9 @@
     HELD ──release──> RELEASING ──> RELEASED
      └──deadline, or a majority says "not yours"──> LOST
 
-RELEASED and LOST are final: nothing is sent for them afterwards, even if the key is still there. `TRANSITIONS` is the
-whole truth; `leave`, `end` and `lose` are its three rows. The caller's thread and the watchdog's may want to leave HELD
+RELEASED and LOST are final: neither is ever renewed or held again, even if the key is still there, and nothing at all is
+sent for a LOST one. `TRANSITIONS` is the whole truth; `leave`, `end` and `lose` are its three rows, and `abandon` walks
+the upper two at once after an interrupt. The caller's thread and the watchdog's may want to leave HELD
 at the same moment, one to release and one to declare a loss: there is one ticket to leave with, and taking it (deleting
 an attribute) is atomic.
 """
@@ -47,7 +48,7 @@ class Hold:
     )
 
     reason = ""
-    """Why it was lost."""
+    """Why it was lost, or found to have ended when it was released."""
     renew_until: float | None = None
     """End of renewal: None never, 0.0 is not renewed at all, else the time set by max_hold."""
     retrying = False

@@ -1,8 +1,9 @@
-"""Acquire, extend, release: on one node or a quorum, which is the same algorithm with N = 1.
+"""Acquire, extend, release: on one node or a quorum, which is the same algorithm; with one node there is nothing to count.
 
 Validity counts from the moment before the first byte was sent. An attempt that fails, in whatever way, is undone on
-every node that did not clearly refuse, on the connections that carried it. The owner is new with every
-attempt, so that a late SET of an old one can never be taken for the present one.
+every node that did not clearly refuse, on the connections that carried it. The owner is new with every attempt, so that
+a late SET of an old one can never be taken for the present one; an owner that the caller presents is its own business,
+and only what was newly granted under it is undone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Vote counting, and nothing else.
 
 A node's answer is a yes, a no or a fault. Unknown is neither: a ballot is decided when the yeses reach the need, or when
-they no longer can. Replies of all commands fall into the same three kinds, so one class counts them all:
+they no longer can. Replies of all commands fall into the same three kinds, so `Ballot` counts them all:
 yes: a positive integer, a status, a re-entry (an array of one); no: nil, zero, a refusal (an array of two).
 """
 
