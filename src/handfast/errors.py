@@ -24,7 +24,7 @@ class HandfastError(Exception):
 
 
 class ConfigError(HandfastError, ValueError):
-    """The caller asked for something that cannot work, or its servers are not what it says they are; no lock was tried."""
+    """The caller asked for what cannot work, or its servers are not what it says they are; no lock was tried."""
 
 
 class NotAcquired(HandfastError):

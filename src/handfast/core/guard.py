@@ -3,9 +3,9 @@
 Each node carries a marker: `1 <incarnation> <ready-at, server µs> <max_ttl ms> <floor>`. The incarnation is the server's
 run_id and its last promotion. A connection reads both when it is made, and the promotion again when it has rested; a
 marker of another incarnation, or none (FLUSHALL), starts a quarantine of Q = max_ttl * (1 + 2*drift) + margin. The
-floor is `-` until the node's counters are repaired; only a marker with a floor lets a node vote. The marker is read behind the
-votes of every write, so forgetting on a live connection shows: had the node forgotten before a vote, the marker behind
-it would be gone, or another.
+floor is `-` until the node's counters are repaired; only a marker with a floor lets a node vote. The marker is read
+behind the votes of every write, so forgetting on a live connection shows: had the node forgotten before a vote, the
+marker behind it would be gone, or another.
 
 Waiting heals locks, never counters: after Q the largest token known to at least M *other* voting nodes becomes the floor
 of this one's counters, before its first vote. Where a majority forgot, that can no longer be had; then the maximum

@@ -1,4 +1,4 @@
-"""Acquire, extend, release: on one node or a quorum, which is the same algorithm; with one node there is nothing to count.
+"""Acquire, extend, release: on a quorum, or on one node, where the same algorithm has nothing to count.
 
 Validity counts from the moment before the first byte was sent. An attempt that fails, in whatever way, is undone on
 every node that did not clearly refuse, on the connections that carried it. The owner is new with every attempt, so that
