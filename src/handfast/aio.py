@@ -10,7 +10,7 @@ import asyncio
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from types import EllipsisType, TracebackType
 from typing import Any, ParamSpec, TypeVar, Unpack
 
@@ -25,13 +25,12 @@ from handfast.facade import (
     BaseClient,
     ClientOptions,
     LockOptions,
-    RareOptions,
     Seconds,
     Servers,
     patience_of,
     template_key,
 )
-from handfast.lease import Entry, LeaseView
+from handfast.lease import Entry, LeaseView, LockView
 
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
 
@@ -134,31 +133,23 @@ def _on_loop(loop: asyncio.AbstractEventLoop, what: Callable[[], Any]) -> Callab
     return call
 
 
-class Lock:
+class Lock(LockView):
     """A lock that can be taken, again and again, by any task; each taking is a lease of its own."""
 
-    __slots__ = ("__dict__", "_client", "_request")
-
-    _reentrant = False
-    _entered: dict[Any, list[Lease]] | None = None
-    """By task: the leases of the `async with` blocks it is in."""
+    __slots__ = ("_client",)
 
     _client: Client
-    _request: Request
-
-    @property
-    def name(self) -> str:
-        return self._request.name
+    _entered: dict[Any, list[Lease]] | None = None
+    """By task: the leases of the `async with` blocks it is in."""
 
     def acquire(
         self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None
     ) -> Coroutine[Any, Any, Lease]:
         """Take the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
+        # Not `async def`: the core's coroutine is handed out as it is, for one frame less in every acquisition.
         client, request = self._client, self._request
-        settings = request.settings
-        policy = settings.policy
-        terms = settings.terms if ttl is None else settings.terms_for(policy.checked_ttl(ttl))
-        patience = policy.wait if wait is ... else wait if wait is None else patience_of(wait)
+        terms = request.settings.terms if ttl is None else self._terms(ttl)
+        patience = request.settings.policy.wait if wait is ... else patience_of(wait)
         if self._reentrant:
             return client._reenter(request, terms, patience)
         io = client._io
@@ -193,47 +184,17 @@ class Lock:
             del self._entered[me]
         await lease.__aexit__(kind, error, trace)
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__module__}.Lock {self.name!r}>"
 
-
-class Client(BaseClient):
+class Client(BaseClient[Lock]):
     """Makes locks on one node or a quorum, for the tasks of one event loop."""
 
     _lease_type = Lease
+    _lock_type = Lock
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         super().__init__(where, options)
         self._io: AioDriver | None = None
         self._owned: weakref.WeakKeyDictionary[Any, dict[Any, Entry]] = weakref.WeakKeyDictionary()
-
-    def lock(
-        self,
-        name: str | Sequence[str],
-        *,
-        owner: str | None = None,
-        ttl: Seconds | EllipsisType = ...,
-        wait: Seconds | EllipsisType | None = ...,
-        renew: bool | EllipsisType = ...,
-        fence: bool | EllipsisType = ...,
-        **options: Unpack[RareOptions],
-    ) -> Lock:
-        """A lock on a name, or on several names at once, all or none. Sends nothing.
-
-        With `owner` whoever presents the same owner re-enters and refreshes. What is not given is as on the client.
-        """
-        lock: Lock = object.__new__(Lock)  # and no __init__: this is done for every acquisition
-        lock._client = self
-        lock._request = self._request(name, owner, ttl, wait, renew, fence, options)
-        return lock
-
-    def rlock(self, name: str | Sequence[str], **options: Unpack[LockOptions]) -> Lock:
-        """Like `lock`, but the task that holds it takes it again at once, with the same token and no round trip."""
-        if "owner" in options:
-            raise ConfigError("a reentrant lock has its thread or task for an owner; use lock() with owner=")
-        lock = self.lock(name, **options)
-        lock._reentrant = True
-        return lock
 
     def locked(
         self, name: str, *, owner: str | None = None, **options: Unpack[LockOptions]

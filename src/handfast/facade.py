@@ -15,7 +15,8 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 from handfast.backoff import Backoff
 from handfast.core import guard
@@ -27,7 +28,7 @@ from handfast.core.terms import Settings
 from handfast.drivers import clock
 from handfast.endpoints import Endpoints
 from handfast.errors import ConfigError
-from handfast.lease import Entry, LeaseView
+from handfast.lease import Entry, LeaseView, LockView
 from handfast.options import Policy, duration, names_of, owner_of, policy
 from handfast.wire.dial import Address
 
@@ -101,13 +102,15 @@ SHORT_NAME = 256
 _NO_CALL: Any = (None, None, 0, 0, None)
 """Like no call that could be made."""
 
-_clients: weakref.WeakSet[BaseClient] = weakref.WeakSet()
+L = TypeVar("L", bound=LockView)
+_clients: weakref.WeakSet[BaseClient[Any]] = weakref.WeakSet()
 
 
-class BaseClient:
+class BaseClient(Generic[L]):
     """Servers, settings, and the watchdog that looks after this client's leases."""
 
     _lease_type: type[LeaseView]
+    _lock_type: type[L]
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         given: dict[str, Any] = dict(options)
@@ -130,6 +133,34 @@ class BaseClient:
         """Explicit owners of this client that hold something now."""
         self._forget()
         _clients.add(self)
+
+    def lock(
+        self,
+        name: str | Sequence[str],
+        *,
+        owner: str | None = None,
+        ttl: Seconds | EllipsisType = ...,
+        wait: Seconds | EllipsisType | None = ...,
+        renew: bool | EllipsisType = ...,
+        fence: bool | EllipsisType = ...,
+        **options: Unpack[RareOptions],
+    ) -> L:
+        """A lock on a name, or on several names at once, all or none. Sends nothing.
+
+        With `owner` whoever presents the same owner re-enters and refreshes. What is not given is as on the client.
+        """
+        lock: Any = _new(self._lock_type)
+        lock._client = self
+        lock._request = self._request(name, owner, ttl, wait, renew, fence, options)
+        return lock  # type: ignore[no-any-return]
+
+    def rlock(self, name: str | Sequence[str], **options: Unpack[LockOptions]) -> L:
+        """Like `lock`, but the thread or task that holds it takes it again at once: same token, no round trip."""
+        if "owner" in options:
+            raise ConfigError("a reentrant lock has its thread or task for an owner; use lock() with owner=")
+        lock = self.lock(name, **options)
+        lock._reentrant = True
+        return lock
 
     def _shake(self, index: int) -> Steps:
         """The handshake for a new connection to a node."""

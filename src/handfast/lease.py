@@ -1,4 +1,4 @@
-"""What a lease can say of itself, without talking to anybody: the half that threads and asyncio share."""
+"""What locks and leases can say of themselves, without talking to anybody: the half that threads and asyncio share."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Callable, MutableMapping
 from typing import Any, Protocol
 
 from handfast.core import renewal
+from handfast.core.commands import Request
 from handfast.core.hold import HELD, Hold
+from handfast.core.terms import Terms
 from handfast.drivers.clock import now
 from handfast.errors import LeaseLost, NoQuorum
 from handfast.options import duration
 
-__all__ = ["Entry", "LeaseView"]
+__all__ = ["Entry", "LeaseView", "LockView"]
 
 
 class Dropper(Protocol):
@@ -159,3 +161,25 @@ class LeaseView:
         left = f", {self.remaining():.1f} s left" if state == HELD else ""
         fence = f", token {hold.token}" if hold.token else ""
         return f"<{type(self).__name__} {hold.request.name!r} {state}{left}{fence}, owner {self.owner}>"
+
+
+class LockView:
+    """What to take, and how. Made without a call of `__init__`, because one is made for every acquisition."""
+
+    # With a dictionary for what few locks need; it is made when it is needed.
+    __slots__ = ("__dict__", "_request")
+
+    _request: Request
+    _reentrant = False
+
+    @property
+    def name(self) -> str:
+        """The name; several are joined by a comma."""
+        return self._request.name
+
+    def _terms(self, ttl: object) -> Terms:
+        settings = self._request.settings
+        return settings.terms if ttl is None else settings.terms_for(settings.policy.checked_ttl(ttl))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.Lock {self.name!r}>"

@@ -6,7 +6,7 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
@@ -21,13 +21,12 @@ from handfast.facade import (
     BaseClient,
     ClientOptions,
     LockOptions,
-    RareOptions,
     Seconds,
     Servers,
     patience_of,
     template_key,
 )
-from handfast.lease import Entry, LeaseView
+from handfast.lease import Entry, LeaseView, LockView
 
 if TYPE_CHECKING:
     from handfast.watchdog import Watchdog
@@ -95,29 +94,19 @@ class _Entered(threading.local):
         self.leases: list[Lease] = []
 
 
-class Lock:
+class Lock(LockView):
     """A lock that can be taken, again and again, by any thread; each taking is a lease of its own."""
 
-    __slots__ = ("__dict__", "_client", "_request")
+    __slots__ = ("_client",)
 
-    _reentrant = False
+    _client: Client
     _entered: _Entered | None = None
     """Of each thread: the leases of the `with` blocks it is in."""
 
-    _client: Client
-    _request: Request
-
-    @property
-    def name(self) -> str:
-        return self._request.name
-
     def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
         """Take the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
-        request = self._request
-        settings = request.settings
-        policy = settings.policy
-        terms = settings.terms if ttl is None else settings.terms_for(policy.checked_ttl(ttl))
-        patience = policy.wait if wait is ... else patience_of(wait)
+        request, terms = self._request, self._terms(ttl)
+        patience = request.settings.policy.wait if wait is ... else patience_of(wait)
         if self._reentrant:
             return self._client._reenter(request, terms, patience)
         return self._client._acquire(request, terms, patience)
@@ -148,9 +137,6 @@ class Lock:
         # Nothing is called before the pop: an interrupt could strike there, and the lease would stay entered.
         self._entered.leases.pop().__exit__(kind, error, trace)
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__module__}.Lock {self.name!r}>"
-
 
 class _Catch:
     """The client as keeper of one acquisition: it keeps the lease at hand from the moment it exists."""
@@ -172,43 +158,16 @@ class _Catch:
         self.client._unfinished(hold)
 
 
-class Client(BaseClient):
+class Client(BaseClient[Lock]):
     """Makes locks on one node or a quorum. Safe to share between threads; a fork may go on using it."""
 
     _lease_type = Lease
+    _lock_type = Lock
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         super().__init__(where, options)
         self._lanes: list[ThreadDriver] = []
         self._owned: weakref.WeakKeyDictionary[threading.Thread, dict[Any, Entry]] = weakref.WeakKeyDictionary()
-
-    def lock(
-        self,
-        name: str | Sequence[str],
-        *,
-        owner: str | None = None,
-        ttl: Seconds | EllipsisType = ...,
-        wait: Seconds | EllipsisType | None = ...,
-        renew: bool | EllipsisType = ...,
-        fence: bool | EllipsisType = ...,
-        **options: Unpack[RareOptions],
-    ) -> Lock:
-        """A lock on a name, or on several names at once, all or none. Sends nothing.
-
-        With `owner` whoever presents the same owner re-enters and refreshes. What is not given is as on the client.
-        """
-        lock: Lock = object.__new__(Lock)  # and no __init__: this is done for every acquisition
-        lock._client = self
-        lock._request = self._request(name, owner, ttl, wait, renew, fence, options)
-        return lock
-
-    def rlock(self, name: str | Sequence[str], **options: Unpack[LockOptions]) -> Lock:
-        """Like `lock`, but the thread that holds it takes it again at once, with the same token and no round trip."""
-        if "owner" in options:
-            raise ConfigError("a reentrant lock has its thread or task for an owner; use lock() with owner=")
-        lock = self.lock(name, **options)
-        lock._reentrant = True
-        return lock
 
     def locked(
         self, name: str, *, owner: str | None = None, **options: Unpack[LockOptions]
