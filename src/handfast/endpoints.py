@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlsplit
 
+from handfast import log
 from handfast.errors import ConfigError
 from handfast.urls import distinct, parse, tls_context
 from handfast.wire.dial import Address
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from handfast.topology.embedded import Embedded
 
 __all__ = ["Endpoints", "from_redis", "locate"]
-
-logger = logging.getLogger("handfast")
 
 
 class Endpoints:
@@ -41,7 +39,7 @@ def locate(servers: object) -> Endpoints:
     if servers is None:
         servers = os.environ.get("HANDFAST_URL", "").split()
         if not servers:
-            logger.warning("no server was named, so embedded:// is used: it excludes on this machine alone")
+            log.warning("no server was named, so embedded:// is used: it excludes on this machine alone")
             servers = ["embedded://"]
     if isinstance(servers, str):
         servers = [servers]
@@ -58,6 +56,9 @@ def locate(servers: object) -> Endpoints:
 
 
 def _embedded(url: str) -> Endpoints:
+    from pathlib import Path
+    from urllib.parse import parse_qsl, urlsplit
+
     from handfast.topology.embedded import Embedded, default_folder
 
     parts = urlsplit(url)

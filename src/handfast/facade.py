@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import inspect
-import logging
 import os
 import socket
 import string
@@ -18,6 +17,7 @@ from datetime import timedelta
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
+from handfast import log
 from handfast.backoff import Backoff
 from handfast.core import guard
 from handfast.core.commands import Request
@@ -45,8 +45,6 @@ __all__ = [
     "patience_of",
     "template_key",
 ]
-
-logger = logging.getLogger("handfast")
 
 Servers = str | Sequence[str] | None
 """A URL, several of them for a quorum, or None for $HANDFAST_URL."""
@@ -165,7 +163,7 @@ class BaseClient(Generic[L]):
     def _shake(self, index: int) -> Steps:
         """The handshake for a new connection to a node."""
         login = self._addresses[index].login()
-        return handshake(self._group, self._group.nodes[index], login, clock.now, logger.warning)
+        return handshake(self._group, self._group.nodes[index], login, clock.now, log.warning)
 
     def _open_new(self, addresses: Sequence[Address]) -> None:
         """Embedded servers were just made for us: nobody can hold anything on them, so they may vote at once."""
@@ -176,7 +174,7 @@ class BaseClient(Generic[L]):
         group = Group([a.label for a in addresses], self._policy, guard=True)
 
         def shake(index: int) -> Steps:
-            return handshake(group, group.nodes[index], addresses[index].login(), clock.now, logger.warning)
+            return handshake(group, group.nodes[index], addresses[index].login(), clock.now, log.warning)
 
         driver = ThreadDriver(group, addresses, shake)
         try:
@@ -307,7 +305,7 @@ class BaseClient(Generic[L]):
     def _drop(self, hold: Hold) -> None:
         """A lease that was being renewed has become unreachable: end it rather than renew it for ever."""
         if hold.renew_until != 0.0 and self._dog is not None:
-            logger.warning("%s: a lease was dropped without release; it is released now", hold.request.name)
+            log.warning("%s: a lease was dropped without release; it is released now", hold.request.name)
             self._dog.finish(hold)
 
     def _last_words(self, dog: Watchdog) -> None:

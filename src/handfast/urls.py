@@ -11,13 +11,15 @@ optional or none), ssl_check_hostname. Anything else is refused.
 from __future__ import annotations
 
 import functools
-import ssl
 from collections.abc import Callable, Sequence
-from typing import Any, Final
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from typing import TYPE_CHECKING, Any, Final
 
 from handfast.errors import ConfigError
 from handfast.wire.dial import Address
+
+if TYPE_CHECKING:
+    import ssl
+    from urllib.parse import SplitResult
 
 __all__ = ["parse", "tls_context"]
 
@@ -29,6 +31,8 @@ _SCHEMES: Final = {"redis": False, "valkey": False, "rediss": True, "valkeys": T
 
 def parse(url: object) -> Address:
     """One server's address, or a ConfigError that says what is wrong with it."""
+    from urllib.parse import urlsplit
+
     if not isinstance(url, str):
         raise ConfigError(f"a server is given by its URL, a string, not by a {type(url).__name__}")
     try:
@@ -67,6 +71,8 @@ def parse(url: object) -> Address:
 
 
 def _unix(url: str, parts: SplitResult) -> Address:
+    from urllib.parse import unquote
+
     options = _options(url, parts, _COMMON)
     if not parts.path:
         raise ConfigError(f"{_shown(url)}: a path is missing, as in unix:///run/redis.sock")
@@ -76,6 +82,8 @@ def _unix(url: str, parts: SplitResult) -> Address:
 
 
 def _who(parts: SplitResult, options: dict[str, str]) -> dict[str, Any]:
+    from urllib.parse import unquote
+
     return {
         "username": unquote(parts.username or "") or options.get("username", ""),
         "password": unquote(parts.password or "") or options.get("password", ""),
@@ -90,6 +98,8 @@ def _client_name(name: str) -> str:
 
 
 def _options(url: str, parts: SplitResult, known: frozenset[str]) -> dict[str, str]:
+    from urllib.parse import parse_qsl
+
     options: dict[str, str] = {}
     for word, value in parse_qsl(parts.query, keep_blank_values=True):
         if word not in known:
@@ -125,6 +135,8 @@ def tls_context(
     ssl_check_hostname: Any = None,
 ) -> Callable[[], ssl.SSLContext]:
     """Makes the TLS context when it is first needed, with redis-py's words for what goes into it."""
+    import ssl
+
     levels = {
         "required": ssl.CERT_REQUIRED,
         "optional": ssl.CERT_OPTIONAL,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
+import os
 from typing import Final
 
 __all__ = ["NAMES", "SHA", "TEXT"]
@@ -12,7 +12,8 @@ NAMES: Final = ("acquire", "raise", "extend", "heal", "release", "mark")
 
 
 def _text(name: str) -> bytes:
-    lines = Path(__file__).with_name(f"{name}.lua").read_bytes().splitlines()
+    with open(os.path.join(os.path.dirname(__file__), f"{name}.lua"), "rb") as file:
+        lines = file.read().splitlines()
     # Header comments are for people; every connection loads every script, so the servers get the code alone.
     return b"\n".join(line for line in lines if not line.lstrip().startswith(b"--"))
 

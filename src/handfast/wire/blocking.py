@@ -14,7 +14,6 @@ import _thread
 import os
 import select
 import socket
-import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from handfast.core.handshake import Steps
 from handfast.core.quorum import Ballot
 from handfast.wire.channel import DISCARD, Channel, Question
 from handfast.wire.dial import Address, dial
-from handfast.wire.faults import from_socket
+from handfast.wire.faults import from_socket, wants_more
 from handfast.wire.link import CONNECT_TIMEOUT, GRACE, NOT_CONNECTED, LinkState
 
 __all__ = ["Lane"]
@@ -275,11 +274,11 @@ class Lane:
         channel.out.clear()
         try:
             sent = sock.send(data)
-        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            sent = 0
         except OSError as error:
-            self._down(link, from_socket(error))
-            return
+            if not wants_more(error):
+                self._down(link, from_socket(error))
+                return
+            sent = 0
         if sent < len(data):
             channel.out.append(data[sent:])
             self._poller.modify(sock.fileno(), _READ | select.POLLOUT)
@@ -307,12 +306,11 @@ class Lane:
         try:
             data = sock.recv(65536)
             # TLS may have decrypted more than was asked for; poll() knows nothing of it.
-            while data and isinstance(sock, ssl.SSLSocket) and sock.pending():
+            while data and link.address.tls is not None and sock.pending():  # type: ignore[attr-defined]
                 data += sock.recv(65536)
-        except (BlockingIOError, ssl.SSLWantReadError):
-            return
         except OSError as error:
-            self._down(link, from_socket(error))
+            if not wants_more(error):
+                self._down(link, from_socket(error))
             return
         if not data:
             self._down(link, CLOSED)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from handfast.core.handshake import Login
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = ["Address", "dial"]
 

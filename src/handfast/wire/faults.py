@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 import socket
-import ssl
 from typing import Final
 
 from handfast.core.effects import CLOSED, Fault
 from handfast.errors import ConfigError
 
-__all__ = ["from_reply", "from_socket"]
+__all__ = ["from_reply", "from_socket", "wants_more"]
 
 _MEANING: Final = {
     "LOADING": "is still loading its data",
@@ -69,10 +68,11 @@ def from_socket(error: BaseException) -> Fault:
         return Fault("config", str(error), lasting=True)
     if isinstance(error, TimeoutError):
         return Fault("timeout", "did not answer the connection in time")
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return Fault("tls", f"TLS certificate refused: {error.verify_message}", lasting=True)
-    if isinstance(error, ssl.SSLError):
-        return Fault("tls", f"TLS failed: {error.reason or error}")
+    # ssl is not imported for those who do without it: its errors are told by what they have.
+    if (refused := getattr(error, "verify_message", None)) is not None:
+        return Fault("tls", f"TLS certificate refused: {refused}", lasting=True)
+    if type(error).__module__ == "ssl":
+        return Fault("tls", f"TLS failed: {getattr(error, 'reason', None) or error}")
     if isinstance(error, socket.gaierror):
         return Fault("dns", f"host name not found ({error.strerror})")
     if isinstance(error, ConnectionRefusedError):
@@ -84,3 +84,8 @@ def from_socket(error: BaseException) -> Fault:
     if isinstance(error, OSError) and error.errno is not None:
         return Fault(errno.errorcode.get(error.errno, "OSError"), (error.strerror or str(error)).lower())
     return Fault("error", str(error) or type(error).__name__)
+
+
+def wants_more(error: OSError) -> bool:
+    """Nothing is wrong: a socket, plain or TLS, is waiting for its peer."""
+    return isinstance(error, BlockingIOError) or type(error).__name__ in ("SSLWantReadError", "SSLWantWriteError")
