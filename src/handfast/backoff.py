@@ -17,16 +17,17 @@ The random number comes from outside, so that a simulation can repeat itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 __all__ = ["Backoff", "exponential", "steady"]
 
 
-@dataclass(frozen=True, slots=True)
 class Backoff:
     """A delay for each failed attempt; combine with `capped`, `jittered` and `then`."""
 
-    delay: Callable[[int, float], float]
+    __slots__ = ("delay",)
+
+    def __init__(self, delay: Callable[[int, float], float]) -> None:
+        self.delay = delay
 
     def __call__(self, attempt: int, random: float) -> float:
         return max(0.0, self.delay(attempt, random))

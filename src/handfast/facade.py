@@ -6,14 +6,11 @@
 from __future__ import annotations
 
 import atexit
-import inspect
 import os
 import socket
-import string
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
@@ -29,7 +26,7 @@ from handfast.drivers import clock
 from handfast.endpoints import Endpoints
 from handfast.errors import ConfigError
 from handfast.lease import Entry, LeaseView, LockView
-from handfast.options import Policy, duration, names_of, owner_of, policy
+from handfast.options import Policy, Seconds, duration, names_of, owner_of, policy
 from handfast.wire.dial import Address
 
 if TYPE_CHECKING:
@@ -48,8 +45,6 @@ __all__ = [
 
 Servers = str | Sequence[str] | None
 """A URL, several of them for a quorum, or None for $HANDFAST_URL."""
-
-Seconds = float | timedelta
 
 
 class RareOptions(TypedDict, total=False):
@@ -348,6 +343,8 @@ def template_key(function: Callable[..., Any], template: object) -> Callable[...
     """How to make a lock's name from a call's arguments; a bad template is found at decoration."""
     if not isinstance(template, str) or not template:
         raise ConfigError(f"locked() takes a name such as 'report:{{user_id}}', not {template!r}")
+    import inspect
+
     signature = inspect.signature(function)
     for word in _fields(template):
         if word not in signature.parameters:
@@ -365,6 +362,8 @@ def template_key(function: Callable[..., Any], template: object) -> Callable[...
 
 def _fields(template: str) -> list[str]:
     """The parameters that a template names, also inside format specifications."""
+    import string
+
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:

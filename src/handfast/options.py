@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
-from datetime import timedelta
-from typing import Any, Final, Literal
+import sys
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Union
 
 from handfast.backoff import Backoff, exponential
 from handfast.errors import ConfigError
 
-__all__ = ["DRIFT_MARGIN", "Duration", "Policy", "duration", "names_of", "owner_of", "policy"]
+if TYPE_CHECKING:
+    from datetime import timedelta
 
-Duration = float | int | timedelta
+__all__ = ["Policy", "Seconds", "duration", "names_of", "owner_of", "policy"]
+
+Seconds = Union[float, "timedelta"]
 """Seconds, or a timedelta."""
 
 DRIFT_MARGIN: Final = 0.002
@@ -25,9 +27,11 @@ MAX_NAME: Final = 1024
 MAX_LABEL: Final = 64
 
 
-def duration(value: object, what: str, *, zero: bool = False) -> float:
+def duration(value: Any, what: str, *, zero: bool = False) -> float:
     """Seconds as a float, or a ConfigError that names the parameter."""
-    if isinstance(value, timedelta):
+    # Not imported here: who has a timedelta has imported it.
+    datetime = sys.modules.get("datetime")
+    if datetime is not None and isinstance(value, datetime.timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(f"{what} must be seconds or a timedelta, not {value!r}")
@@ -40,8 +44,7 @@ def duration(value: object, what: str, *, zero: bool = False) -> float:
     return seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class Policy(NamedTuple):
     """Everything that shapes an acquisition. A lock inherits its client's and may override it."""
 
     ttl: float = TTL
@@ -105,18 +108,17 @@ def _check(policy: Policy) -> Policy:
     _text(policy.label, "label", least=0, most=MAX_LABEL)
     if any(c in ": \r\n" for c in policy.label):
         raise ConfigError(f"label must not contain a colon, a space or a line break: {policy.label!r}")
-    checked = replace(policy, **changes)
-    return replace(checked, ttl=checked.checked_ttl(policy.ttl))
+    checked = policy._replace(**changes)
+    return checked._replace(ttl=checked.checked_ttl(policy.ttl))
 
 
 def policy(given: dict[str, Any], base: Policy | None = None) -> Policy:
     """A checked policy from keyword arguments, on top of `base`."""
-    known = {field.name for field in fields(Policy)}
     for word in given:
-        if word not in known:
-            raise ConfigError(f"unknown option {word!r}; known are {', '.join(sorted(known))}")
+        if word not in Policy._fields:
+            raise ConfigError(f"unknown option {word!r}; known are {', '.join(sorted(Policy._fields))}")
     if base is not None:
-        return _check(replace(base, **given)) if given else base
+        return _check(base._replace(**given)) if given else base
     if "max_ttl" in given and "ttl" not in given:
         # The default ttl makes way for a smaller limit; one that was asked for is refused instead.
         given = {**given, "ttl": min(TTL, duration(given["max_ttl"], "max_ttl"))}

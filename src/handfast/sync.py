@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
@@ -173,6 +172,8 @@ class Client(BaseClient[Lock]):
         self, name: str, *, owner: str | None = None, **options: Unpack[LockOptions]
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorate a function to run under a lock; `{parameter}` in the name stands for the call's argument."""
+        import inspect
+
         self.lock("checked", owner=owner, **options)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:

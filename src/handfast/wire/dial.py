@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from handfast.core.handshake import Login
 
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Address", "dial"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class Address(NamedTuple):
     """A server's address and the way in. `label` is what people see: never a password."""
 
     label: str
@@ -25,15 +23,18 @@ class Address:
     path: str = ""
     """A unix socket, instead of host and port."""
     username: str = ""
-    password: str = field(default="", repr=False)
+    password: str = ""
     db: int = 0
     client_name: str = "handfast"
-    tls: Callable[[], ssl.SSLContext] | None = field(default=None, repr=False)
+    tls: Callable[[], ssl.SSLContext] | None = None
     """Makes the TLS context when first needed: reading certificates takes milliseconds."""
-    credentials: Callable[[], tuple[str, str]] | None = field(default=None, repr=False)
+    credentials: Callable[[], tuple[str, str]] | None = None
     """Asked with each connection, where passwords change."""
-    prepare: Callable[[], None] | None = field(default=None, repr=False)
+    prepare: Callable[[], None] | None = None
     """Run before each connection is made; it may take time, so never on an event loop's thread."""
+
+    def __repr__(self) -> str:
+        return f"<Address {self.label}>"
 
     def login(self) -> Login:
         username, password = self.credentials() if self.credentials is not None else (self.username, self.password)
