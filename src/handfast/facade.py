@@ -156,7 +156,10 @@ class BaseClient(Generic[L]):
         return lock
 
     def _shake(self, index: int) -> Steps:
-        """The handshake for a new connection to a node."""
+        """The handshake for a new connection to a node; in a thread of its own where calls block."""
+        # Here, so that an interrupt of the main thread does not strike in the middle of the import.
+        import handfast.watchdog  # noqa: F401
+
         login = self._addresses[index].login()
         return handshake(self._group, self._group.nodes[index], login, clock.now, log.warning)
 
@@ -268,6 +271,8 @@ class BaseClient(Generic[L]):
 
     def _granted(self, hold: Hold) -> LeaseView:
         """See core.hold.Keeper."""
+        if self._closed:
+            raise ConfigError("this client was closed while it waited for the lock")
         dog = self._dog
         if dog is None or hold.request.settings.special or not self._group.all_vote:
             self._watch(hold)
@@ -295,13 +300,8 @@ class BaseClient(Generic[L]):
 
     def _unfinished(self, hold: Hold) -> None:
         """See core.hold.Keeper."""
-        self._watchdog().finish(hold)
-
-    def _drop(self, hold: Hold) -> None:
-        """A lease that was being renewed has become unreachable: end it rather than renew it for ever."""
-        if hold.renew_until != 0.0 and self._dog is not None:
-            log.warning("%s: a lease was dropped without release; it is released now", hold.request.name)
-            self._dog.finish(hold)
+        if not self._closed:
+            self._watchdog().finish(hold)
 
     def _last_words(self, dog: Watchdog) -> None:
         """At the end of the process: release what is renewed for its sake."""

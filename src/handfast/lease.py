@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping
 from typing import Any, Protocol
 
+from handfast import log
 from handfast.core import renewal
 from handfast.core.commands import Request
 from handfast.core.hold import HELD, Hold
@@ -21,7 +22,7 @@ class Dropper(Protocol):
 
     _ending: Callable[[Hold], None]
 
-    def _drop(self, hold: Hold) -> None: ...
+    def _unfinished(self, hold: Hold) -> None: ...
 
 
 class Entry:
@@ -139,14 +140,22 @@ class LeaseView:
                 hold.request.name, granted=confirmed, needed=group.need, total=group.n, nodes=hold.doubts
             )  # fmt: skip
 
+    def _give_up(self) -> bool:
+        """Nobody will release it any more; True if something was still held and now is the watchdog's to release."""
+        hold = self._hold
+        if hold.state != HELD or self._over or not (self._entry is None or self._leave()):
+            return False
+        self._client._unfinished(hold)
+        return True
+
     def __del__(self) -> None:
-        # Nobody can release it any more: better now than renewed for ever.
+        # Better released now than renewed for ever; one that is not renewed is left to its ttl.
         try:
             hold = self._hold
         except AttributeError:
             return  # interrupted while it was made; its hold is undone where it was made
-        if hold.state == HELD and not self._over and (self._entry is None or self._leave()):
-            self._client._drop(hold)
+        if hold.state == HELD and hold.renew_until != 0.0 and self._give_up():
+            log.warning("%s: a lease was dropped without release; it is released now", hold.request.name)
 
     def _loss(self, reason: str = "") -> LeaseLost:
         hold = self._hold

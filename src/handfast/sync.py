@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
@@ -78,7 +79,11 @@ class Lease(LeaseView):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
+        try:
+            self.release()
+        except BaseException:
+            self._give_up()  # an interrupt struck before anything was sent
+            raise
         if kind is None and self._hold.reason:
             raise self._loss()
 
@@ -86,11 +91,27 @@ class Lease(LeaseView):
 _event_lock = threading.Lock()
 
 
+def _renew_lock() -> None:
+    """In a child after a fork: another thread of the parent may have held it."""
+    global _event_lock
+    _event_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 class _Entered(threading.local):
     """Of each thread: the leases of the `with` blocks it is in."""
 
-    def __init__(self) -> None:
+    def __init__(self, everyone: list[list[Lease]]) -> None:
+        # Called once in each thread, with the same list.
         self.leases: list[Lease] = []
+        self.everyone = everyone
+        everyone.append(self.leases)
+
+    def elsewhere(self) -> list[Lease]:
+        """Entered by another thread, as generators that wander between the threads of a pool do."""
+        return next((leases for leases in self.everyone if leases), self.leases)
 
 
 class Lock(LockView):
@@ -122,7 +143,7 @@ class Lock(LockView):
         try:
             if self._entered is None:
                 with _event_lock:
-                    self._entered = self._entered or _Entered()
+                    self._entered = self._entered or _Entered([])
             self._entered.leases.append(lease)
             return lease
         except BaseException:
@@ -132,9 +153,15 @@ class Lock(LockView):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._entered is not None
-        # Nothing is called before the pop: an interrupt could strike there, and the lease would stay entered.
-        self._entered.leases.pop().__exit__(kind, error, trace)
+        leases = self._entered.leases or self._entered.elsewhere()  # type: ignore[union-attr]
+        # Until it has ended it stays entered: an interrupt must not separate us from it.
+        try:
+            leases[-1].__exit__(kind, error, trace)
+        except BaseException:
+            leases[-1]._give_up()
+            raise
+        finally:
+            leases.pop()
 
 
 class _Catch:

@@ -47,6 +47,8 @@ NURSERY_TTL: Final = 0.6
 MEND_SOONEST: Final = 0.5
 MEND_LATEST: Final = 2.0
 """Seconds between two looks at nodes that may not vote; a node may forget again while others are waited for."""
+CONNECT_PATIENCE: Final = 12.0
+"""Seconds; nobody waits for the watchdog to connect, and deadlines are kept meanwhile."""
 CLOSE_PATIENCE: Final = 0.5
 """Seconds that a closing client or process waits for servers to take its releases."""
 FOREVER: Final = float("inf")
@@ -213,9 +215,10 @@ class Watchdog:
         holds = list(self._nursery)
         if not holds:
             self._nursing = False
-            # Somebody may have moved in since, seeing the flag still up.
+            # Somebody may have moved in since, seeing the flag still up. Never lowered after this look.
             holds = list(self._nursery)
-            self._nursing = bool(holds)
+            if holds:
+                self._nursing = True
         for hold in holds:
             self._nursery.discard(hold)
             if hold.state == HELD:
@@ -290,7 +293,7 @@ class Watchdog:
         if driver is None:
             driver = charge.driver = AioDriver(charge.group, charge.addresses, charge.shake, self._loop)
         if not driver.settled:
-            await driver.settle(charge.group.need)
+            await driver.settle(charge.group.need, CONNECT_PATIENCE)
         return driver
 
     async def _release(self, hold: Hold) -> None:

@@ -76,7 +76,7 @@ class Interrupted:
             self.struck = True
         return self.count == self.at
 
-    async def settle(self, need: int) -> None:
+    async def settle(self, need: int, within: float) -> None:
         if self._strikes():
             raise self.error
         self.settled = True

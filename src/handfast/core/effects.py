@@ -92,8 +92,9 @@ class Effects(Protocol):
         """128 random bits in hexadecimal."""
         ...
 
-    async def settle(self, need: int) -> None:
-        """Connect what is not connected: back when all tries ended, or, with `need` connected, after a short grace."""
+    async def settle(self, need: int, within: float) -> None:
+        """Connect what is not connected: back when all tries have ended, after a short grace once `need` are
+        connected, and in any case after `within` seconds; the tries then go on in the background."""
 
     def exchange(self, payloads: Payloads, poll: Poll, patience: float) -> Awaitable[None]:
         """Send, collect into `poll`; back when it is decided, or after `patience` seconds.

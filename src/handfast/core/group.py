@@ -42,6 +42,7 @@ class Node:
         "marker",
         "opens_at",
         "run_id",
+        "waiting",
     )
 
     def __init__(self, index: int, label: str) -> None:
@@ -61,6 +62,8 @@ class Node:
         """The guard marker it must show with each vote; empty while it may not vote."""
         self.opens_at = 0.0
         """Until when it is kept from voting, on the local clock."""
+        self.waiting = b""
+        """The marker whose quarantine `opens_at` is the end of."""
         self.floor = b"0"
         """Lower bound for fence counters that it may have forgotten."""
         self.clock: tuple[float, float, float] | None = None

@@ -31,6 +31,8 @@ __all__ = ["Marker", "adopt", "bootstrap", "clock_stepped", "quarantine", "repai
 MARGIN: Final = 0.1
 """Seconds added to Q for the roundings of both sides."""
 PATIENCE: Final = 0.5
+BOOTSTRAP_PATIENCE: Final = 12.0
+"""Seconds: an embedded server may have to be started first."""
 STEP_MARGIN: Final = 0.02
 """Seconds by which a clock may be set right without being called stepped; less than the drift of a ttl of 2 s."""
 
@@ -85,7 +87,10 @@ def adopt(group: Group, node: Node, raw: bytes | None, server_us: int, now: floa
             f"{node.label}: this namespace was set up with max_ttl={marker.max_ttl_ms / 1000:g}, this client has "
             f"max_ttl={group.max_ttl_ms / 1000:g}; all clients of a namespace must have the same"
         )
-    node.opens_at = now + (marker.ready_at - server_us) / 1e6
+    if raw != node.waiting:
+        # Counted on our own clock from the first sight: a step of the server's clock does not end a quarantine.
+        node.opens_at = now + (marker.ready_at - server_us) / 1e6
+        node.waiting = raw
     if marker.votes and node.index not in group.suspects:
         group.set_marker(node, raw, marker.floor)
     else:
@@ -112,6 +117,7 @@ async def _survey(io: Effects, group: Group) -> tuple[dict[int, _State], Ballot]
     question = encode(b"GET", group.marker_key) + encode(b"GET", group.mark_key) + encode(b"TIME")
     question += encode(b"INFO", b"replication")
     states: dict[int, _State] = {}
+    sent = io.now()
 
     def judge(index: int, replies: list[Any]) -> Any:
         for reply in replies:
@@ -125,7 +131,10 @@ async def _survey(io: Effects, group: Group) -> tuple[dict[int, _State], Ballot]
         if marker is not None and marker.incarnation != node.incarnation:
             marker = None
         known = max(int(mark or 0), int(marker.floor) if marker and marker.votes else 0)
-        states[index] = _State(raw or b"", marker, known, int(time[0]) * 1_000_000 + int(time[1]))
+        server_us = int(time[0]) * 1_000_000 + int(time[1])
+        if clock_stepped(node, sent, io.now(), server_us, group.policy.drift):
+            group.suspect(index)
+        states[index] = _State(raw or b"", marker, known, server_us)
         return 1
 
     poll = Census(group.n, 4, judge)
@@ -167,7 +176,7 @@ def floor_for(group: Group, node: int, states: dict[int, _State]) -> int | None:
 async def repair(io: Effects, group: Group) -> None:
     """Let nodes vote whose quarantine is over. Safe to run at any time, by any number of clients."""
     if not io.settled:
-        await io.settle(group.need)
+        await io.settle(group.need, PATIENCE)
     states, _ = await _survey(io, group)
     payloads: list[bytes | None] = [None] * group.n
     for i, state in states.items():
@@ -175,12 +184,12 @@ async def repair(io: Effects, group: Group) -> None:
         if marker is None or i in group.suspects or _stuck(group, state):
             payloads[i] = quarantine(group, node, state.raw)
             continue
-        if not marker.votes and state.server_us >= marker.ready_at:
+        adopt(group, node, state.raw, state.server_us, io.now())
+        if not marker.votes and state.server_us >= marker.ready_at and io.now() >= node.opens_at:
             floor = floor_for(group, i, states)
             if floor is not None:
                 opened = text(node.incarnation, b"%d" % marker.ready_at, group.max_ttl_ms, b"%d" % floor)
                 payloads[i] = script("mark", (group.marker_key,), state.raw, opened, b"0")
-        adopt(group, node, state.raw, state.server_us, io.now())
     await _write(io, group, payloads, states)
 
 
@@ -202,7 +211,7 @@ async def bootstrap(io: Effects, group: Group) -> dict[str, str]:
 
     A deployment in which some node votes already is not new: its other nodes open by themselves, after Q and repair.
     """
-    await io.settle(group.n)
+    await io.settle(group.n, BOOTSTRAP_PATIENCE)
     states, poll = await _survey(io, group)
     # As many answers as meet every majority: if the deployment were in use, one of them would vote.
     seen = len(states) > group.n - group.need

@@ -87,10 +87,7 @@ def _identify(group: Group, node: Node, now: Callable[[], float], warn: Callable
             raise Rejected(Fault("config", f"is the same server as {other.label}", lasting=True))
     if info.get("maxmemory", "0") != "0" and info.get("maxmemory_policy") != "noeviction":
         warn(f"{node.label} may evict locks (maxmemory-policy {info.get('maxmemory_policy')}): set it to noeviction")
-    life = guard.incarnation(run_id, replies[1])
-    if life != node.incarnation:
-        node.clock = None
-    node.incarnation = life
+    node.incarnation = guard.incarnation(run_id, replies[1])
     if not group.guard:
         return
     time, raw = replies[-2:]

@@ -36,9 +36,10 @@ async def acquire(io: Effects, request: Request, terms: Terms, wait: float | Non
     fenced = settings.fence
     began = io.now() if wait != 0 else 0.0
     tried = 0
+    outage = began
     while True:
         if not io.settled:
-            await io.settle(group.need)
+            await io.settle(group.need, _connect_patience(terms, wait))
         if not group.fine:
             await _admit(io, group)
         owner = request.owner or settings.owner_start + io.nonce()
@@ -81,15 +82,36 @@ async def acquire(io: Effects, request: Request, terms: Terms, wait: float | Non
         ballot = ballot or _single(answer)
         _undo(io, request, owner, ballot)
         tried += 1
-        await io.sleep(await _pause(io, request, terms, wait, began, tried, ballot))
+        held = _contended(group, ballot)
+        if held:
+            outage = io.now()
+        await io.sleep(await _pause(io, request, terms, wait, outage if wait is None else began, tried, ballot, held))
+
+
+def _connect_patience(terms: Terms, wait: float | None) -> float:
+    """How long to wait for connections: a new one takes longer than a round trip, but no caller waits without end."""
+    return max(0.5, terms.patience) + (wait if wait is not None else OUTAGE)
+
+
+def _contended(group: Group, ballot: Ballot) -> bool:
+    """Somebody else has what we want, and enough nodes are there to say so: faults alone do not explain the failure."""
+    faults = sum(1 for a in ballot.answers if type(a) is Fault or (a is None and not ballot.decided))
+    return ballot.refused() > 0 and faults <= group.n - group.need
 
 
 async def _pause(
-    io: Effects, request: Request, terms: Terms, wait: float | None, began: float, tried: int, ballot: Ballot
+    io: Effects,
+    request: Request,
+    terms: Terms,
+    wait: float | None,
+    began: float,
+    tried: int,
+    ballot: Ballot,
+    held: bool,
 ) -> float:
     """When to try again after a lost ballot; raises when it is time to give up."""
     group, policy = request.group, request.settings.policy
-    held = ballot.refused() > group.n - group.need
+    # Without an end of its own: for ever while somebody holds it, OUTAGE from when nobody could be asked.
     limit = wait if wait is not None or held else OUTAGE
     now = io.now()
     over = limit is not None and now >= began + limit
@@ -201,9 +223,12 @@ async def _explain(io: Effects, request: Request, terms: Terms, ballot: Ballot, 
             name, granted=0 if ballot.won else ballot.yeses, needed=group.need, total=group.n, nodes=nodes
         )  # fmt: skip
     holders = [a for a in ballot.answers if type(a) is list and len(a) == 2]
+    faults: dict[str, str] = {}
     if not holders:
-        holders = await _peek(io, request, terms)
+        holders = await _peek(io, request, terms, faults)
     owners = [holder for holder, _ in holders]
+    if faults and not owners:
+        return NoQuorum(name, granted=ballot.yeses, needed=group.need, total=group.n, nodes={**nodes, **faults})
     if not owners:
         return Contended(name, holder=None, remaining=None, nodes=nodes)
     owner = max(owners, key=owners.count)
@@ -213,16 +238,19 @@ async def _explain(io: Effects, request: Request, terms: Terms, ballot: Ballot, 
     )
 
 
-async def _peek(io: Effects, request: Request, terms: Terms) -> list[Any]:
-    """Holder and remaining ttl as the nodes see them now."""
+async def _peek(io: Effects, request: Request, terms: Terms, faults: dict[str, str]) -> list[Any]:
+    """Holder and remaining ttl as the nodes see them now; `faults` takes what else they say of the key."""
     found: list[Any] = []
+    group = request.group
 
     def judge(node: int, replies: list[Any]) -> Any:
-        pairs = [[o, ms] for o, ms in zip(replies[::2], replies[1::2], strict=True) if type(o) is bytes]
-        found.extend(pairs[:1])
+        for owner, left in zip(replies[::2], replies[1::2], strict=True):
+            if type(owner) is Fault:
+                faults[group.nodes[node].label] = owner.text
+            elif type(owner) is bytes:
+                found.append([owner, left])
         return 1
 
-    group = request.group
     poll = WideBallot(group.n, group.need, 2 * len(request.keys), judge)
     await io.exchange(request.peek(), poll, terms.patience)
     return found
@@ -232,7 +260,7 @@ async def extend(io: Effects, hold: Hold, ttl: float) -> None:
     """One renewal now, asked for by the caller; `hold` tells how it went."""
     group = hold.request.group
     if not io.settled:
-        await io.settle(group.need)
+        await io.settle(group.need, _connect_patience(hold.request.settings.terms, 0.0))
     await renewal.renew(io, group, [hold], ttl=ttl)
 
 
@@ -249,7 +277,7 @@ async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None)
             return False
         keeper._ending(hold)
         if not io.settled:
-            await io.settle(group.need)
+            await io.settle(group.need, _connect_patience(request.settings.terms, 0.0))
         payloads = request.release(hold.owner, hold.token)
         if group.n == 1:
             answer = await io.ask(payloads, request.settings.terms.patience)

@@ -67,27 +67,31 @@ async def renew(
     extra, tail, suffix = _tail(io, group, settings.terms.copies, sent)
     if ttl is not None:
         holds[0].promise(sent, ttl, sent + settings.policy.validity(ttl))
-    commands = [hold.request.extend(hold.owner, b"%d" % round(hold.ttl * 1000)) for hold in holds]
+    # Read once: a caller's own extension may change a hold's ttl while this round is under way.
+    ttls = [hold.ttl for hold in holds]
+    commands = [
+        hold.request.extend(hold.owner, b"%d" % round(each * 1000)) for hold, each in zip(holds, ttls, strict=True)
+    ]
     rounds = Rounds(ballots, asked=group.n, extra=extra, tail=tail)
     patience = settings.terms.patience
     await io.exchange(b"".join(commands) + suffix, rounds, patience)
     now = io.now()
     torn: list[tuple[Hold, Ballot]] = []
-    for hold, ballot in zip(holds, ballots, strict=True):
-        _conclude(hold, ballot, sent, now)
+    for hold, ballot, each in zip(holds, ballots, ttls, strict=True):
+        _conclude(hold, ballot, each, sent, now)
         if heal and ballot.won and (ballot.noes or hold.torn) and hold.state == HELD:
             torn.append((hold, ballot))
     if torn:
         await _heal(io, group, torn, patience)
 
 
-def _conclude(hold: Hold, ballot: Ballot, sent: float, now: float) -> None:
+def _conclude(hold: Hold, ballot: Ballot, ttl: float, sent: float, now: float) -> None:
     group = hold.request.group
     if now >= hold.deadline:
         # Final even if the nodes said yes: the lease was already over for everybody who looked at it.
         expire(hold, now)
     elif ballot.won:
-        hold.confirm(sent, sent + hold.request.settings.policy.validity(hold.ttl), ballot.votes)
+        hold.confirm(sent, sent + hold.request.settings.policy.validity(ttl), ballot.votes)
         ballot.late = hold.late_vote
         ballot.missed = hold.late_loss
     elif ballot.refused() > group.n - group.need:

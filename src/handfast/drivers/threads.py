@@ -38,8 +38,8 @@ class ThreadDriver(Lane, clock.MachineClock):
         super().__init__(*args)
         self.nonce = clock.nonces()
 
-    async def settle(self, need: int) -> None:
-        self.connect(need)
+    async def settle(self, need: int, within: float) -> None:
+        self.connect(need, within)
 
     def exchange(self, payloads: Payloads, poll: Poll, patience: float) -> Awaitable[None]:
         self.round_trip(payloads, poll, patience)

@@ -142,12 +142,16 @@ class AioLane:
 
     # -- connecting ------------------------------------------------------------------------------------------------
 
-    async def settle(self, need: int) -> None:
+    async def settle(self, need: int, within: float) -> None:
         """See Effects.settle."""
+        end = self.loop.time() + within
         self._start(force=True)
         grace = False
         while tasks := [link.connecting for link in self.links if link.connecting is not None]:
-            done, _ = await asyncio.wait(tasks, timeout=GRACE if grace else None, return_when=asyncio.FIRST_COMPLETED)
+            left = end - self.loop.time()
+            done, _ = await asyncio.wait(
+                tasks, timeout=min(left, GRACE) if grace else left, return_when=asyncio.FIRST_COMPLETED
+            )
             if not done:
                 break
             grace = self.up >= need
@@ -156,7 +160,7 @@ class AioLane:
     def _start(self, *, force: bool = False) -> None:
         now = self.loop.time()
         for link in self.links:
-            if link.channel is None and link.connecting is None and (force or now >= link.retry_at):
+            if link.channel is None and link.connecting is None and link.due(now, force=force):
                 link.connecting = self.loop.create_task(self._connect(link), name="handfast-connect")
 
     async def _connect(self, link: AioLink) -> None:
@@ -324,8 +328,7 @@ class AioLane:
                 for poll in polls:
                     self._answer(poll, link)
                 continue
-            if not channel.pending:
-                link.asked_at = now
+            idle = not link.asked_at
             data = shared
             if channel.out:
                 data = b"".join(channel.out) + shared
@@ -336,6 +339,8 @@ class AioLane:
                 data += channel.seal(now)
             if data:
                 pipe.transport.write(data)
+                if idle:
+                    link.asked_at = now
         self._shared.clear()
         polls.clear()
         if self._fresh:

@@ -91,9 +91,9 @@ class Lane:
 
     # -- connecting ------------------------------------------------------------------------------------------------
 
-    def connect(self, need: int) -> None:
-        """Connect what is down; back when all tries have ended or, with `need` up, after a short grace."""
-        end = _clock() + max(link.connect_timeout for link in self.links) + GRACE
+    def connect(self, need: int, within: float) -> None:
+        """See Effects.settle."""
+        end = _clock() + min(within, max(link.connect_timeout for link in self.links) + GRACE)
         self.torn = True
         self._start(force=True)
         self.torn = False
@@ -109,7 +109,7 @@ class Lane:
         """Begin to connect every link that is down and due; with `force` all that are down."""
         now = _clock()
         for link in self.links:
-            if link.channel is None and link.index not in self._connecting and (force or now >= link.retry_at):
+            if link.channel is None and link.index not in self._connecting and link.due(now, force=force):
                 self._connecting.add(link.index)
                 # Not threading.Thread: its start() waits for the thread, and an interrupt there leaves a broken lock.
                 _thread.start_new_thread(self._dial, (link.index, link.address))
@@ -249,7 +249,7 @@ class Lane:
         self.used_at = now
         self.torn = True
         for link in self.links:
-            if link.asked_at and (fault := link.hangs(now)) is not None:
+            if link.asked_at and link.channel is not None and (fault := link.hangs(now)) is not None:
                 self._down(link, fault)
         if self.up < len(self.links):
             self._start()

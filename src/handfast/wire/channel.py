@@ -28,8 +28,9 @@ __all__ = ["DISCARD", "Channel"]
 _NOTHING: Final = object()
 _ReplyError: Final = hiredis.ReplyError
 _Push: Final = hiredis.PushNotification
-REST: Final = 0.05
-"""Seconds: far less than it takes to make a master a replica, to synchronise it and to promote it again."""
+REST: Final = 0.002
+"""Seconds: far less than it takes to make a master a replica, to synchronise it and to promote it again (12 ms seen).
+Whoever sends votes more often than this meets the replica's errors in between, and then asks too."""
 INFO_REPLICATION: Final = encode(b"INFO", b"replication")
 UNREADY: Final = Fault("UNREADY", "forgot its data while connected, no vote until it is checked again")
 
@@ -150,6 +151,7 @@ class Channel:
             poll = pending[0]
             if kind is _ReplyError:
                 reply = from_reply(str(reply))
+                self._sealed_at = float("-inf")  # whatever it was, the next seal is a thorough one
             if type(poll) is question:
                 pending.popleft()
                 payload = sent.popleft()

@@ -19,16 +19,18 @@ GRACE: Final = 0.1
 """Seconds that a first use waits for the remaining nodes once a majority is connected."""
 HUNG: Final = 2.5
 """Seconds without any answer after which a connection is given up: its node hangs, and requests would pile up."""
+RETRY_LEAST: Final = 0.01
 RETRY_FIRST: Final = 0.05
 RETRY_MOST: Final = 2.0
-"""Seconds between tries to connect a node that is down: doubled from the first to the most."""
+"""Seconds between tries to connect a node that is down: doubled from the first to the most; at least the least, even
+if nothing goes without it."""
 NOT_CONNECTED: Final = Fault("closed", "not connected")
 
 
 class LinkState:
     """What is known of a connection, or of the lack of one."""
 
-    __slots__ = ("address", "asked_at", "channel", "failures", "fault", "group", "index", "retry_at")
+    __slots__ = ("address", "asked_at", "channel", "failed_at", "failures", "fault", "group", "index", "retry_at")
 
     def __init__(self, index: int, address: Address, group: Group) -> None:
         self.index = index
@@ -38,6 +40,7 @@ class LinkState:
         self.fault: Fault | None = None
         """Why it is down; None while up or before the first try."""
         self.failures = 0
+        self.failed_at = float("-inf")
         self.retry_at = 0.0
         self.asked_at = 0.0
         """Since when an answer has been due; 0.0 if none is."""
@@ -51,10 +54,14 @@ class LinkState:
         self.group.connected(self.index)
 
     def failed(self, fault: Fault, now: float) -> None:
-        self.channel, self.fault = None, fault
+        self.channel, self.fault, self.asked_at, self.failed_at = None, fault, 0.0, now
         self.group.failed(self.index, fault)
         self.retry_at = now + min(RETRY_MOST, RETRY_FIRST * 2.0 ** min(self.failures, 10))
         self.failures += 1
+
+    def due(self, now: float, *, force: bool) -> bool:
+        """Time to try again; `force` for who cannot do without it, within reason."""
+        return now >= (self.failed_at + RETRY_LEAST if force else self.retry_at)
 
     def hangs(self, now: float) -> Fault | None:
         """The fault of a node that has not answered for too long, if it is one."""
