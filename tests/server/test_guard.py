@@ -5,6 +5,7 @@ max_ttl is small here, so that Q, the quarantine, is about a second.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -354,6 +355,43 @@ def test_a_node_demoted_and_promoted_again_on_a_live_connection_does_not_vote_at
         node.command("REPLICAOF", "NO", "ONE")
         with pytest.raises(NotAcquired):
             client.lock("a", renew=False).acquire(wait=0)
+        assert first.valid
+
+
+def test_a_demotion_is_noticed_on_a_connection_that_is_busy_all_the_time() -> None:
+    """Its votes come so often that they are not each checked for promotions; what it meets meanwhile must tell it."""
+    with (
+        Server() as node,
+        Server() as other,
+        opened(node.url, guard=True, max_ttl=5.0) as client,
+        handfast.connect(node.url, guard=True, max_ttl=5.0, ttl=1.0) as busy,
+    ):
+        other.command("REPLICAOF", "127.0.0.1", str(node.port))
+        eventually(lambda: other.command("GET", "handfast:guard") == node.command("GET", "handfast:guard"), within=5)
+        other.command("REPLICAOF", "NO", "ONE")
+        first = client.lock("a", ttl=5.0, renew=False).acquire(wait=0)
+        stop = threading.Event()
+
+        def work() -> None:
+            while not stop.is_set():
+                try:
+                    busy.lock("b", renew=False).acquire(wait=0).release()
+                except handfast.HandfastError:
+                    continue
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            node.command("REPLICAOF", "127.0.0.1", str(other.port))
+            eventually(
+                lambda: node.info("master_link_status") == "up" and not node.command("EXISTS", "handfast:{a}"), within=5
+            )
+            node.command("REPLICAOF", "NO", "ONE")
+        finally:
+            stop.set()
+            thread.join()
+        with pytest.raises(NotAcquired):
+            busy.lock("a", renew=False).acquire(wait=0)
         assert first.valid
 
 

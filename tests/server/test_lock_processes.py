@@ -84,12 +84,12 @@ with Connection(("127.0.0.1", port), timeout=5) as link:
         try:
             signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, reach))
             while struck == i:
-                with lock:
+                with lock as lease:
                     pass
         except KeyboardInterrupt as interrupt:
             raised += 1
             if at_the_door(interrupt):
-                del lock
+                lock = lease = None
         except handfast.Contended as error:
             left.append((i, str(error)))
         end = time.monotonic() + 1

@@ -95,6 +95,7 @@ def test_a_marker_of_this_incarnation_with_a_floor_opens_the_node() -> None:
 def test_a_marker_without_a_floor_keeps_it_closed_until_its_time_and_beyond() -> None:
     group = group_of(3, max_ttl=5.0)
     node = group.nodes[1]
+    node.fault = None  # connected
     raw = guard.text(b"run:replid", b"%d" % (12 * US), 5000, b"-")
     assert guard.adopt(group, node, raw, 9 * US, 100.0)
     assert node.marker == b""

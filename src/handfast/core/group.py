@@ -15,7 +15,7 @@ from handfast.core.quorum import majority
 from handfast.core.resp import encode
 from handfast.options import Policy
 
-__all__ = ["Group", "Node"]
+__all__ = ["NOT_CONNECTED", "Group", "Node"]
 
 
 DELETES: Final = {
@@ -25,6 +25,10 @@ DELETES: Final = {
     + b"$%d\r\n%b\r\n$%d\r\n%b\r\n$1\r\n1\r\n$0\r\n\r\n",
 }
 """The capability ladder: how a server compares and deletes in one step."""
+
+
+NOT_CONNECTED: Final = Fault("closed", "did not answer the connection in time")
+"""Before the first connection has come about."""
 
 
 class Node:
@@ -49,7 +53,7 @@ class Node:
         self.index = index
         self.label = label
         """Its address, without secrets, as errors and `lease.votes` show it."""
-        self.fault: Fault | None = None
+        self.fault: Fault | None = NOT_CONNECTED
         """Why the last connection to it failed or ended; None once there is one."""
         self.delete = DELETES[""]
         """Its command for an owner-checked delete, to be filled in with key and owner."""
@@ -149,7 +153,7 @@ class Group:
         if node.marker or not self.guard:
             return None
         if node.fault is not None or not node.incarnation:
-            return node.fault or Fault("closed", "not connected yet")
+            return node.fault or NOT_CONNECTED
         left = node.opens_at - now
         if left > 0:
             return Fault("quarantine", f"restarted or new, no vote for another {left:.1f} s")

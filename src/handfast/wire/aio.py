@@ -145,6 +145,10 @@ class AioLane:
     async def settle(self, need: int, within: float) -> None:
         """See Effects.settle."""
         end = self.loop.time() + within
+        # Who could not be connected a moment ago is not tried again at once, however many ask for it.
+        rest = min(within, max(link.rests(self.loop.time()) for link in self.links))
+        if rest > 0:
+            await asyncio.sleep(rest)
         self._start(force=True)
         grace = False
         while tasks := [link.connecting for link in self.links if link.connecting is not None]:

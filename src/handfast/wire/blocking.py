@@ -94,6 +94,8 @@ class Lane:
     def connect(self, need: int, within: float) -> None:
         """See Effects.settle."""
         end = _clock() + min(within, max(link.connect_timeout for link in self.links) + GRACE)
+        # Who could not be connected a moment ago is not tried again at once, however many ask for it.
+        time.sleep(max(0.0, min(within, max(link.rests(_clock()) for link in self.links))))
         self.torn = True
         self._start(force=True)
         self.torn = False

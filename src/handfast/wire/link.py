@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from handfast.core.effects import Fault
-from handfast.core.group import Group
+from handfast.core.group import NOT_CONNECTED, Group
 from handfast.wire.channel import Channel
 from handfast.wire.dial import Address
 
@@ -24,7 +24,6 @@ RETRY_FIRST: Final = 0.05
 RETRY_MOST: Final = 2.0
 """Seconds between tries to connect a node that is down: doubled from the first to the most; at least the least, even
 if nothing goes without it."""
-NOT_CONNECTED: Final = Fault("closed", "not connected")
 
 
 class LinkState:
@@ -54,7 +53,9 @@ class LinkState:
         self.group.connected(self.index)
 
     def failed(self, fault: Fault, now: float) -> None:
-        self.channel, self.fault, self.asked_at, self.failed_at = None, fault, 0.0, now
+        # A connection that was lost may be made again at once; one that could not be made may not.
+        self.failed_at = now if self.channel is None else float("-inf")
+        self.channel, self.fault, self.asked_at = None, fault, 0.0
         self.group.failed(self.index, fault)
         self.retry_at = now + min(RETRY_MOST, RETRY_FIRST * 2.0 ** min(self.failures, 10))
         self.failures += 1
@@ -62,6 +63,10 @@ class LinkState:
     def due(self, now: float, *, force: bool) -> bool:
         """Time to try again; `force` for who cannot do without it, within reason."""
         return now >= (self.failed_at + RETRY_LEAST if force else self.retry_at)
+
+    def rests(self, now: float) -> float:
+        """Seconds until it may be tried again for who cannot do without it."""
+        return self.failed_at + RETRY_LEAST - now if self.channel is None else 0.0
 
     def hangs(self, now: float) -> Fault | None:
         """The fault of a node that has not answered for too long, if it is one."""
