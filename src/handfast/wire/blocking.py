@@ -211,11 +211,12 @@ class Lane:
 
     def question(self, payload: bytes, patience: float) -> Any:
         """See Effects.ask."""
-        now = _clock()
-        self._inspect(now)
+        now = self.used_at = _clock()
         link = self.links[0]
-        if link.channel is None:
-            return link.fault or NOT_CONNECTED
+        if link.channel is None or link.asked_at:
+            self._inspect(now)
+            if link.channel is None:
+                return link.fault or NOT_CONNECTED
         answer = _Answer()
         self._send(link, payload, answer)
         end = now + patience
