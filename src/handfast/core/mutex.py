@@ -218,7 +218,9 @@ async def _explain(io: Effects, request: Request, terms: Terms, ballot: Ballot, 
     nodes = _said(group, ballot, terms)
     if not held:
         if ballot.won:
-            nodes = dict.fromkeys(nodes, "granted, but too late for the lease's validity, or with no agreement on a token")
+            nodes = dict.fromkeys(
+                nodes, "granted, but too late for the lease's validity, or with no agreement on a token"
+            )
         return NoQuorum(
             name, granted=0 if ballot.won else ballot.yeses, needed=group.need, total=group.n, nodes=nodes
         )  # fmt: skip
