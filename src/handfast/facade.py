@@ -156,10 +156,7 @@ class BaseClient(Generic[L]):
         return lock
 
     def _shake(self, index: int) -> Steps:
-        """The handshake for a new connection to a node; in a thread of its own where calls block."""
-        # Here, so that an interrupt of the main thread does not strike in the middle of the import.
-        import handfast.watchdog  # noqa: F401
-
+        """The handshake for a new connection to a node."""
         login = self._addresses[index].login()
         return handshake(self._group, self._group.nodes[index], login, clock.now, log.warning)
 
