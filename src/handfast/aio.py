@@ -35,6 +35,8 @@ from handfast.lease import Entry, LeaseView, LockView
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
 
 _get_running_loop = asyncio._get_running_loop
+_AT_ONCE = 0
+"""The one integer that `wait=0` is: met so often that it is not worth a call."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -49,7 +51,7 @@ class Lease(LeaseView):
 
     async def extend(self, ttl: Seconds | None = None) -> None:
         """Renew now, by `ttl` (which then stays) or as before. LeaseLost if it is over, NoQuorum if too few confirm."""
-        seconds = self._hold.ttl if ttl is None else self._hold.request.settings.policy.checked_ttl(ttl)
+        seconds = self._hold.ttl if ttl is None else self._hold.settings.policy.checked_ttl(ttl)
         self.check()
         await self._client._extend(self._hold, seconds)
         self._confirm_extended()
@@ -57,13 +59,12 @@ class Lease(LeaseView):
     def release(self) -> Coroutine[Any, Any, bool]:
         """Give the lock back; True if it was still ours. Further calls do nothing and say False."""
         client = self._client
+        io = client._io
         if self._entry is not None and not self._leave():
             return _said(self._still_ours)
-        if self._hold.state != HELD or client._closed:
+        if io is None or client._closed:  # None after a fork: nothing is ours
             return _said(False)
-        if client._io is None:
-            return _said(False)  # after a fork: nothing is ours
-        return mutex.release(client._io, self._hold, client, self)
+        return mutex.release(io, self._hold, client, self)
 
     @property
     def lost(self) -> asyncio.Event:
@@ -77,7 +78,7 @@ class Lease(LeaseView):
         return event
 
     async def __aenter__(self) -> Lease:
-        if self._hold.request.settings.policy.on_lost == "cancel":
+        if self._hold.settings.policy.on_lost == "cancel":
             self._body = _Body(self._hold, self._client._loop_of())
         return self
 
@@ -136,7 +137,7 @@ def _on_loop(loop: asyncio.AbstractEventLoop, what: Callable[[], Any]) -> Callab
 class Lock(LockView):
     """A lock that can be taken, again and again, by any task; each taking is a lease of its own."""
 
-    __slots__ = ("_client",)
+    __slots__ = ()
 
     _client: Client
     _entered: dict[Any, list[Lease]] | None = None
@@ -147,15 +148,16 @@ class Lock(LockView):
     ) -> Coroutine[Any, Any, Lease]:
         """Take the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
         # Not `async def`: the core's coroutine is handed out as it is, for one frame less in every acquisition.
-        client, request = self._client, self._request
-        terms = request.settings.terms if ttl is None else self._terms(ttl)
-        patience = request.settings.policy.wait if wait is ... else patience_of(wait)
+        client, settings = self._client, self.settings
+        terms = settings.terms if ttl is None else self._terms(ttl)
+        patience = settings.policy.wait if wait is ... else 0.0 if wait is _AT_ONCE else patience_of(wait)
         if self._reentrant:
-            return client._reenter(request, terms, patience)
+            return client._reenter(self, terms, patience)
         io = client._io
-        if io is None or client._closed or io.loop is not _get_running_loop():
-            return client._acquire(request, terms, patience)
-        return mutex.acquire(io, request, terms, patience, client)
+        # Looking up the running loop costs more than anything else here: once in a turn will do.
+        if io is None or client._closed or not (io.turning or io.loop is _get_running_loop()):
+            return client._acquire(self, terms, patience)
+        return mutex.acquire(io, self, terms, patience, client)
 
     async def try_acquire(self, *, ttl: Seconds | None = None) -> Lease | None:
         """Take the lock if it is free, else None; never waits. An outage still raises: it is not contention."""

@@ -20,7 +20,7 @@ from handfast.core import guard
 from handfast.core.commands import Request
 from handfast.core.group import Group
 from handfast.core.handshake import Steps, handshake
-from handfast.core.hold import Hold
+from handfast.core.hold import NURSERY_TTL, Hold
 from handfast.core.terms import Settings
 from handfast.drivers import clock
 from handfast.endpoints import Endpoints
@@ -142,9 +142,26 @@ class BaseClient(Generic[L]):
 
         With `owner` whoever presents the same owner re-enters and refreshes. What is not given is as on the client.
         """
-        lock: Any = _new(self._lock_type)
+        # A call site mostly passes the same objects as the last one did: then nothing has to be looked up.
+        last_ttl, last_wait, last_renew, last_fence, settings = self._last
+        if ttl is not last_ttl or wait is not last_wait or renew is not last_renew or fence is not last_fence or options:
+            settings = self._settings_of(ttl, wait, renew, fence, options)
+        lock: Any = _new(self._lock_type)  # and no __init__: this is done for every acquisition
         lock._client = self
-        lock._request = self._request(name, owner, ttl, wait, renew, fence, options)
+        lock.settings = settings
+        if owner is None and type(name) is str and 0 < len(name) <= SHORT_NAME:
+            try:
+                lock.key = (settings.key_start + name + settings.key_end).encode()
+            except UnicodeEncodeError:
+                pass  # names_of says it in words
+            else:
+                lock.spelt = name
+                lock.owner = None
+                return lock  # type: ignore[no-any-return]
+        names = names_of(name)
+        Request.__init__(
+            lock, settings, names[0] if len(names) == 1 else names, None if owner is None else owner_of(owner).encode()
+        )
         return lock  # type: ignore[no-any-return]
 
     def rlock(self, name: str | Sequence[str], **options: Unpack[LockOptions]) -> L:
@@ -217,25 +234,13 @@ class BaseClient(Generic[L]):
                 )
         return known
 
-    def _request(
-        self, name: object, owner: object, ttl: object, wait: object, renew: object, fence: object, rare: RareOptions
-    ) -> Request:
-        """What a lock asks for; `...` stands for what was not given."""
-        # A call site mostly passes the same objects as the last one did: then nothing has to be looked up.
-        last_ttl, last_wait, last_renew, last_fence, settings = self._last
-        if ttl is not last_ttl or wait is not last_wait or renew is not last_renew or fence is not last_fence or rare:
-            usual = {"ttl": ttl, "wait": wait, "renew": renew, "fence": fence}
-            settings = self._settings({**{word: value for word, value in usual.items() if value is not ...}, **rare})
-            if not rare:
-                self._last = (ttl, wait, renew, fence, settings)
-        if owner is None and type(name) is str and 0 < len(name) <= SHORT_NAME:
-            try:
-                return Request(settings, name, None)
-            except UnicodeEncodeError:
-                pass  # names_of says it in words
-        names = names_of(name)
-        presented = None if owner is None else owner_of(owner).encode()
-        return Request(settings, names[0] if len(names) == 1 else names, presented)
+    def _settings_of(self, ttl: object, wait: object, renew: object, fence: object, rare: RareOptions) -> Settings:
+        """The settings of a call; `...` stands for what was not given."""
+        usual = {"ttl": ttl, "wait": wait, "renew": renew, "fence": fence}
+        settings = self._settings({**{word: value for word, value in usual.items() if value is not ...}, **rare})
+        if not rare:
+            self._last = (ttl, wait, renew, fence, settings)
+        return settings
 
     def _watchdog(self) -> Watchdog:
         dog = self._dog
@@ -252,7 +257,7 @@ class BaseClient(Generic[L]):
 
     def _watch(self, hold: Hold) -> None:
         """Hand a new hold to the watchdog."""
-        settings = hold.request.settings.policy
+        settings = hold.settings.policy
         if not settings.renew:
             hold.renew_until = 0.0
         elif settings.max_hold is not None:
@@ -271,19 +276,23 @@ class BaseClient(Generic[L]):
         if self._closed:
             raise ConfigError("this client was closed while it waited for the lock")
         dog = self._dog
-        if dog is None or hold.request.settings.special or not self._group.all_vote:
+        if dog is None or hold.settings.special or not self._group.all_vote:
             self._watch(hold)
-        else:
+        elif hold.ttl < NURSERY_TTL:
             dog.add(hold)
+        else:  # as in `add`, without the call
+            dog.nursery.add(hold)
+            if not dog.nursing:
+                dog.nurse()
         lease = _new(self._lease_type)  # and no __init__: this is done for every lease
         lease._client = self
         lease._hold = hold
-        lease._entry = None if hold.request.owner is None else self._present(hold)
+        lease._entry = self._present(hold) if hold.presented else None
         return lease
 
     def _present(self, hold: Hold) -> Entry:
         """One more hold under an explicit owner: only the last of this client's may take the key away."""
-        key = (hold.owner, hold.request.keys)
+        key = (hold.owner, hold.keys)
         with self._dog_lock:
             entry = self._presented.get(key)
             if entry is None:

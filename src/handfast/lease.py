@@ -77,7 +77,7 @@ class LeaseView:
     @property
     def name(self) -> str:
         """The lock's name; several names are joined by a comma."""
-        return self._hold.request.name
+        return self._hold.name
 
     @property
     def owner(self) -> str:
@@ -93,7 +93,7 @@ class LeaseView:
     def votes(self) -> tuple[str, ...]:
         """The nodes known to hold it."""
         hold = self._hold
-        return tuple(node.label for node in hold.request.group.nodes if hold.votes >> node.index & 1)
+        return tuple(node.label for node in hold.group.nodes if hold.votes >> node.index & 1)
 
     def remaining(self) -> float:
         """Seconds of validity left on this machine's own clock; 0.0 when it is over."""
@@ -134,10 +134,10 @@ class LeaseView:
             raise self._loss()
         if hold.retrying:
             # Not a loss: it runs on to its deadline, and the watchdog goes on trying.
-            group = hold.request.group
+            group = hold.group
             confirmed = sum(1 for said in hold.doubts.values() if said == "confirmed")
             raise NoQuorum(
-                hold.request.name, granted=confirmed, needed=group.need, total=group.n, nodes=hold.doubts
+                hold.name, granted=confirmed, needed=group.need, total=group.n, nodes=hold.doubts
             )  # fmt: skip
 
     def _give_up(self) -> bool:
@@ -155,39 +155,33 @@ class LeaseView:
         except AttributeError:
             return  # interrupted while it was made; its hold is undone where it was made
         if hold.state == HELD and hold.renew_until != 0.0 and self._give_up():
-            log.warning("%s: a lease was dropped without release; it is released now", hold.request.name)
+            log.warning("%s: a lease was dropped without release; it is released now", hold.name)
 
     def _loss(self, reason: str = "") -> LeaseLost:
         hold = self._hold
         if not reason:
             renewal.expire(hold, now())
             reason = "it was released" if self._over else hold.reason or f"it was {hold.state}"
-        return LeaseLost(hold.request.name, owner=self.owner, token=self.token, reason=reason)
+        return LeaseLost(hold.name, owner=self.owner, token=self.token, reason=reason)
 
     def __repr__(self) -> str:
         hold = self._hold
         state = hold.state if not self._over else "released"
         left = f", {self.remaining():.1f} s left" if state == HELD else ""
         fence = f", token {hold.token}" if hold.token else ""
-        return f"<{type(self).__name__} {hold.request.name!r} {state}{left}{fence}, owner {self.owner}>"
+        return f"<{type(self).__name__} {hold.name!r} {state}{left}{fence}, owner {self.owner}>"
 
 
-class LockView:
-    """What to take, and how. Made without a call of `__init__`, because one is made for every acquisition."""
+class LockView(Request):
+    """What to take, and how."""
 
     # With a dictionary for what few locks need; it is made when it is needed.
-    __slots__ = ("__dict__", "_request")
+    __slots__ = ("__dict__", "_client")
 
-    _request: Request
     _reentrant = False
 
-    @property
-    def name(self) -> str:
-        """The name; several are joined by a comma."""
-        return self._request.name
-
     def _terms(self, ttl: object) -> Terms:
-        settings = self._request.settings
+        settings = self.settings
         return settings.terms if ttl is None else settings.terms_for(settings.policy.checked_ttl(ttl))
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
-from handfast.core import guard, mutex
+from handfast.core import commands, guard, mutex
 from handfast.core.commands import Request
 from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.terms import Terms
@@ -50,7 +50,7 @@ class Lease(LeaseView):
 
     def extend(self, ttl: Seconds | None = None) -> None:
         """Renew now, by `ttl` (which then stays) or as before. LeaseLost if it is over, NoQuorum if too few confirm."""
-        seconds = self._hold.ttl if ttl is None else self._hold.request.settings.policy.checked_ttl(ttl)
+        seconds = self._hold.ttl if ttl is None else self._hold.settings.policy.checked_ttl(ttl)
         self.check()
         self._client._extend(self._hold, seconds)
         self._confirm_extended()
@@ -117,7 +117,7 @@ class _Entered(threading.local):
 class Lock(LockView):
     """A lock that can be taken, again and again, by any thread; each taking is a lease of its own."""
 
-    __slots__ = ("_client",)
+    __slots__ = ()
 
     _client: Client
     _entered: _Entered | None = None
@@ -125,11 +125,11 @@ class Lock(LockView):
 
     def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
         """Take the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
-        request, terms = self._request, self._terms(ttl)
-        patience = request.settings.policy.wait if wait is ... else patience_of(wait)
+        terms = self._terms(ttl)
+        patience = self.settings.policy.wait if wait is ... else patience_of(wait)
         if self._reentrant:
-            return self._client._reenter(request, terms, patience)
-        return self._client._acquire(request, terms, patience)
+            return self._client._reenter(self, terms, patience)
+        return self._client._acquire(self, terms, patience)
 
     def try_acquire(self, *, ttl: Seconds | None = None) -> Lease | None:
         """Take the lock if it is free, else None; never waits. An outage still raises: it is not contention."""
@@ -292,7 +292,7 @@ class Client(BaseClient[Lock]):
         if lane is not None and lane.settled:
             for hold in dog.renewed(self._group):
                 if hold.leave():
-                    lane.post(hold.request.release(hold.owner, hold.token))
+                    lane.post(commands.release(hold, hold.owner, hold.token))
                     hold.end()
             lane.close()
         super()._last_words(dog)

@@ -22,10 +22,10 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final
 
-from handfast.core import guard, renewal
+from handfast.core import commands, guard, renewal
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
-from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.hold import HELD, LOST, NURSERY_TTL, Hold
 from handfast.core.quorum import Ballot
 from handfast.core.terms import Settings
 from handfast.drivers import clock
@@ -42,8 +42,6 @@ BATCH: Final = 500
 """Holds per write: large enough to fill packets, small enough not to hold up a deadline."""
 NURSERY_EVERY: Final = 0.05
 """Seconds between two looks into the nursery."""
-NURSERY_TTL: Final = 0.6
-"""From this ttl on a hold can wait for a look: a third of it is four times as long."""
 MEND_SOONEST: Final = 0.5
 MEND_LATEST: Final = 2.0
 """Seconds between two looks at nodes that may not vote; a node may forget again while others are waited for."""
@@ -74,9 +72,9 @@ class Watchdog:
         self._order: list[int] = []
         self._tending: set[Hold] = set()
         """Taken out of their slots and not filed again yet."""
-        self._nursery: set[Hold] = set()
+        self.nursery: set[Hold] = set()
         """New holds, not filed yet. Only single steps that are atomic touch it, so it needs no lock."""
-        self._nursing = False
+        self.nursing = False
         self._charges: dict[Group, Charge] = {first.group: first}
         self._ended = False
         self._left: deque[Hold] = deque()
@@ -96,10 +94,14 @@ class Watchdog:
         if hold.ttl < NURSERY_TTL:
             self._file(hold, renewal.due(hold, hold.renew_from))
             return
-        self._nursery.add(hold)
-        if not self._nursing:
-            self._nursing = True
-            self._ring()
+        self.nursery.add(hold)
+        if not self.nursing:
+            self.nurse()
+
+    def nurse(self) -> None:
+        """There is somebody in the nursery. To be called after the move in: the flag may be lowered until then."""
+        self.nursing = True
+        self._ring()
 
     def refile(self, hold: Hold) -> None:
         """After its deadline was changed by somebody else."""
@@ -107,7 +109,7 @@ class Watchdog:
 
     def remove(self, hold: Hold) -> None:
         """It was released, or will be by the caller."""
-        self._nursery.discard(hold)
+        self.nursery.discard(hold)
         if hold.slot:
             with self._lock:
                 holds = self._slots.get(hold.slot)
@@ -171,8 +173,8 @@ class Watchdog:
     def held(self, group: Group) -> list[Hold]:
         """A client's holds that are being watched."""
         with self._lock:
-            holds = {*self._nursery, *self._tending, *(hold for slot in self._slots.values() for hold in slot)}
-        return [h for h in holds if h.state == HELD and h.request.group is group]
+            holds = {*self.nursery, *self._tending, *(hold for slot in self._slots.values() for hold in slot)}
+        return [h for h in holds if h.state == HELD and h.group is group]
 
     # -- in the watchdog's thread ----------------------------------------------------------------------------------
 
@@ -191,7 +193,7 @@ class Watchdog:
             self._bell.clear()
             while self._left:
                 self._start(self._release(self._left.popleft()))
-            if self._nursing:
+            if self.nursing:
                 self._file_nursery()
             for settings, holds in self._due(clock.now()).items():
                 self._start(self._tend(settings.group, holds))
@@ -200,7 +202,7 @@ class Watchdog:
                     self._ended = True
                     return
                 wakes_at = self._order[0] / SLOTS_PER_SECOND if self._order else FOREVER
-                if self._nursing:
+                if self.nursing:
                     wakes_at = min(wakes_at, clock.now() + NURSERY_EVERY)
                 self._wakes_at = wakes_at
             timer = None
@@ -212,15 +214,15 @@ class Watchdog:
 
     def _file_nursery(self) -> None:
         """File what is still held; an empty nursery is not looked at again until somebody moves in."""
-        holds = list(self._nursery)
+        holds = list(self.nursery)
         if not holds:
-            self._nursing = False
+            self.nursing = False
             # Somebody may have moved in since, seeing the flag still up. Never lowered after this look.
-            holds = list(self._nursery)
+            holds = list(self.nursery)
             if holds:
-                self._nursing = True
+                self.nursing = True
         for hold in holds:
-            self._nursery.discard(hold)
+            self.nursery.discard(hold)
             if hold.state == HELD:
                 self._file(hold, renewal.due(hold, hold.renew_from))
 
@@ -247,7 +249,7 @@ class Watchdog:
                 self._tending |= holds
                 for hold in holds:
                     # Same settings: same copies to wait for, same patience.
-                    due.setdefault(hold.request.settings, []).append(hold)
+                    due.setdefault(hold.settings, []).append(hold)
         return due
 
     async def _tend(self, group: Group, holds: list[Hold]) -> None:
@@ -286,7 +288,7 @@ class Watchdog:
 
     def _lost(self, hold: Hold) -> None:
         self.remove(hold)
-        logger.warning("%s: lease lost (%s)", hold.request.name, hold.reason)
+        logger.warning("%s: lease lost (%s)", hold.name, hold.reason)
 
     async def _driver(self, charge: Charge) -> AioDriver:
         driver = charge.driver
@@ -299,14 +301,14 @@ class Watchdog:
     async def _release(self, hold: Hold) -> None:
         """Release what was dropped, or whose release was cut short somewhere. Harmless where it was not."""
         hold.leave()
-        charge = self._charges.get(hold.request.group)
+        charge = self._charges.get(hold.group)
         if hold.state == LOST or charge is None:
             return
         self.remove(hold)
         driver = await self._driver(charge)
-        request, group = hold.request, hold.request.group
-        payloads = request.release(hold.owner, hold.token)
-        await driver.exchange(payloads, Ballot(group.n, group.need), request.settings.terms.patience)
+        group = hold.group
+        payloads = commands.release(hold, hold.owner, hold.token)
+        await driver.exchange(payloads, Ballot(group.n, group.need), hold.settings.terms.patience)
         hold.end()
 
     def _mend_soon(self, group: Group) -> None:
@@ -393,7 +395,7 @@ def _forget_all() -> None:
     global _current, _guard
     dog, _current, _guard = _current, None, threading.Lock()
     if dog is not None:
-        for holds in (dog._nursery, dog._tending, *dog._slots.values()):
+        for holds in (dog.nursery, dog._tending, *dog._slots.values()):
             for hold in list(holds):
                 # Nobody is told: a watcher's lock may have been taken by a thread that does not exist here.
                 hold.watchers = ()

@@ -14,7 +14,7 @@ import pytest
 from tests.model import ModelNode, commands_in, lock_request
 
 from handfast import lua
-from handfast.core import mutex
+from handfast.core import commands, mutex
 from handfast.core.commands import Request
 from handfast.core.effects import Fault, Payloads, Poll
 from handfast.core.hold import HELD, RELEASED, Hold
@@ -295,7 +295,7 @@ def test_a_release_interrupted_anywhere_is_final_and_left_to_be_finished(
         for left in keeper.left:
             # As the watchdog does it, over connections of its own.
             again = Interrupted(nodes, 0, "all", error)
-            again.post(left.request.release(left.owner, left.token))
+            again.post(commands.release(left, left.owner, left.token))
             again.drain()
         assert owners_left(nodes) == []
         if not io.struck:

@@ -45,13 +45,11 @@ class Waiter:
 
     def __init__(self, done: bool = False) -> None:
         self.set = 0
-        self._done = done
-
-    def done(self) -> bool:
-        return self._done or self.set > 0
+        self.over = done
 
     def set_result(self, result: Any) -> None:
-        assert not self.done()
+        assert not self.over
+        self.over = True
         self.set += 1
         self.result = result
 

@@ -1,6 +1,6 @@
 """Which bytes each node gets, for every transition.
 
-A `Request` is what a lock asks for: names, owner, settings. Every command of its life is made from it. A single,
+A `Target` is what is to be locked, or is: names, and how they are set. Every command is made from it. A single,
 unfenced name with an owner of its own is taken by the published protocol to the letter; else by a script. What is held
 on one node is released by the server's own compare-and-delete, where it has one.
 """
@@ -15,7 +15,7 @@ from handfast.core.group import Group
 from handfast.core.resp import encode
 from handfast.core.terms import Settings, Terms
 
-__all__ = ["Request"]
+__all__ = ["Request", "Target", "acquire", "extend", "heal", "peek", "raise_to", "release"]
 
 
 def script(name: str, keys: Sequence[bytes], *args: bytes) -> bytes:
@@ -35,19 +35,17 @@ _ACQUIRE: Final = (
 )
 
 
-class Request:
-    """What a lock asks for. `owner` is None where each attempt makes its own."""
+class Target:
+    """The names of a lock, and its settings."""
 
     # One is made for each lock: nothing in it that the garbage collector has to follow further.
-    __slots__ = ("_names", "key", "owner", "settings")
+    __slots__ = ("key", "settings", "spelt")
 
-    def __init__(self, settings: Settings, names: tuple[str, ...] | str, owner: bytes | None) -> None:
-        self.settings = settings
-        self.owner = owner
-        self._names = names
-        # As in Settings.key, without the call.
-        self.key = (settings.key_start + names + settings.key_end).encode() if isinstance(names, str) else b""
-        """The lock's key; empty where there are several names."""
+    key: bytes
+    """The lock's key; empty where there are several names."""
+    settings: Settings
+    spelt: tuple[str, ...] | str
+    """The name, or several."""
 
     @property
     def group(self) -> Group:
@@ -55,11 +53,11 @@ class Request:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (self._names,) if isinstance(self._names, str) else self._names
+        return (self.spelt,) if isinstance(self.spelt, str) else self.spelt
 
     @property
     def keys(self) -> tuple[bytes, ...]:
-        return (self.key,) if self.key else tuple([self.settings.key(name) for name in self._names])
+        return (self.key,) if self.key else tuple([self.settings.key(name) for name in self.names])
 
     @property
     def fences(self) -> tuple[bytes, ...]:
@@ -68,60 +66,81 @@ class Request:
 
     @property
     def name(self) -> str:
+        """The name; several are joined by a comma."""
         return ", ".join(self.names)
 
-    def acquire(self, owner: bytes, terms: Terms, proposal: bytes) -> Any:
-        """Payloads: bytes for all nodes (always so without a guard), or a list. `proposal` is empty when unfenced."""
-        key, px = self.key, terms.px
-        if key and not proposal and self.owner is None:
-            return _SET % (len(key), key, len(owner), owner, len(px), px)
-        group = self.settings.group
-        if not group.floors:
-            return self._acquire(owner, terms, proposal, group.tail)
-        return [self._acquire(owner, terms, proposal, group.tail_of(node)) for node in group.nodes]
 
-    def _acquire(self, owner: bytes, terms: Terms, proposal: bytes, tail: bytes) -> bytes:
-        key, px = self.key, terms.px
-        mark = self.settings.group.mark_arg
-        if proposal and key:
-            return _ACQUIRE % (
-                12 if mark else 11, 3 if mark else 2,
-                len(key), key, len(key) + 2, key, mark, len(owner), owner, len(px), px, len(proposal), proposal, tail,
-            )  # fmt: skip
-        keys = self.keys
-        all_keys = self._counted() if proposal else keys
-        words = (lua.SHA["acquire"], b"%d" % len(all_keys), *all_keys, owner, px, b"%d" % len(keys), proposal)
-        return b"*%d\r\n" % (len(words) + 3) + encode(b"EVALSHA", *words).partition(b"\r\n")[2] + tail
+class Request(Target):
+    """What a lock asks for. `owner` is None where each attempt makes its own."""
 
-    def release(self, owner: bytes, token: int) -> Any:
-        """Payloads: delete what is this owner's. A quorum gets the token along as a floor; one node's counter has it."""
-        group, key = self.settings.group, self.key
-        if token and group.n > 1:
-            return script("release", self._counted(), owner, b"%d" % len(self.names), b"%d" % token)
-        if not key:
-            return script("release", self.keys, owner, b"%d" % len(self.names), b"")
-        if group.uniform:
-            return group.nodes[0].delete % (len(key), key, len(owner), owner)
-        return [node.delete % (len(key), key, len(owner), owner) for node in group.nodes]
+    __slots__ = ("owner",)
 
-    def extend(self, owner: bytes, px: bytes) -> bytes:
-        key, most = self.key, self.settings.group.most_px
-        if key:
-            return _EXTEND % (len(key), key, len(owner), owner, len(px), px, len(most), most)
-        return script("extend", self.keys, owner, px, most)
+    def __init__(self, settings: Settings, names: tuple[str, ...] | str, owner: bytes | None) -> None:
+        self.settings = settings
+        self.owner = owner
+        self.spelt = names
+        self.key = settings.key(names) if isinstance(names, str) else b""
 
-    def raise_to(self, owner: bytes, token: int) -> bytes:
-        return script("raise", self._counted(), owner, b"%d" % len(self.keys), b"%d" % token)
 
-    def heal(self, owner: bytes, ttl_ms: int, token: int) -> bytes:
-        floor = b"%d" % token if self.fences else b""
-        return script("heal", self._counted(), owner, b"%d" % ttl_ms, b"%d" % len(self.keys), floor)
+def acquire(request: Request, owner: bytes, terms: Terms, proposal: bytes) -> Any:
+    """Payloads: bytes for all nodes (always so without a guard), or a list. `proposal` is empty when unfenced."""
+    key, px = request.key, terms.px
+    if key and not proposal and request.owner is None:
+        return _SET % (len(key), key, len(owner), owner, len(px), px)
+    group = request.settings.group
+    if not group.floors:
+        return _acquire(request, owner, terms, proposal, group.tail)
+    return [_acquire(request, owner, terms, proposal, group.tail_of(node)) for node in group.nodes]
 
-    def _counted(self) -> tuple[bytes, ...]:
-        """Lock keys, and all that keeps count of tokens."""
-        marks = (self.group.mark_key,) if self.group.guard and self.fences else ()
-        return (*self.keys, *self.fences, *marks)
 
-    def peek(self) -> bytes:
-        """Who is there, and for how long: GET and PTTL of each name."""
-        return b"".join(encode(b"GET", key) + encode(b"PTTL", key) for key in self.keys)
+def _acquire(request: Request, owner: bytes, terms: Terms, proposal: bytes, tail: bytes) -> bytes:
+    key, px = request.key, terms.px
+    mark = request.settings.group.mark_arg
+    if proposal and key:
+        return _ACQUIRE % (
+            12 if mark else 11, 3 if mark else 2,
+            len(key), key, len(key) + 2, key, mark, len(owner), owner, len(px), px, len(proposal), proposal, tail,
+        )  # fmt: skip
+    keys = request.keys
+    all_keys = _counted(request) if proposal else keys
+    words = (lua.SHA["acquire"], b"%d" % len(all_keys), *all_keys, owner, px, b"%d" % len(keys), proposal)
+    return b"*%d\r\n" % (len(words) + 3) + encode(b"EVALSHA", *words).partition(b"\r\n")[2] + tail
+
+
+def release(target: Target, owner: bytes, token: int) -> Any:
+    """Payloads: delete what is this owner's. A quorum gets the token along as a floor; one node's counter has it."""
+    group, key = target.settings.group, target.key
+    if token and group.n > 1:
+        return script("release", _counted(target), owner, b"%d" % len(target.names), b"%d" % token)
+    if not key:
+        return script("release", target.keys, owner, b"%d" % len(target.names), b"")
+    if group.uniform:
+        return group.nodes[0].delete % (len(key), key, len(owner), owner)
+    return [node.delete % (len(key), key, len(owner), owner) for node in group.nodes]
+
+
+def extend(target: Target, owner: bytes, px: bytes) -> bytes:
+    key, most = target.key, target.settings.group.most_px
+    if key:
+        return _EXTEND % (len(key), key, len(owner), owner, len(px), px, len(most), most)
+    return script("extend", target.keys, owner, px, most)
+
+
+def raise_to(target: Target, owner: bytes, token: int) -> bytes:
+    return script("raise", _counted(target), owner, b"%d" % len(target.keys), b"%d" % token)
+
+
+def heal(target: Target, owner: bytes, ttl_ms: int, token: int) -> bytes:
+    floor = b"%d" % token if target.fences else b""
+    return script("heal", _counted(target), owner, b"%d" % ttl_ms, b"%d" % len(target.keys), floor)
+
+
+def _counted(target: Target) -> tuple[bytes, ...]:
+    """Lock keys, and all that keeps count of tokens."""
+    marks = (target.group.mark_key,) if target.group.guard and target.fences else ()
+    return (*target.keys, *target.fences, *marks)
+
+
+def peek(target: Target) -> bytes:
+    """Who is there, and for how long: GET and PTTL of each name."""
+    return b"".join(encode(b"GET", key) + encode(b"PTTL", key) for key in target.keys)

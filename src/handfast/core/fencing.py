@@ -10,6 +10,7 @@ node where the two ownerships are disjoint in time, and that node never gives th
 
 from __future__ import annotations
 
+from handfast.core import commands
 from handfast.core.commands import Request
 from handfast.core.effects import Effects
 from handfast.core.group import Group
@@ -42,7 +43,7 @@ async def agree(io: Effects, request: Request, owner: bytes, ballot: Ballot, pat
     behind = [node for counter, node in chosen if counter < token]
     payloads: list[bytes | None] = [None] * group.n
     for node in behind:
-        payloads[node] = request.raise_to(owner, token)
+        payloads[node] = commands.raise_to(request, owner, token)
     raised = Ballot(group.n, len(behind), len(behind))
     await io.exchange(payloads, raised, patience)
     return token if raised.won else None

@@ -17,19 +17,22 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-from handfast.core.commands import Request
+from handfast.core.commands import Request, Target
 
-__all__ = ["HELD", "LOST", "RELEASED", "RELEASING", "TRANSITIONS", "Hold", "Keeper"]
+__all__ = ["HELD", "LOST", "NURSERY_TTL", "RELEASED", "RELEASING", "TRANSITIONS", "Hold", "Keeper"]
 
 HELD: Final = "held"
 RELEASING: Final = "releasing"
 RELEASED: Final = "released"
 LOST: Final = "lost"
 
+NURSERY_TTL: Final = 0.6
+"""From this ttl on a hold can wait for a look: a third of it is four times as long."""
+
 TRANSITIONS: Final = frozenset({(HELD, RELEASING), (RELEASING, RELEASED), (HELD, LOST)})
 
 
-class Hold:
+class Hold(Target):
     """What is held, until when, and on which nodes. Times are on the driver's `now` clock."""
 
     # Only what every hold needs has a slot; the rest are class attributes until one differs. There may be 100,000.
@@ -39,7 +42,6 @@ class Hold:
         "deadline",
         "owner",
         "renew_from",
-        "request",
         "slot",
         "state",
         "token",
@@ -47,6 +49,8 @@ class Hold:
         "votes",
     )
 
+    presented = False
+    """The owner was the caller's own: others may hold under it too."""
     reason = ""
     """Why it was lost, or found to have ended when it was released."""
     renew_until: float | None = None
@@ -67,8 +71,12 @@ class Hold:
     def __init__(
         self, request: Request, owner: bytes, ttl: float, deadline: float, sent: float, votes: int, token: int
     ) -> None:
-        self.request = request
+        self.settings = request.settings
+        self.key = request.key
+        self.spelt = request.spelt
         self.owner = owner
+        if request.owner is not None:
+            self.presented = True
         self.ttl = ttl
         self.deadline = deadline
         self.renew_from = sent

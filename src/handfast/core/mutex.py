@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from handfast.core import fencing, guard, renewal
+from handfast.core import commands, fencing, guard, renewal
 from handfast.core.commands import Request
 from handfast.core.effects import SILENT, Effects, Fault, Payloads
 from handfast.core.group import Group
@@ -44,7 +44,7 @@ async def acquire(io: Effects, request: Request, terms: Terms, wait: float | Non
             await _admit(io, group)
         owner = request.owner or settings.owner_start + io.nonce()
         proposal = b"" if not fenced else b"0" if group.n == 1 else b"%d" % group.proposal(io.wall())
-        payloads = request.acquire(owner, terms, proposal)
+        payloads = commands.acquire(request, owner, terms, proposal)
         answer: Any = SILENT
         ballot: Ballot | None = None
         token: int | None = None
@@ -171,7 +171,7 @@ def _undo(io: Effects, request: Request, owner: bytes, ballot: Ballot) -> bool:
 
     Nothing is awaited, so nothing can come between.
     """
-    releases = _each(request.group, request.release(owner, 0))
+    releases = _each(request.group, commands.release(request, owner, 0))
     for node, answer in enumerate(ballot.answers):
         if request.owner is not None:
             # Others may hold under this owner: only what this very attempt was newly given is taken back.
@@ -254,15 +254,15 @@ async def _peek(io: Effects, request: Request, terms: Terms, faults: dict[str, s
         return 1
 
     poll = WideBallot(group.n, group.need, 2 * len(request.keys), judge)
-    await io.exchange(request.peek(), poll, terms.patience)
+    await io.exchange(commands.peek(request), poll, terms.patience)
     return found
 
 
 async def extend(io: Effects, hold: Hold, ttl: float) -> None:
     """One renewal now, asked for by the caller; `hold` tells how it went."""
-    group = hold.request.group
+    group = hold.group
     if not io.settled:
-        await io.settle(group.need, _connect_patience(hold.request.settings.terms, 0.0))
+        await io.settle(group.need, _connect_patience(hold.settings.terms, 0.0))
     await renewal.renew(io, group, [hold], ttl=ttl)
 
 
@@ -271,23 +271,23 @@ async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None)
 
     `lease` is only held: a lease that nobody has any more is released by its finalizer, which must not come first.
     """
-    request = hold.request
-    group = request.settings.group
+    settings = hold.settings
+    group = settings.group
     in_time = io.now() < hold.deadline
     try:
         if not hold.leave():
             return False
         keeper._ending(hold)
         if not io.settled:
-            await io.settle(group.need, _connect_patience(request.settings.terms, 0.0))
-        payloads = request.release(hold.owner, hold.token)
+            await io.settle(group.need, _connect_patience(settings.terms, 0.0))
+        payloads = commands.release(hold, hold.owner, hold.token)
         if group.n == 1:
-            answer = await io.ask(payloads, request.settings.terms.patience)
+            answer = await io.ask(payloads, settings.terms.patience)
             known = type(answer) is int
             gone = known and answer < 1
         else:
             ballot = Ballot(group.n, group.need)
-            await io.exchange(payloads, ballot, request.settings.terms.patience)
+            await io.exchange(payloads, ballot, settings.terms.patience)
             gone = not ballot.won and ballot.refused() > group.n - group.need
             known = ballot.won or gone
     except BaseException:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from handfast.core import guard
+from handfast.core import commands, guard
 from handfast.core.effects import Effects, Fault
 from handfast.core.group import Group
 from handfast.core.hold import HELD, Hold
@@ -63,18 +63,18 @@ async def renew(
     """
     sent = io.now()
     ballots = [Ballot(group.n, group.need) for _ in holds]
-    settings = holds[0].request.settings
+    settings = holds[0].settings
     extra, tail, suffix = _tail(io, group, settings.terms.copies, sent)
     if ttl is not None:
         holds[0].promise(sent, ttl, sent + settings.policy.validity(ttl))
     # Read once: a caller's own extension may change a hold's ttl while this round is under way.
     ttls = [hold.ttl for hold in holds]
-    commands = [
-        hold.request.extend(hold.owner, b"%d" % round(each * 1000)) for hold, each in zip(holds, ttls, strict=True)
+    extensions = [
+        commands.extend(hold, hold.owner, b"%d" % round(each * 1000)) for hold, each in zip(holds, ttls, strict=True)
     ]
     rounds = Rounds(ballots, asked=group.n, extra=extra, tail=tail)
     patience = settings.terms.patience
-    await io.exchange(b"".join(commands) + suffix, rounds, patience)
+    await io.exchange(b"".join(extensions) + suffix, rounds, patience)
     now = io.now()
     torn: list[tuple[Hold, Ballot]] = []
     for hold, ballot, each in zip(holds, ballots, ttls, strict=True):
@@ -86,12 +86,12 @@ async def renew(
 
 
 def _conclude(hold: Hold, ballot: Ballot, ttl: float, sent: float, now: float) -> None:
-    group = hold.request.group
+    group = hold.group
     if now >= hold.deadline:
         # Final even if the nodes said yes: the lease was already over for everybody who looked at it.
         expire(hold, now)
     elif ballot.won:
-        hold.confirm(sent, sent + hold.request.settings.policy.validity(ttl), ballot.votes)
+        hold.confirm(sent, sent + hold.settings.policy.validity(ttl), ballot.votes)
         ballot.late = hold.late_vote
         ballot.missed = hold.late_loss
     elif ballot.refused() > group.n - group.need:
@@ -118,12 +118,12 @@ async def _heal(io: Effects, group: Group, torn: list[tuple[Hold, Ballot]], pati
         holds = [hold for hold in holds if hold.state == HELD]
         if not holds:
             continue
-        commands: list[bytes] = []
+        heals: list[bytes] = []
         for hold in holds:
             left = round((hold.deadline - io.now()) * 1000)
-            commands.append(hold.request.heal(hold.owner, max(1, left), hold.token))
+            heals.append(commands.heal(hold, hold.owner, max(1, left), hold.token))
         payloads: list[bytes | None] = [None] * group.n
-        payloads[i] = b"".join(commands)
+        payloads[i] = b"".join(heals)
         ballots = [Ballot(group.n, 1, 1) for _ in holds]
         await io.exchange(payloads, Rounds(ballots, asked=1), patience)
         for hold, ballot in zip(holds, ballots, strict=True):

@@ -8,9 +8,9 @@ over all waiting exchanges, not by a timer for each.
 from __future__ import annotations
 
 import asyncio
+import types
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
 from handfast.core.effects import CLOSED, SILENT, Fault, Payloads, Poll, payload_for
@@ -22,6 +22,7 @@ from handfast.wire.channel import DISCARD, Channel
 from handfast.wire.dial import Address
 from handfast.wire.faults import from_socket
 from handfast.wire.link import GRACE, NOT_CONNECTED, LinkState
+from handfast.wire.waiter import Waiter, waiters_of
 
 __all__ = ["AioLane"]
 
@@ -32,9 +33,6 @@ SWEEP_EVERY: Final = 0.02
 QUEUE_PATIENCE: Final = 10
 """How many times its patience an exchange waits on for nodes that are busy answering others before it."""
 PING: Final = encode(b"PING")
-
-
-_is_done = asyncio.Future.done
 
 
 class Pipe(asyncio.Protocol):
@@ -62,16 +60,18 @@ class Pipe(asyncio.Protocol):
         if link.pipe is not self:
             self._shake(data)
             return
-        pending = channel.pending
+        lane, pending = link.lane, channel.pending
         before = len(pending)
+        lane.reading = True
         channel.feed(data)
+        lane.reading = False
         link.answered += before - len(pending)
+        link.asked_at = lane.loop.time() if pending else 0.0
         if channel.fault is not None:
-            link.lane.down(link, channel.fault)
-            return
-        link.asked_at = link.lane.loop.time() if pending else 0.0
-        if channel.out:
-            link.lane.turn()
+            lane.down(link, channel.fault)
+        elif channel.out:
+            lane.turn()
+        lane.wake()
 
     def _shake(self, data: bytes) -> None:
         self.channel.feed(data)
@@ -120,23 +120,25 @@ class AioLane:
         self.settled = False
         self.closed = False
         self._n = len(self.links)
-        # The base loop's create_future is this, behind one more call.
-        plain = type(loop).create_future is asyncio.BaseEventLoop.create_future
-        self._future: Callable[[], asyncio.Future[Any]] = (
-            partial(asyncio.Future, loop=loop) if plain else loop.create_future
-        )
-        self._question = type(self._future())
+        self._waiter = waiters_of(self)
+        self.woken: list[Waiter] = []
+        """Who has been answered and not resumed yet."""
+        self.reading = False
+        """Replies are being taken in; whoever is answered by them is resumed right afterwards."""
         self._call_soon = loop.call_soon
-        self._turning = False
-        """The flush of this turn is ordered."""
+        self.turning = False
+        """Only set while the loop runs: the flush of this turn is ordered."""
         self._voting = False
         """There are votes in this turn's write, to be sealed with the marker."""
         self._shared: list[bytes] = []
         self._polls: list[Any] = []
         """This turn's payloads that go to all nodes alike, and their polls."""
-        self._fresh: dict[float, list[asyncio.Future[Any]]] = {}
-        """By patience: who began to wait in this turn."""
-        self._waiting: dict[float, deque[tuple[float, list[asyncio.Future[Any]], list[int]]]] = {}
+        self._fresh: list[Waiter] = []
+        """Who began to wait in this turn, all with the same patience."""
+        self._patience = 0.0
+        self._batches: list[tuple[float, list[Waiter]]] = []
+        """Those before them, with another patience."""
+        self._waiting: dict[float, deque[tuple[float, list[Waiter], list[int]]]] = {}
         """By patience: who waits, turn by turn. Patience counts from the write, not from the wish to write."""
         self._sweeper: asyncio.TimerHandle | None = None
 
@@ -190,7 +192,7 @@ class AioLane:
         self.up += 1
         for payload, poll in backlog:
             # Whoever gave up has undone its attempt elsewhere; sending it now would leave a lock behind.
-            if poll.waiter is not None and not poll.waiter.done():
+            if poll.waiter is not None and not poll.waiter.over:
                 pipe.channel.request(payload, poll)
                 self._voting |= poll.guarded
                 self.turn()
@@ -202,7 +204,7 @@ class AioLane:
             await self.loop.run_in_executor(None, address.prepare)
         # Credentials may come from somewhere slow.
         steps = await self.loop.run_in_executor(None, self.shake, link.index) if address.credentials else None
-        pipe = Pipe(link, Channel(link.index, self.group, steps or self.shake(link.index), self._question))
+        pipe = Pipe(link, Channel(link.index, self.group, steps or self.shake(link.index), self._waiter))
         try:
             if address.path:
                 await self.loop.create_unix_connection(lambda: pipe, address.path)
@@ -231,42 +233,46 @@ class AioLane:
 
     # -- talking ---------------------------------------------------------------------------------------------------
 
-    def exchange(self, payloads: Payloads, poll: Poll, patience: float) -> asyncio.Future[Any]:
+    # Generators, each of which is the operation and what it awaits at once: a coroutine around a future would cost as
+    # much again as all the rest.
+
+    @types.coroutine
+    def exchange(self, payloads: Payloads, poll: Poll, patience: float) -> Generator[Waiter, None, None]:
         """See Effects.exchange. What goes to all nodes alike is only noted here, and joined once at the turn's end."""
-        waiter: asyncio.Future[Any] = self._future()
+        waiter = self._waiter()
         poll.waiter = waiter
         if type(payloads) is bytes and self.up == self._n:
             self._shared.append(payloads)
             self._polls.append(poll)
-            if not self._turning:
-                self._turning = True
+            if not self.turning:
+                self.turning = True
                 self._call_soon(self._flush)
         else:
             self._send_each(payloads, poll)
         if poll.guarded:
             self._voting = True
-        waiters = self._fresh.get(patience)
-        if waiters is None:
-            waiters = self._fresh[patience] = []
-        waiters.append(waiter)
-        return waiter
+        if patience != self._patience:
+            self._regroup(patience)
+        self._fresh.append(waiter)
+        if not waiter.over:
+            yield waiter
 
-    def ask(self, payload: bytes, patience: float) -> asyncio.Future[Any]:
+    @types.coroutine
+    def ask(self, payload: bytes, patience: float) -> Generator[Waiter, None, Any]:
         """See Effects.ask."""
-        waiter: asyncio.Future[Any] = self._future()
         if not self.up:
-            waiter.set_result(self.links[0].fault or NOT_CONNECTED)
-            return waiter
+            return self.links[0].fault or NOT_CONNECTED
+        waiter = self._waiter()
         self._shared.append(payload)
         self._polls.append(waiter)
-        if not self._turning:
-            self._turning = True
+        if not self.turning:
+            self.turning = True
             self._call_soon(self._flush)
-        waiters = self._fresh.get(patience)
-        if waiters is None:
-            waiters = self._fresh[patience] = []
-        waiters.append(waiter)
-        return waiter
+        if patience != self._patience:
+            self._regroup(patience)
+        self._fresh.append(waiter)
+        yield waiter
+        return waiter.reply
 
     def _send_each(self, payloads: Payloads, poll: Poll) -> None:
         """To each node its own, or to those that are connected."""
@@ -285,7 +291,7 @@ class AioLane:
                 self.turn()
             else:
                 self._answer(poll, link)
-        if poll.decided and not poll.waiter.done():
+        if poll.decided and not poll.waiter.over:
             poll.waiter.set_result(None)
 
     def post(self, payloads: Payloads) -> bool:
@@ -303,10 +309,35 @@ class AioLane:
         self.turn()
         return all_up
 
+    def _regroup(self, patience: float) -> None:
+        """Who waits from now on has this patience."""
+        if self._fresh:
+            self._batches.append((self._patience, self._fresh))
+            self._fresh = []
+        self._patience = patience
+
+    def wake_soon(self) -> None:
+        """See Waker."""
+        if not self.reading:
+            self._call_soon(self.wake)
+
+    def wake(self) -> None:
+        """Resume all who were answered. What they send is new business, and leaves at the end of the turn."""
+        woken, self.woken = self.woken, []
+        left = iter(woken)
+        try:
+            for waiter in left:
+                if waiter.callback is not None:
+                    waiter.context.run(waiter.callback, waiter)
+        except BaseException:  # an interrupt or an exit, which a task lets through: the others go on all the same
+            self.woken[:0] = left
+            self._call_soon(self.wake)
+            raise
+
     def turn(self) -> None:
         """Order the flush at the end of this turn of the loop."""
-        if not self._turning:
-            self._turning = True
+        if not self.turning:
+            self.turning = True
             self._call_soon(self._flush)
 
     def _spill(self) -> None:
@@ -321,7 +352,7 @@ class AioLane:
             self._polls.clear()
 
     def _flush(self) -> None:
-        self._turning = False
+        self.turning = False
         now = self.loop.time()
         shared, polls = b"".join(self._shared), self._polls
         sealed = self._voting and self.group.guard
@@ -348,32 +379,31 @@ class AioLane:
         self._shared.clear()
         polls.clear()
         if self._fresh:
+            self._regroup(self._patience)
             marks = [link.answered + len(link.channel.pending) if link.channel else 0 for link in self.links]
-            for patience, waiters in self._fresh.items():
+            for patience, waiters in self._batches:
                 self._waiting.setdefault(patience, deque()).append((now + patience, waiters, marks))
-            self._fresh.clear()
+            self._batches.clear()
             if self._sweeper is None:
                 self._sweeper = self.loop.call_later(SWEEP_EVERY, self._sweep)
 
     def _answer(self, poll: Any, link: AioLink) -> None:
         """What a node that is not connected says."""
         fault = link.fault or NOT_CONNECTED
-        if type(poll) is self._question:
-            if not poll.done():
+        if type(poll) is self._waiter:
+            if not poll.over:
                 poll.set_result(fault)
-        elif poll.add(link.index, fault) and not poll.waiter.done():
+        elif poll.add(link.index, fault) and not poll.waiter.over:
             poll.waiter.set_result(None)
 
-    def _is_over(
-        self, end: float, waiters: list[asyncio.Future[Any]], marks: list[int], now: float, patience: float
-    ) -> bool:
+    def _is_over(self, end: float, waiters: list[Waiter], marks: list[int], now: float, patience: float) -> bool:
         """All nodes have answered this turn's requests; or patience is over, and no answer is on its way.
 
         A node that works through a long queue answers all the time: it is slow, not silent, and is given longer.
         """
         behind = [link for link, mark in zip(self.links, marks, strict=True) if link.channel and link.answered < mark]
         if not behind:
-            return all(map(_is_done, waiters)) or now >= end
+            return all(waiter.over for waiter in waiters) or now >= end
         if now < end:
             return False
         return now >= end + QUEUE_PATIENCE * patience or all(now - link.asked_at > patience for link in behind)
@@ -384,7 +414,7 @@ class AioLane:
         for patience, queue in list(self._waiting.items()):
             while queue and self._is_over(*queue[0], now, patience):
                 for waiter in queue.popleft()[1]:
-                    if not waiter.done():
+                    if not waiter.over:
                         waiter.set_result(SILENT)
             if not queue:
                 del self._waiting[patience]

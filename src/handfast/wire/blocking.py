@@ -57,11 +57,9 @@ class _Answer:
         self.reply: Any = SILENT
         self.over = False
 
-    def done(self) -> bool:
-        return self.over or self.reply is not SILENT
-
     def set_result(self, reply: Any) -> None:
         self.reply = reply
+        self.over = True
 
 
 class Lane:
@@ -221,7 +219,7 @@ class Lane:
         self._send(link, payload, answer)
         end = now + patience
         try:
-            while answer.reply is SILENT and (left := end - _clock()) > 0:
+            while not answer.over and (left := end - _clock()) > 0:
                 self._wait(left)
         finally:
             answer.over = True

@@ -36,9 +36,10 @@ UNREADY: Final = Fault("UNREADY", "forgot its data while connected, no vote unti
 
 
 class Question(Protocol):
-    """The future of a single answer."""
+    """The future of a single answer; `over` when none is welcome any more."""
 
-    def done(self) -> bool: ...
+    over: bool
+
     def set_result(self, result: Any, /) -> None: ...
 
 
@@ -155,7 +156,7 @@ class Channel:
             if type(poll) is question:
                 pending.popleft()
                 payload = sent.popleft()
-                if not poll.done() and (kind is not _ReplyError or not self._again(poll, payload, reply)):
+                if not poll.over and (kind is not _ReplyError or not self._again(poll, payload, reply)):
                     poll.set_result(reply)
                 continue
             width = poll.width
@@ -173,7 +174,7 @@ class Channel:
                 self._voted.append(reply)
             elif poll.add(index, reply):
                 waiter = poll.waiter
-                if waiter is not None and not waiter.done():
+                if waiter is not None and not waiter.over:
                     waiter.set_result(None)
 
     def fail(self, fault: Fault) -> None:
@@ -190,9 +191,9 @@ class Channel:
     def answer(self, poll: Any, reply: Any) -> None:
         """Tell whoever waits, poll or question."""
         if type(poll) is self._question:
-            if not poll.done():
+            if not poll.over:
                 poll.set_result(reply)
-        elif poll.add(self.index, reply) and poll.waiter is not None and not poll.waiter.done():
+        elif poll.add(self.index, reply) and poll.waiter is not None and not poll.waiter.over:
             poll.waiter.set_result(None)
 
     def _pass_votes(self, fault: Fault | None) -> None:
@@ -202,7 +203,7 @@ class Channel:
         for poll, reply in zip(votes, voted, strict=True):
             if poll.add(index, reply if fault is None else fault):
                 waiter = poll.waiter
-                if waiter is not None and not waiter.done():
+                if waiter is not None and not waiter.over:
                     waiter.set_result(None)
 
     def _again(self, poll: Any, payload: bytes, reply: Any) -> bool:
@@ -213,7 +214,7 @@ class Channel:
         replies = reply if type(reply) is list else [reply]
         if not payload or not any(type(r) is Fault and r.kind == "NOSCRIPT" for r in replies):
             return False
-        if type(poll) is not self._question and (poll.over or (poll.waiter is not None and poll.waiter.done())):
+        if type(poll) is not self._question and (poll.over or (poll.waiter is not None and poll.waiter.over)):
             return False
         self._expect(_Sink(len(lua.NAMES)))
         self._expect(poll)
