@@ -10,6 +10,20 @@ everybody else's, best round of each.
     contestant.py           what all of them look like from here
     measure.py              one round, the interleaving of rounds, the best of them
     cases.py                the table of what is measured; a new case is one class and one line there
+    plan.py  outcome.py     how much is measured, what a case leaves behind
     servers.py  report.py   where it runs, what is printed
+
+Several who want one lock:
+
+    handoff.py              the case of many processes: its races, and what else is asked of 8 processes
+    crew.py  member.py      the processes: those who command them, and what one of them does
+    handoff_floor.py        their floor: queue and hand-over on the server, told by a push
+    rivals.py               handfast and the other libraries, as their users wait for a lock
+    handoff_figures.py      from timestamps to hand-offs, latencies and fairness
+    traffic.py              commands that clients sent, counted by the server
+    cohort.py               the case of a thousand tasks in one process
+
+By itself:
+
     hold.py                 `python -m bench.hold`: many leases held for a long time
 """

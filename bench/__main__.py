@@ -11,9 +11,10 @@ import time
 from dataclasses import replace
 
 from bench import report, servers
-from bench.cases import CASES, Outcome
-from bench.measure import FULL, QUICK, Plan
+from bench.cases import CASES
 from bench.ours import NAME
+from bench.outcome import Outcome
+from bench.plan import FULL, QUICK, Plan
 
 
 def options() -> argparse.Namespace:
@@ -35,7 +36,7 @@ def measure(cases: list[str], urls: list[str], plan: Plan, started: float) -> di
     outcomes = {}
     for done, case in enumerate(cases):
         now = time.monotonic()
-        share = (started + plan.budget - now) / (len(cases) - done)
+        share = (started + plan.budget - now) * CASES[case].weight / sum(CASES[c].weight for c in cases[done:])
         print(f"bench: {case} ...", file=sys.stderr, flush=True)
         outcomes[case] = CASES[case].run(urls[: CASES[case].nodes], plan, now + share)
     return outcomes
@@ -56,7 +57,7 @@ def main() -> int:
         print(json.dumps(report.as_json(outcomes, machine)))
     else:
         print("\n".join(report.as_table(outcomes, machine)))
-    return 1 if any(NAME in outcome.skipped for outcome in outcomes.values()) else 0
+    return 1 if any(what.startswith(NAME) for outcome in outcomes.values() for what in outcome.skipped) else 0
 
 
 if __name__ == "__main__":

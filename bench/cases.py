@@ -1,4 +1,4 @@
-"""What is measured. A case is anything with `nodes` and `run`; the bench runs those in the table CASES."""
+"""What is measured: the table CASES, and the cases of one acquire + release after another that nobody else wants."""
 
 from __future__ import annotations
 
@@ -8,52 +8,28 @@ import statistics
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
 from bench import afloors, floors
+from bench.cohort import Cohort
 from bench.contestant import AsyncSession, Pair, Urls
+from bench.handoff import Handoffs
 from bench.measure import (
     STUCK_SECONDS,
     WARM_UP_PAIRS,
     WARM_UP_PAIRS_PER_TASK,
     Entrant,
     Figure,
-    Plan,
     Stuck,
     async_round,
     sync_round,
     time_limit,
     turns,
 )
-from bench.ours import NAME, ours, ours_async
+from bench.ours import ours, ours_async
+from bench.outcome import Case, Outcome
 from bench.peers import ASYNC_PEERS, PEERS
-
-
-@dataclass
-class Outcome:
-    """A case's figures, with ratios to the floor: of times (lower is better) or of throughput (higher is)."""
-
-    better: str
-    floor: tuple[str, Figure] | None = None
-    floors: dict[str, Figure] = field(default_factory=dict)
-    rows: dict[str, Figure] = field(default_factory=dict)
-    ratios: dict[str, float] = field(default_factory=dict)
-    """Of the best rounds."""
-    paired: dict[str, float] = field(default_factory=dict)
-    """The median of round by round."""
-    skipped: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def ratio(self) -> float | None:
-        """handfast's own."""
-        return self.ratios.get(NAME)
-
-
-class Case(Protocol):
-    nodes: int
-
-    def run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome: ...
+from bench.plan import Plan
 
 
 def _fail(entrant: Entrant, error: BaseException) -> None:
@@ -71,20 +47,23 @@ def _outcome(better: str, floor_names: set[str], entrants: Sequence[Entrant]) ->
         return figure.p50_us if lower else figure.pairs_per_s
 
     choose = min if lower else max
+    best: dict[str, Figure] = {}
     for entrant in entrants:
         if entrant.failure is not None:
             outcome.skipped[entrant.what] = entrant.failure
         else:
-            group = outcome.floors if entrant.what in floor_names else outcome.rows
-            group[entrant.what] = choose(entrant.figures, key=value)
+            best[entrant.what] = choose(entrant.figures, key=value)
+    outcome.floors.update({what: figure for what, figure in best.items() if what in floor_names})
+    outcome.rows.update({what: figure for what, figure in best.items() if what not in floor_names})
     if outcome.floors:
         # Where there are several floors the best one counts.
-        outcome.floor = choose(outcome.floors.items(), key=lambda item: value(item[1]))
+        kind = choose(outcome.floors, key=lambda what: value(best[what]))
+        outcome.floor = kind, best[kind]
         rounds = {entrant.what: [value(figure) for figure in entrant.figures] for entrant in entrants}
-        for what, figure in outcome.rows.items():
-            outcome.ratios[what] = round(value(figure) / value(outcome.floor[1]), 3)
+        for what in outcome.rows:
+            outcome.ratios[what] = round(value(best[what]) / value(best[kind]), 3)
             # A peer has fewer rounds; zip pairs those it has with the floor's of the same turn.
-            turns_of_both = zip(rounds[what], rounds[outcome.floor[0]], strict=False)
+            turns_of_both = zip(rounds[what], rounds[kind], strict=False)
             outcome.paired[what] = round(statistics.median(mine / floor for mine, floor in turns_of_both), 3)
     return outcome
 
@@ -95,6 +74,7 @@ class SyncPairs:
 
     nodes: int
     fenced: bool = False
+    weight: float = 1.0
 
     def run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome:
         raw = floors.floors(self.nodes, self.fenced)
@@ -129,6 +109,7 @@ class AsyncPairs:
 
     nodes: int
     fenced: bool = False
+    weight: float = 1.0
 
     def run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome:
         return asyncio.run(self._run(urls, plan, deadline))
@@ -171,4 +152,6 @@ CASES: dict[str, Case] = {
     "sync_5_fenced": SyncPairs(5, fenced=True),
     "async_1_fenced": AsyncPairs(1, fenced=True),
     "async_5_fenced": AsyncPairs(5, fenced=True),
+    "handoff": Handoffs(),
+    "cohort": Cohort(),
 }

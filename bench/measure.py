@@ -17,28 +17,10 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from bench.contestant import AsyncSession, Pair
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How much to measure. Floors and handfast do equally many pairs; slow peers stop at `peer_seconds`."""
-
-    rounds: int
-    sync_pairs: int
-    pairs_per_task: dict[int, int]
-    """By the number of nodes: a round is to take about as long on one as on five."""
-    peer_rounds: int
-    peer_seconds: float
-    budget: float
-    """Seconds for the whole run; cases that run late cut their rounds, but never below LEAST_ROUNDS."""
-    node_timeout: float | None = None
-    """handfast's patience with one node; None leaves it at its default, as most users will."""
-
-
-QUICK = Plan(rounds=11, sync_pairs=300, pairs_per_task={1: 10, 5: 4}, peer_rounds=2, peer_seconds=0.25, budget=40)
-FULL = Plan(rounds=25, sync_pairs=1000, pairs_per_task={1: 20, 5: 8}, peer_rounds=5, peer_seconds=1.0, budget=300)
+from bench.plan import Plan
 
 LEAST_ROUNDS = 2
 STUCK_SECONDS = 8.0
@@ -63,6 +45,9 @@ class Figure:
         p50, p99 = (ordered[int(share * (len(ordered) - 1))] / 1000 for share in (0.5, 0.99))
         return cls(round(p50, 1), round(p99, 1), round(pairs / seconds, 1))
 
+    def cells(self) -> dict[str, str]:
+        return {"p50 µs": f"{self.p50_us:.0f}", "p99 µs": f"{self.p99_us:.0f}", "pairs/s": f"{self.pairs_per_s:.0f}"}
+
 
 @dataclass
 class Entrant:
@@ -80,7 +65,10 @@ class Entrant:
         self.failure = f"{type(error).__name__}: {said}"[:300]
 
 
-def turns(entrants: Sequence[Entrant], plan: Plan, deadline: float) -> Iterator[Entrant]:
+E = TypeVar("E", bound=Entrant)
+
+
+def turns(entrants: Sequence[E], plan: Plan, deadline: float) -> Iterator[E]:
     """Who runs next. The order shifts every round, so that nobody always runs after the same neighbour."""
     for number in range(plan.rounds):
         if number >= LEAST_ROUNDS and time.monotonic() > deadline:
@@ -142,8 +130,9 @@ async def async_round(
     session: AsyncSession, what: str, tasks: int, pairs_per_task: int, seconds: float = STUCK_SECONDS
 ) -> Figure:
     """All tasks at once, each with its own name; the clock starts when every task is ready to go."""
-    clock, taken, over = time.perf_counter_ns, [], []
-    go = asyncio.Event()
+    clock, go = time.perf_counter_ns, asyncio.Event()
+    taken: list[int] = []
+    over: list[bool] = []
 
     async def work(number: int) -> int:
         pair = session(f"bench:{what}:{number}")

@@ -25,7 +25,7 @@ def _target(urls: Urls) -> str | list[str]:
     return urls[0] if len(urls) == 1 else list(urls)
 
 
-def _policies(node_timeout: float | None) -> dict[str, Any]:
+def policies(node_timeout: float | None) -> dict[str, Any]:
     return {} if node_timeout is None else {"node_timeout": node_timeout}
 
 
@@ -34,7 +34,7 @@ def blocking(urls: Urls, with_fence: bool, node_timeout: float | None) -> Iterat
     import handfast
 
     prepare(urls)
-    with handfast.connect(_target(urls), **_policies(node_timeout)) as client:
+    with handfast.connect(_target(urls), **policies(node_timeout)) as client:
 
         def session(name: str) -> Pair:
             def pair() -> None:
@@ -50,7 +50,7 @@ async def asyncio(urls: Urls, with_fence: bool, node_timeout: float | None) -> A
     import handfast.aio
 
     prepare(urls)
-    async with handfast.aio.connect(_target(urls), **_policies(node_timeout)) as client:
+    async with handfast.aio.connect(_target(urls), **policies(node_timeout)) as client:
 
         def session(name: str) -> AsyncPair:
             async def pair() -> None:

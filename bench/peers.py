@@ -94,7 +94,7 @@ async def redis_py_asyncio(urls: Urls) -> AsyncIterator[AsyncSession]:
 @contextlib.contextmanager
 def python_redis_lock(urls: Urls) -> Iterator[Session]:
     import redis
-    import redis_lock
+    import redis_lock  # type: ignore[import-untyped]
 
     with redis.Redis.from_url(urls[0]) as client:
 

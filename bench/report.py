@@ -7,8 +7,7 @@ import platform
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from bench.cases import Outcome
-from bench.ours import NAME
+from bench.outcome import Outcome, Row
 
 Outcomes = dict[str, Outcome]
 
@@ -35,8 +34,8 @@ def as_json(outcomes: Outcomes, machine: dict[str, object]) -> dict[str, object]
             floors[case] = {"kind": kind, **asdict(figure), "also_tried": tried}
         skipped += [{"what": what, "case": case, "reason": why} for what, why in outcome.skipped.items()]
     return {
-        "ratios": {case: outcome.ratio for case, outcome in outcomes.items()},
-        "ratios_paired": {case: outcome.paired.get(NAME) for case, outcome in outcomes.items()},
+        "ratios": {name: ratio for case, out in outcomes.items() for name, ratio in out.headline(case).items()},
+        "ratios_paired": {case: outcome.paired.get(outcome.ours) for case, outcome in outcomes.items()},
         "rows": rows,
         "floors": floors,
         "skipped": skipped,
@@ -46,16 +45,23 @@ def as_json(outcomes: Outcomes, machine: dict[str, object]) -> dict[str, object]
 
 def as_table(outcomes: Outcomes, machine: dict[str, object]) -> Iterator[str]:
     yield " ".join(f"{key} {value}" for key, value in machine.items())
-    yield f"{'':32}{'p50 µs':>10}{'p99 µs':>10}{'pairs/s':>10}{'to floor':>10}{'paired':>8}"
     for case, outcome in outcomes.items():
         means = "time" if outcome.better == "lower" else "throughput"
         yield f"\n{case} (ratio of {means}, {outcome.better} is better)"
-        for what, figure in [*outcome.floors.items(), *outcome.rows.items()]:
-            is_floor = outcome.floor is not None and what == outcome.floor[0]
-            ratio = 1.0 if is_floor else outcome.ratios.get(what)
-            shown = "" if ratio is None else f"{ratio:.2f}"
-            figures = f"{figure.p50_us:10.0f}{figure.p99_us:10.0f}{figure.pairs_per_s:10.0f}"
-            paired = f"{outcome.paired[what]:8.2f}" if what in outcome.paired else ""
-            yield f"  {what:30}{figures}{shown:>10}{paired}"
+        lines = [*outcome.floors.items(), *outcome.rows.items()]
+        yield from _lines(outcome, lines) if lines else ()
         for what, why in outcome.skipped.items():
             yield f"  {what:30}  not measured: {why}"
+        for name, ratio in outcome.named.items():
+            yield f"  {name:30}  {'not measured' if ratio is None else ratio}"
+
+
+def _lines(outcome: Outcome, lines: list[tuple[str, Row]]) -> Iterator[str]:
+    headings = [*lines[0][1].cells(), "to floor", "paired"]
+    widths = [max(9, len(heading)) + 1 for heading in headings]
+    yield " " * 32 + "".join(f"{heading:>{width}}" for heading, width in zip(headings, widths, strict=True))
+    for what, figure in lines:
+        is_floor = outcome.floor is not None and what == outcome.floor[0]
+        ratios = [1.0 if is_floor else outcome.ratios.get(what), outcome.paired.get(what)]
+        cells = [*figure.cells().values(), *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios)]
+        yield f"  {what:30}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))

@@ -1,0 +1,153 @@
+"""A thousand tasks of one process that all want one lock, again and again: how many get it in a second.
+
+Plain, every acquisition is the server's; with `cohort=` the process passes a held lock on to its own next waiter. Both
+with handfast's defaults, so with fencing tokens. There is no floor: they are compared with each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Any
+
+from bench.contestant import TTL, PairFailed, Urls
+from bench.measure import STUCK_SECONDS, Entrant, Figure, quiet_heap, turns
+from bench.ours import NAME, policies
+from bench.outcome import Outcome, ratio
+from bench.plan import Plan
+
+TASKS = 1000
+COHORT, PEER = f"{NAME} cohort", "redis-py asyncio"
+WARM_UP_SECONDS, PEER_WARM_UP_SECONDS = 0.1, 0.4
+"""The peer opens a hundred connections before anybody gets the lock."""
+CANCEL_AGAIN_SECONDS = 0.2
+
+Session = tuple[Callable[[str], Awaitable[Any]], Callable[[Any], Awaitable[object]]]
+"""take(name) waits for the lock and returns what give() wants to give it back."""
+
+
+@contextlib.asynccontextmanager
+async def handfast_lock(url: str, node_timeout: float | None, **options: Any) -> AsyncIterator[Session]:
+    import handfast.aio
+
+    async with handfast.aio.connect(url, **policies(node_timeout)) as client:
+        yield lambda name: client.lock(name, ttl=TTL, **options).acquire(), lambda lease: lease.release()
+
+
+@contextlib.asynccontextmanager
+async def redis_py(url: str) -> AsyncIterator[Session]:
+    import redis.asyncio
+
+    # See peers.py: the default pool raises where this one makes a task wait for a connection.
+    pool = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=100, timeout=None)
+    async with redis.asyncio.Redis.from_pool(pool) as client:
+
+        async def take(name: str) -> Any:
+            lock = client.lock(name, timeout=TTL)  # One each: it keeps its token per thread, not per task.
+            if not await lock.acquire():
+                raise PairFailed("not acquired")
+            return lock
+
+        yield take, lambda lock: lock.release()
+
+
+async def contend(session: Session, name: str, seconds: float) -> Figure:
+    """All tasks at once; p50 and p99 are of how long those waited that got the lock."""
+    take, give = session
+    clock, waited = time.perf_counter_ns, []
+
+    async def again_and_again() -> None:
+        while True:
+            before = clock()
+            held = await take(name)
+            waited.append(clock() - before)
+            await give(held)
+
+    with quiet_heap():
+        start = clock()
+        tasks = [asyncio.create_task(again_and_again()) for _ in range(TASKS)]
+        try:
+            done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            figure = Figure.of(waited, len(waited), (clock() - start) / 1e9) if waited else None
+        finally:
+            hanging = await _ended(tasks)
+    for task in done:
+        task.result()
+    if hanging or figure is None:
+        raise PairFailed(f"{hanging} tasks did not end when cancelled" if hanging else "nobody got the lock")
+    return figure
+
+
+async def _ended(tasks: list[asyncio.Task[None]]) -> int:
+    """Cancels them, more than once: redis-py now and then swallows it. How many would not end."""
+    over, pending = time.monotonic() + STUCK_SECONDS, set(tasks)
+    while pending and time.monotonic() < over:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_SECONDS)
+    return len(pending)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    nodes: int = 1
+    weight: float = 1.5
+
+    def run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome:
+        return asyncio.run(self._run(urls[0], plan, deadline))
+
+    async def _run(self, url: str, plan: Plan, deadline: float) -> Outcome:
+        contestants: dict[str, AbstractAsyncContextManager[Session]] = {
+            COHORT: handfast_lock(url, plan.node_timeout, cohort=64),
+            NAME: handfast_lock(url, plan.node_timeout),
+            PEER: redis_py(url),
+        }
+        entrants = [Entrant(what, peer=what == PEER) for what in contestants]
+        contended, number = plan.contended, count()
+        schedule = replace(plan, rounds=contended.rounds, peer_rounds=contended.peer_rounds)
+        async with contextlib.AsyncExitStack() as stack:
+            sessions = {what: await stack.enter_async_context(opening) for what, opening in contestants.items()}
+            # A name for every round: a peer's task that is cancelled may leave the lock held.
+            go = partial(_round, sessions=sessions, names=(f"bench:cohort:{n}" for n in number))
+            for entrant in entrants:
+                await go(entrant, seconds=PEER_WARM_UP_SECONDS if entrant.peer else WARM_UP_SECONDS)
+                entrant.figures.clear()
+            for entrant in turns(entrants, schedule, deadline):
+                await go(entrant, seconds=contended.peer_seconds if entrant.peer else contended.seconds)
+        return _outcome(entrants)
+
+
+async def _round(entrant: Entrant, sessions: dict[str, Session], names: Any, seconds: float) -> None:
+    try:
+        entrant.figures.append(await contend(sessions[entrant.what], next(names), seconds))
+    except Exception as error:
+        entrant.fail(error)
+        if not entrant.peer:
+            traceback.print_exception(error, file=sys.stderr)
+
+
+def _outcome(entrants: list[Entrant]) -> Outcome:
+    outcome, best = Outcome("higher", ours=COHORT), {}
+    for entrant in entrants:
+        if entrant.failure is not None:
+            outcome.skipped[entrant.what] = entrant.failure
+        else:
+            figure = max(entrant.figures, key=lambda figure: figure.pairs_per_s)
+            outcome.rows[entrant.what], best[entrant.what] = figure, figure.pairs_per_s
+    outcome.named = {
+        "cohort_over_plain": ratio(best.get(COHORT), best.get(NAME)),
+        "cohort_over_redis_asyncio": ratio(best.get(COHORT), best.get(PEER)),
+    }
+    if COHORT in best and NAME in best:
+        cohort, plain = ([f.pairs_per_s for f in entrant.figures] for entrant in entrants[:2])
+        outcome.paired[COHORT] = round(statistics.median(c / p for c, p in zip(cohort, plain, strict=False)), 3)
+    return outcome

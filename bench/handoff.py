@@ -1,0 +1,176 @@
+"""One lock among many processes: how fast, how evenly and at what cost it goes from one to the next.
+
+A *hand-off* is an acquisition by another process than the one before. They are timed with an empty critical section,
+among 2, 8 and 64 processes. Among 8 there are two rounds more: in one, with a section of a millisecond, the
+server counts commands and Jain's index says how evenly the turns fell. In the other one process holds the lock and the
+others wait, and whatever arrives at the server then is polling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from bench import rivals
+from bench.contestant import Urls
+from bench.crew import Crew, CrewFailed
+from bench.handoff_figures import HandoffFigure, NotExclusive, Round, Standing
+from bench.handoff_floor import FLOOR
+from bench.measure import turns
+from bench.member import Hold, Rival, Work
+from bench.ours import NAME
+from bench.outcome import Outcome, ratio
+from bench.plan import Plan
+from bench.traffic import Traffic
+
+FEW, SOME, MANY = 2, 8, 64
+SIZES = {SOME: 0.45, FEW: 0.4, MANY: 1.0}
+"""In this order; and the part of what is left of the case's time that their timed rounds may use up."""
+WARM_UP_SECONDS = 0.05
+SECTION = 0.001
+QUIET_SECONDS, SETTLE_SECONDS = 0.02, 0.2
+
+
+class Race:
+    """The crews of some rivals, all of one size, each on a lock of its own, taking turns."""
+
+    def __init__(self, url: str, size: int, field: Sequence[Rival]) -> None:
+        self.url, self.size = url, size
+        self.rivals = {rival.what: rival for rival in field}
+        self.standings = [Standing(rival.what, rival.peer) for rival in field]
+        self.crews: dict[str, Crew] = {}
+
+    def run(self, plan: Plan, deadline: float) -> None:
+        contended, main = plan.contended, self.size == SOME
+        with contextlib.ExitStack() as stack:
+            for standing in self.standings:
+                with self.judged(standing):
+                    self.crews[standing.what] = stack.enter_context(self.crew(standing, self.size))
+                    self.round(standing, WARM_UP_SECONDS)
+            rounds = contended.rounds if main else contended.rounds // 2
+            schedule = replace(plan, rounds=rounds, peer_rounds=contended.peer_rounds)
+            for standing in turns(self.standings, schedule, deadline):
+                with self.judged(standing):
+                    seconds = contended.peer_seconds if standing.peer else contended.seconds
+                    standing.rounds.append(self.round(standing, seconds))
+            if main:
+                self.details(contended.details_seconds)
+
+    def details(self, seconds: float) -> None:
+        with Traffic(self.url) as traffic:
+            for standing in self.standings:
+                if standing.failure is None:
+                    with self.judged(standing):
+                        self.count(standing, seconds, traffic)
+                        self.wait(standing, seconds, traffic)
+
+    def crew(self, standing: Standing, size: int) -> Crew:
+        return Crew(self.rivals[standing.what], size, self.url, f"bench:handoff:{self.size}:{standing.what}")
+
+    @contextlib.contextmanager
+    def judged(self, standing: Standing) -> Iterator[None]:
+        """Whoever fails is out, and its processes end: they may be polling."""
+        try:
+            yield
+        except (CrewFailed, NotExclusive) as error:
+            standing.failure = str(error) if isinstance(error, CrewFailed) else f"{type(error).__name__}: {error}"
+            if crew := self.crews.get(standing.what):
+                crew.close()
+            if standing.what.startswith(NAME) or standing.what == FLOOR.what:
+                print(getattr(error, "trace", "") or standing.failure, file=sys.stderr)
+
+    def round(self, standing: Standing, seconds: float, section: float = 0.0) -> Round:
+        return Round.of(*self.crews[standing.what].work(seconds, section))
+
+    def count(self, standing: Standing, seconds: float, traffic: Traffic) -> None:
+        traffic.since_last_asked()
+        result = self.round(standing, seconds, SECTION)
+        sent = traffic.since_last_asked()
+        standing.jain = round(result.jain, 4)
+        standing.commands_per_handoff = round(sent / result.handoffs, 2) if result.handoffs else None
+
+    def wait(self, standing: Standing, seconds: float, traffic: Traffic) -> None:
+        """The last thing a crew does: it is still waiting when it ends."""
+        crew = self.crews[standing.what]
+        with self.crew(standing, 1) as holder, contextlib.closing(crew):
+            holder.order(Hold())
+            holder.answers()
+            traffic.since_last_asked()
+            crew.order(Work(until=0, hold=0.0))
+            _settle(traffic, self.size)
+            start = time.monotonic()
+            time.sleep(seconds)
+            sent = traffic.since_last_asked()
+            standing.waiting_commands_per_s = round(sent / (time.monotonic() - start), 1)
+
+
+def _settle(traffic: Traffic, waiters: int) -> None:
+    """Until all waiters have asked for the lock and been told to wait; those that poll are never quiet."""
+    over, asked, latest = time.monotonic() + SETTLE_SECONDS, 0, 0
+    while (asked < waiters or latest) and time.monotonic() < over:
+        time.sleep(QUIET_SECONDS)
+        latest = traffic.since_last_asked()
+        asked += latest
+
+
+@dataclass(frozen=True)
+class Handoffs:
+    nodes: int = 1
+    weight: float = 5.0
+
+    def run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome:
+        ours = rivals.ours(plan.node_timeout)
+        outcome = Outcome("higher", ours=rivals.FAIR)
+        best: dict[tuple[str, int], HandoffFigure] = {}
+        for size, part in SIZES.items():
+            leaders = [rival for rival in (FLOOR, ours[0]) if rival.what not in outcome.skipped]
+            race = Race(urls[0], size, [FLOOR, *ours, *rivals.PEERS] if size == SOME else leaders)
+            now = time.monotonic()
+            race.run(plan, now + part * (deadline - now))
+            for standing in race.standings:
+                _enter(outcome, race, standing)
+                if standing.failure is None:
+                    best[standing.what, size] = standing.figure(size)
+        outcome.named = _named(best)
+        return outcome
+
+
+def _enter(outcome: Outcome, race: Race, standing: Standing) -> None:
+    """One rival's line in the outcome, beside the floor of the same size."""
+    title = standing.what if race.size == SOME else f"{standing.what}, {race.size} processes"
+    if standing.failure is not None:
+        outcome.skipped[title] = standing.failure
+        return
+    figure, floor = standing.figure(race.size), race.standings[0]
+    if standing is floor:
+        outcome.floors[title] = figure
+        if race.size == SOME:
+            outcome.floor = title, figure
+        return
+    outcome.rows[title] = figure
+    if floor.failure is None:
+        outcome.ratios[title] = round(figure.handoffs_per_s / floor.figure(race.size).handoffs_per_s, 3)
+        both = zip(standing.rounds, floor.rounds, strict=False)
+        paired = [mine.handoffs_per_s / its.handoffs_per_s for mine, its in both if its.handoffs_per_s]
+        outcome.paired[title] = round(statistics.median(paired or [0.0]), 3)
+
+
+def _named(best: dict[tuple[str, int], HandoffFigure]) -> dict[str, float | None]:
+    def speed(what: str, size: int) -> float | None:
+        return best[what, size].handoffs_per_s if (what, size) in best else None
+
+    def latency(what: str) -> float | None:
+        return best[what, SOME].p50_us if (what, SOME) in best else None
+
+    fair, floor = rivals.FAIR, FLOOR.what
+    return {
+        "handoff": ratio(speed(fair, SOME), speed(floor, SOME)),
+        "handoff_latency": ratio(latency(fair), latency(floor)),
+        "handoff_64_over_2": ratio(speed(fair, MANY), speed(fair, FEW)),
+        # What this machine makes of so many processes, whatever they do.
+        "handoff_floor_64_over_2": ratio(speed(floor, MANY), speed(floor, FEW)),
+    }

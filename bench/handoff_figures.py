@@ -1,0 +1,99 @@
+"""From the notes of the processes that shared a lock to figures.
+
+Every process noted when it had got the lock and when it was about to release it, by the clock that all processes of a
+machine share. Merged, the notes say who came after whom, how long that took, and whether two held it at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from bench.measure import Entrant
+from bench.member import Turns
+
+
+class NotExclusive(Exception):
+    """Two processes held the lock at the same time."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """Counted from when the last process had begun until the first might end."""
+
+    handoffs_per_s: float
+    p50_us: float | None
+    """From just before release() to the return of the next one's acquire(); None if the lock never moved."""
+    p99_us: float | None
+    jain: float
+    handoffs: int
+    """From beginning to end: what the commands of the round are divided by."""
+
+    @classmethod
+    def of(cls, crew: Sequence[Turns], until: int) -> Round:
+        begin = max(member.began for member in crew)
+        taken = sorted((got, gave, who) for who, m in enumerate(crew) for got, gave in zip(m.got, m.gave, strict=True))
+        # Both were noted while the lock was held: if these overlap, so did the leases.
+        if together := sum(later[0] < earlier[1] for earlier, later in pairwise(taken)):
+            raise NotExclusive(f"{together} times a process got the lock before the last one released it")
+        changes = [(earlier[1], later[0]) for earlier, later in pairwise(taken) if earlier[2] != later[2]]
+        waits = sorted(got - gave for gave, got in changes if begin <= got <= until)
+        p50, p99 = (waits[int(part * (len(waits) - 1))] / 1000 if waits else None for part in (0.5, 0.99))
+        counts = [sum(begin <= got <= until for got in member.got) for member in crew]
+        # On a busy machine the last of 64 may begin when a short round is over.
+        per_s = len(waits) * 1e9 / (until - begin) if waits else 0.0
+        return cls(per_s, p50, p99, jain(counts), len(changes))
+
+
+def jain(counts: Sequence[int]) -> float:
+    """1 if everybody got as many, 1/n if one of n got them all."""
+    squares = len(counts) * sum(n * n for n in counts)
+    return sum(counts) ** 2 / squares if squares else 0.0
+
+
+@dataclass(frozen=True)
+class HandoffFigure:
+    processes: int
+    handoffs_per_s: float
+    p50_us: float | None
+    p99_us: float | None
+    jain: float | None = None
+    commands_per_handoff: float | None = None
+    waiting_commands_per_s: float | None = None
+    """Of all waiters together, while somebody else holds the lock."""
+
+    def cells(self) -> dict[str, str]:
+        shown = {
+            "p50 µs": (self.p50_us, ".0f"),
+            "p99 µs": (self.p99_us, ".0f"),
+            "hand-offs/s": (self.handoffs_per_s, ".0f"),
+            "commands each": (self.commands_per_handoff, ".2f"),
+            "Jain": (self.jain, ".3f"),
+            "waiting, cmd/s": (self.waiting_commands_per_s, ".0f"),
+        }
+        return {heading: "" if value is None else format(value, form) for heading, (value, form) in shown.items()}
+
+
+@dataclass
+class Standing(Entrant):
+    """A rival's rounds so far, and what was found out about it besides."""
+
+    rounds: list[Round] = field(default_factory=list)
+    jain: float | None = None
+    commands_per_handoff: float | None = None
+    waiting_commands_per_s: float | None = None
+
+    def figure(self, processes: int) -> HandoffFigure:
+        """Each figure is that of its best round: noise only ever takes away."""
+        p50s = [r.p50_us for r in self.rounds if r.p50_us is not None]
+        p99s = [r.p99_us for r in self.rounds if r.p99_us is not None]
+        return HandoffFigure(
+            processes,
+            round(max(r.handoffs_per_s for r in self.rounds), 1),
+            round(min(p50s), 1) if p50s else None,
+            round(min(p99s), 1) if p99s else None,
+            self.jain,
+            self.commands_per_handoff,
+            self.waiting_commands_per_s,
+        )

@@ -1,0 +1,84 @@
+"""handfast and the other libraries where several processes want the same lock, each as its users wait for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from bench.contestant import TTL, PairFailed
+from bench.member import Rival, Taking
+from bench.ours import NAME, policies
+
+FAIR = f"{NAME} fair"
+
+
+@contextlib.contextmanager
+def handfast_lock(url: str, name: str, options: Mapping[str, Any], node_timeout: float | None) -> Iterator[Taking]:
+    import handfast
+
+    with handfast.connect(url, **policies(node_timeout)) as client:
+
+        def give(lease: handfast.Lease) -> None:
+            if not lease.release():
+                raise PairFailed("the lease was lost before its release")
+
+        yield lambda: client.lock(name, ttl=TTL, **options).acquire(), give
+
+
+def _reused(lock: Any) -> Taking:
+    """One lock object for all turns, where its library lets one reuse it."""
+
+    def take() -> None:
+        if not lock.acquire():
+            raise PairFailed("not acquired")
+
+    return take, lambda _: lock.release()
+
+
+@contextlib.contextmanager
+def redis_py(url: str, name: str, poll: float) -> Iterator[Taking]:
+    import redis
+
+    with redis.Redis.from_url(url) as client:
+        yield _reused(client.lock(name, timeout=TTL, sleep=poll))
+
+
+@contextlib.contextmanager
+def python_redis_lock(url: str, name: str) -> Iterator[Taking]:
+    import redis
+    import redis_lock  # type: ignore[import-untyped]
+
+    with redis.Redis.from_url(url) as client:
+        yield _reused(redis_lock.Lock(client, name, expire=int(TTL)))
+
+
+@contextlib.contextmanager
+def pottery(url: str, name: str) -> Iterator[Taking]:
+    import redis
+    from pottery import Redlock
+
+    with redis.Redis.from_url(url) as client:
+        yield _reused(Redlock(key=name, masters={client}, auto_release_time=TTL))
+
+
+def ours(node_timeout: float | None) -> list[Rival]:
+    """The first is measured as often as the floor, and like it without fencing tokens; the others less."""
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        (FAIR, {"fair": True, "fence": False}),
+        (f"{FAIR}, fenced", {"fair": True}),
+        (NAME, {"fence": False}),
+    ]
+    return [
+        Rival(what, partial(handfast_lock, options=options, node_timeout=node_timeout), peer=what != FAIR)
+        for what, options in kinds
+    ]
+
+
+PEERS = (
+    Rival("redis-py (polls every 0.1 s)", partial(redis_py, poll=0.1)),
+    Rival("redis-py (polls every 1 ms)", partial(redis_py, poll=0.001)),
+    Rival("python-redis-lock", python_redis_lock),
+    Rival("pottery", pottery),
+)
