@@ -11,10 +11,12 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from types import EllipsisType, TracebackType
 from typing import Any, ParamSpec, TypeVar, Unpack
 
-from handfast.core import guard, mutex
+from handfast.core import census, fair, guard, mutex, waiting
+from handfast.core.census import Holder
 from handfast.core.commands import Request
 from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.terms import Terms
@@ -64,6 +66,8 @@ class Lease(LeaseView):
             return _said(self._still_ours)
         if io is None or client._closed:  # None after a fork: nothing is ours
             return _said(False)
+        if self._hold.settings.cohort and client._pass_on(self._hold):
+            return _said(True)
         return mutex.release(io, self._hold, client, self)
 
     @property
@@ -153,6 +157,8 @@ class Lock(LockView):
         patience = settings.policy.wait if wait is ... else 0.0 if wait is _AT_ONCE else patience_of(wait)
         if self._reentrant:
             return client._reenter(self, terms, patience)
+        if settings.fair or client._lines.by_keys:
+            return client._acquire(self, terms, patience)
         io = client._io
         # Looking up the running loop costs more than anything else here: once in a turn will do.
         if io is None or client._closed or not (io.turning or io.loop is _get_running_loop()):
@@ -165,6 +171,14 @@ class Lock(LockView):
             return await self.acquire(wait=0, ttl=ttl)
         except Contended:
             return None
+
+    async def holder(self) -> Holder | None:
+        """Who holds it now, as the servers see it; None if nobody does."""
+        return await census.holder(self._client._driver(), self)
+
+    async def waiters(self) -> list[str]:
+        """Who waits for it, the next one first: those of this client, and of a fair lock one of every other process."""
+        return await census.waiters(self._client._driver(), self, self._client._lines)
 
     async def __aenter__(self) -> Lease:
         lease = await self.acquire()
@@ -192,6 +206,7 @@ class Client(BaseClient[Lock]):
 
     _lease_type = Lease
     _lock_type = Lock
+    _lines_lock = nullcontext
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         super().__init__(where, options)
@@ -224,6 +239,7 @@ class Client(BaseClient[Lock]):
             return
         self._closed = True
         self._forget()
+        self._lines.close()
         if self._dog is not None:
             await asyncio.wrap_future(self._dog.detach(self._group))
         if self._io is not None:
@@ -254,9 +270,19 @@ class Client(BaseClient[Lock]):
         return self._driver().loop
 
     async def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
-        """The first one, or one that is awaited on another loop than it was asked for on."""
-        lease: Lease = await mutex.acquire(self._driver(), request, terms, wait, self)
-        return lease
+        """The first one, one of a fair lock, or one for which others may be waiting."""
+        io, lease = self._driver(), None
+        if wait == 0 and request.settings.fair:
+            lease = await fair.try_acquire(io, request, terms, self)
+        elif wait == 0 or not (request.settings.fair or request.keys in self._lines.by_keys):
+            lease = await mutex.acquire(io, request, terms, wait, self)
+        else:
+            lease = await self._line_up(request, terms, wait, io.now())
+        return lease  # type: ignore[no-any-return]
+
+    def _line_up(self, request: Request, terms: Terms, wait: float | None, since: float) -> Coroutine[Any, Any, Any]:
+        """See core.hold.Keeper."""
+        return waiting.queue(self._driver(), self._lines, request, terms, wait, since, self)
 
     async def _reenter(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         mine = self._owned.setdefault(asyncio.current_task(), {})

@@ -11,6 +11,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
@@ -21,10 +22,12 @@ from handfast.core.commands import Request
 from handfast.core.group import Group
 from handfast.core.handshake import Steps, handshake
 from handfast.core.hold import NURSERY_TTL, Hold
+from handfast.core.line import Lines, Place
 from handfast.core.terms import Settings
 from handfast.drivers import clock
 from handfast.endpoints import Endpoints
 from handfast.errors import ConfigError
+from handfast.events import Event
 from handfast.lease import Entry, LeaseView, LockView
 from handfast.options import Policy, Seconds, duration, names_of, owner_of, policy
 from handfast.wire.dial import Address
@@ -67,6 +70,10 @@ class RareOptions(TypedDict, total=False):
     """Replicas that must confirm a grant."""
     durable: bool
     """A grant must be on the server's disk."""
+    fair: bool
+    """First come, first served, across processes; on one node only."""
+    cohort: int
+    """How many times a process may pass the lock on to its own next waiter without asking a server."""
 
 
 class LockOptions(RareOptions, total=False):
@@ -104,6 +111,7 @@ class BaseClient(Generic[L]):
 
     _lease_type: type[LeaseView]
     _lock_type: type[L]
+    _lines_lock: Callable[[], AbstractContextManager[Any]]
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         given: dict[str, Any] = dict(options)
@@ -124,6 +132,8 @@ class BaseClient(Generic[L]):
         self._closed = False
         self._presented: dict[Any, Entry] = {}
         """Explicit owners of this client that hold something now."""
+        self._listeners: tuple[Callable[[Event], object], ...] = ()
+        self._lines = self._new_lines()
         self._forget()
         _clients.add(self)
 
@@ -159,6 +169,8 @@ class BaseClient(Generic[L]):
                 lock.owner = None
                 return lock  # type: ignore[no-any-return]
         names = names_of(name)
+        if settings.fair and (owner is not None or len(names) > 1):
+            raise ConfigError("fair=True takes one name, and an owner for each acquisition")
         Request.__init__(
             lock, settings, names[0] if len(names) == 1 else names, None if owner is None else owner_of(owner).encode()
         )
@@ -171,6 +183,43 @@ class BaseClient(Generic[L]):
         lock = self.lock(name, **options)
         lock._reentrant = True
         return lock
+
+    def listen(self, listener: Callable[[Event], object]) -> Callable[[], None]:
+        """Have `listener` called with each Event, in whichever thread it happens; call what is returned to end that.
+
+        It should be quick: whoever wants the lock waits for it. What it raises is logged, and changes nothing.
+        """
+        self._listeners += (listener,)
+
+        def end() -> None:
+            self._listeners = tuple(each for each in self._listeners if each is not listener)
+
+        return end
+
+    def _tell(self, place: Place, seconds: float, outcome: str) -> None:
+        """See Lines.tell."""
+        kind: Literal["waiting_began", "waiting_ended"] = "waiting_ended" if outcome else "waiting_began"
+        if log.debugs():
+            log.debug("%s: %s by %s, %.3f s %s", place.request.name, kind, place.who, seconds, outcome)
+        for listener in self._listeners:
+            try:
+                listener(Event(kind, place.request.name, place.who, seconds, outcome))
+            except Exception:
+                log.exception("a listener failed at an event")
+
+    def _new_lines(self) -> Lines:
+        return Lines(self._lines_lock(), log.warning, self._tell)
+
+    def _pass_on(self, hold: Hold) -> bool:
+        """Give what a cohort holds to the next of this client who waits for it."""
+        if self._closed or self._lines.pass_on(hold, clock.now()) is None:
+            return False
+        self._ending(hold)
+        return True
+
+    def _let_go(self, hold: Hold, others: bool, now: float) -> None:
+        """See core.hold.Keeper."""
+        self._lines.let_go(hold, others, now)
 
     def _shake(self, index: int) -> Steps:
         """The handshake for a new connection to a node."""
@@ -223,6 +272,11 @@ class BaseClient(Generic[L]):
 
     def _checked(self, options: dict[str, Any]) -> Policy:
         known = policy(options, self._policy)
+        if known.fair and self._group.n > 1:
+            raise ConfigError(
+                "fair=True needs one node: on a quorum each node would hand its vote to whom it thinks is next, "
+                "and nothing would make them agree; leave it out, waiters of one process still come in their order"
+            )
         if self._guarded:
             # The guard keeps one high-water mark and one max_ttl for the whole namespace.
             if known.prefix != self._policy.prefix and known.fence:
@@ -319,6 +373,7 @@ class BaseClient(Generic[L]):
         self._dog_lock = threading.Lock()
         self._ending = self._nothing
         self._presented = {}
+        self._lines = self._new_lines()
         self._forget()
 
     def __repr__(self) -> str:

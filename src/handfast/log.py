@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
-__all__ = ["warning"]
+import sys
+
+__all__ = ["debug", "debugs", "exception", "warning"]
 
 
 def warning(text: str, *args: object) -> None:
     import logging
 
     logging.getLogger("handfast").warning(text, *args)
+
+
+def exception(text: str) -> None:
+    """With the exception that is being handled."""
+    import logging
+
+    logging.getLogger("handfast").exception(text)
+
+
+def debugs() -> bool:
+    """Somebody wants to know everything; nobody does who has not even imported logging."""
+    logging = sys.modules.get("logging")
+    return logging is not None and logging.getLogger("handfast").isEnabledFor(logging.DEBUG)
+
+
+def debug(text: str, *args: object) -> None:
+    import logging
+
+    logging.getLogger("handfast").debug(text, *args)

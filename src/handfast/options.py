@@ -63,6 +63,8 @@ class Policy(NamedTuple):
     on_lost: Literal["cancel", "event"] = "cancel"
     replicas: int = 0
     durable: bool = False
+    fair: bool = False
+    cohort: int = 0
 
     def validity(self, ttl: float) -> float:
         """How long after the send a grant of `ttl` may be believed, if clock rates differ by less than `drift`."""
@@ -97,9 +99,12 @@ def _check(policy: Policy) -> Policy:
     if policy.tries is not None:
         _whole(policy.tries, "tries", 1)
     _whole(policy.replicas, "replicas", 0)
-    for what in ("renew", "fence", "durable"):
+    _whole(policy.cohort, "cohort", 0)
+    for what in ("renew", "fence", "durable", "fair"):
         if not isinstance(getattr(policy, what), bool):
             raise ConfigError(f"{what} must be True or False, not {getattr(policy, what)!r}")
+    if policy.fair and (policy.replicas or policy.durable):
+        raise ConfigError("fair=True hands a lock over in one step on the server, which waits for no copies")
     if not isinstance(policy.backoff, Backoff):
         raise ConfigError(f"backoff must be a handfast.backoff.Backoff, not {policy.backoff!r}")
     if policy.on_lost not in ("cancel", "event"):

@@ -6,15 +6,16 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
-from handfast.core import commands, guard, mutex
+from handfast.core import census, commands, fair, guard, mutex, waiting
+from handfast.core.census import Holder
 from handfast.core.commands import Request
 from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.terms import Terms
-from handfast.drivers.threads import ThreadDriver, run
+from handfast.drivers.threads import Done, ThreadDriver, ThreadLobby, run
 from handfast.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended
 from handfast.facade import (
@@ -138,6 +139,14 @@ class Lock(LockView):
         except Contended:
             return None
 
+    def holder(self) -> Holder | None:
+        """Who holds it now, as the servers see it; None if nobody does."""
+        return self._client._run(lambda io: census.holder(io, self))
+
+    def waiters(self) -> list[str]:
+        """Who waits for it, the next one first: those of this client, and of a fair lock one of every other process."""
+        return self._client._run(lambda io: census.waiters(io, self, self._client._lines))
+
     def __enter__(self) -> Lease:
         lease = self.acquire()
         try:
@@ -167,11 +176,12 @@ class Lock(LockView):
 class _Catch:
     """The client as keeper of one acquisition: it keeps the lease at hand from the moment it exists."""
 
-    __slots__ = ("client", "lease")
+    __slots__ = ("client", "lease", "since")
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self.lease: LeaseView | None = None
+        self.since = 0.0
 
     def _granted(self, hold: Hold) -> LeaseView:
         self.lease = lease = self.client._granted(hold)
@@ -183,15 +193,25 @@ class _Catch:
     def _unfinished(self, hold: Hold) -> None:
         self.client._unfinished(hold)
 
+    def _let_go(self, hold: Hold, others: bool, now: float) -> None:
+        self.client._let_go(hold, others, now)
+
+    def _line_up(self, request: Request, terms: Terms, wait: float | None, since: float) -> Awaitable[None]:
+        # Not from here: whoever waits in line must not keep the connections that this attempt was made on.
+        self.since = since
+        return Done()
+
 
 class Client(BaseClient[Lock]):
     """Makes locks on one node or a quorum. Safe to share between threads; a fork may go on using it."""
 
     _lease_type = Lease
     _lock_type = Lock
+    _lines_lock = staticmethod(threading.Lock)
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         super().__init__(where, options)
+        self._lobby = ThreadLobby(self._run)
         self._lanes: list[ThreadDriver] = []
         self._owned: weakref.WeakKeyDictionary[threading.Thread, dict[Any, Entry]] = weakref.WeakKeyDictionary()
 
@@ -224,6 +244,7 @@ class Client(BaseClient[Lock]):
             return
         self._closed = True
         self._forget()
+        self._lines.close()
         if self._dog is not None:
             self._dog.detach(self._group).result()
         while self._lanes:
@@ -258,9 +279,17 @@ class Client(BaseClient[Lock]):
 
     def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         catch = _Catch(self)
+        lines = self._lines
         try:
-            lease: Lease = self._run(lambda io: mutex.acquire(io, request, terms, wait, catch))
-            return lease
+            lease: Lease | None = None
+            if wait == 0 and request.settings.fair:
+                lease = self._run(lambda io: fair.try_acquire(io, request, terms, catch))
+            elif wait == 0 or not (request.settings.fair or (lines.by_keys and request.keys in lines.by_keys)):
+                lease = self._run(lambda io: mutex.acquire(io, request, terms, wait, catch))
+            if lease is not None:
+                return lease
+            since = catch.since or self._lobby.now()
+            return run(waiting.queue(self._lobby, lines, request, terms, wait, since, catch))  # type: ignore[no-any-return]
         except BaseException:
             # Ctrl-C may strike after the lock was granted and before the caller has it.
             if catch.lease is not None:
@@ -284,6 +313,8 @@ class Client(BaseClient[Lock]):
     def _release(self, hold: Hold) -> bool:
         if hold.state != HELD or self._closed:
             return False
+        if hold.settings.cohort and self._pass_on(hold):
+            return True
         return self._run(lambda io: mutex.release(io, hold, self))
 
     def _last_words(self, dog: Watchdog) -> None:
@@ -292,7 +323,7 @@ class Client(BaseClient[Lock]):
         if lane is not None and lane.settled:
             for hold in dog.renewed(self._group):
                 if hold.leave():
-                    lane.post(commands.release(hold, hold.owner, hold.token))
+                    lane.post(commands.release(hold, hold.owner, hold.floor))
                     hold.end()
             lane.close()
         super()._last_words(dog)

@@ -307,7 +307,7 @@ class Watchdog:
         self.remove(hold)
         driver = await self._driver(charge)
         group = hold.group
-        payloads = commands.release(hold, hold.owner, hold.token)
+        payloads = commands.release(hold, hold.owner, hold.floor, hold.claim)
         await driver.exchange(payloads, Ballot(group.n, group.need), hold.settings.terms.patience)
         hold.end()
 

@@ -15,7 +15,22 @@ from handfast.core.group import Group
 from handfast.core.resp import encode
 from handfast.core.terms import Settings, Terms
 
-__all__ = ["Request", "Target", "acquire", "extend", "heal", "peek", "raise_to", "release"]
+__all__ = [
+    "Request",
+    "Target",
+    "acquire",
+    "ask_for_others",
+    "claim",
+    "extend",
+    "heal",
+    "leave_word",
+    "look",
+    "pass_on",
+    "peek",
+    "queue",
+    "raise_to",
+    "release",
+]
 
 
 def script(name: str, keys: Sequence[bytes], *args: bytes) -> bytes:
@@ -96,7 +111,8 @@ def acquire(request: Request, owner: bytes, terms: Terms, proposal: bytes) -> An
 def _acquire(request: Request, owner: bytes, terms: Terms, proposal: bytes, tail: bytes) -> bytes:
     key, px = request.key, terms.px
     mark = request.settings.group.mark_arg
-    if proposal and key:
+    step = 1 + request.settings.cohort
+    if proposal and key and step == 1:
         return _ACQUIRE % (
             12 if mark else 11, 3 if mark else 2,
             len(key), key, len(key) + 2, key, mark, len(owner), owner, len(px), px, len(proposal), proposal, tail,
@@ -104,12 +120,19 @@ def _acquire(request: Request, owner: bytes, terms: Terms, proposal: bytes, tail
     keys = request.keys
     all_keys = _counted(request) if proposal else keys
     words = (lua.SHA["acquire"], b"%d" % len(all_keys), *all_keys, owner, px, b"%d" % len(keys), proposal)
-    return b"*%d\r\n" % (len(words) + 3) + encode(b"EVALSHA", *words).partition(b"\r\n")[2] + tail
+    more = b"$%d\r\n%d\r\n" % (len(b"%d" % step), step) if step > 1 else b""
+    count = len(words) + 3 + (step > 1)
+    return b"*%d\r\n" % count + encode(b"EVALSHA", *words).partition(b"\r\n")[2] + tail + more
 
 
-def release(target: Target, owner: bytes, token: int) -> Any:
-    """Payloads: delete what is this owner's. A quorum gets the token along as a floor; one node's counter has it."""
+def release(target: Target, owner: bytes, token: int, claim: bytes = b"") -> Any:
+    """Payloads: delete what is this owner's. A quorum gets the token along as a floor; one node's counter has it.
+
+    Of a fair lock a `claim` that may still be in the queue goes as well.
+    """
     group, key = target.settings.group, target.key
+    if target.settings.fair:
+        return pass_on(target, owner, claim)
     if token and group.n > 1:
         return script("release", _counted(target), owner, b"%d" % len(target.names), b"%d" % token)
     if not key:
@@ -141,6 +164,63 @@ def _counted(target: Target) -> tuple[bytes, ...]:
     return (*target.keys, *target.fences, *marks)
 
 
-def peek(target: Target) -> bytes:
-    """Who is there, and for how long: GET and PTTL of each name."""
-    return b"".join(encode(b"GET", key) + encode(b"PTTL", key) for key in target.keys)
+def peek(target: Target, *, counted: bool = False) -> bytes:
+    """Who is there, and for how long: GET and PTTL of each name; `counted`: and its counter."""
+    count = [encode(b"GET", key + b":f") if counted else b"" for key in target.keys]
+    return b"".join(
+        encode(b"GET", key) + encode(b"PTTL", key) + more for key, more in zip(target.keys, count, strict=True)
+    )
+
+
+def queue(target: Target) -> bytes:
+    """The claims in a fair lock's queue; and one reply to drop."""
+    return encode(b"LRANGE", _queued(target)[1], b"0", b"-1") + _UNTRACKED
+
+
+_TRACKED: Final = encode(b"CLIENT", b"CACHING", b"YES")
+_UNTRACKED: Final = encode(b"PING")
+
+
+def look(target: Target) -> Any:
+    """Payloads: who is there, and for how long; with the wish to be told of changes, where the node grants that.
+
+    Replies: one to drop, the holder (of several names: all holders), the PTTL of each name.
+    """
+    keys = target.keys
+    read = encode(b"GET", keys[0]) if len(keys) == 1 else encode(b"MGET", *keys)
+    read += b"".join(encode(b"PTTL", key) for key in keys)
+    nodes = target.group.nodes
+    if all(node.tracks for node in nodes):
+        return _TRACKED + read
+    return [(_TRACKED if node.tracks else _UNTRACKED) + read for node in nodes]
+
+
+def _queued(target: Target) -> tuple[bytes, bytes, bytes]:
+    """The keys of a fair lock: itself, its queue, its counter."""
+    key = target.key
+    return key, key + b":q", key + b":f"
+
+
+def claim(target: Target, owner: bytes, terms: Terms, channel: bytes, before: bytes) -> bytes:
+    settings = target.settings
+    step = b"%d" % (1 + settings.cohort if settings.fence else 0)
+    return script("claim", _queued(target), owner, terms.px, step, channel, before, settings.group.most_px)
+
+
+def pass_on(target: Target, owner: bytes, before: bytes) -> bytes:
+    return script("pass", _queued(target), owner, before)
+
+
+def _hint(target: Target) -> bytes:
+    """Where those of other processes say that they wait for a cohort's lock."""
+    return target.keys[0] + b":w"
+
+
+def leave_word(target: Target, px: bytes) -> bytes:
+    """We of this process wait for a cohort's lock that another process has."""
+    return encode(b"SET", _hint(target), b"1", b"PX", px)
+
+
+def ask_for_others(target: Target) -> bytes:
+    """Whether such a word was left; it is taken away, who still waits leaves another."""
+    return encode(b"DEL", _hint(target))

@@ -1,18 +1,18 @@
 """The seam between the algorithms and the world.
 
 An algorithm awaits few, fat effects: `settle` connects, `exchange` is one round trip to all nodes, `ask` one to the only
-node, `sleep` a pause. Time, wall time and
-randomness come from here too, so a simulation decides about them. `post` is not awaited: it hands bytes to the
+node, `sleep` a pause, `park` a pause that somebody may end. Time, wall time and randomness come from here too, so a
+simulation decides about them. `post` is not awaited: it hands bytes to the
 connections that carried the earlier exchange and returns, so undoing needs no shield: there is no point inside it at
 which a second cancel could strike, and it cannot overtake what it undoes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
-__all__ = ["CLOSED", "SILENT", "Effects", "Fault", "Payloads", "Poll", "payload_for"]
+__all__ = ["CLOSED", "SILENT", "Bell", "Effects", "Fault", "Lobby", "Payloads", "Poll", "Watch", "payload_for"]
 
 Payloads = bytes | Sequence[bytes | None]
 """The same for all nodes, or one for each (None: this node is not asked)."""
@@ -68,6 +68,47 @@ class Poll(Protocol):
         ...
 
 
+class Bell(Protocol):
+    """What wakes one who is parked."""
+
+    def ring(self) -> None:
+        """Wake it, or keep it from falling asleep the next time. May be called from any thread that uses the driver."""
+
+
+class Watch:
+    """What the nodes of a lane push to one who waits: that keys have changed, or a message for it."""
+
+    __slots__ = ("bell", "changed", "message", "words")
+
+    def __init__(self, bell: Bell, words: Sequence[bytes]) -> None:
+        self.bell = bell
+        self.words = words
+        """Keys, or the owner that messages are for."""
+        self.changed: set[int] = set()
+        """Nodes on which something may have changed; also those whose connection was lost, which tell no more."""
+        self.message: bytes = b""
+
+
+class Lobby(Protocol):
+    """Where one waits who needs no connection for it."""
+
+    def now(self) -> float: ...
+
+    def who(self) -> str:
+        """The thread or task that waits, by name."""
+        ...
+
+    def bell(self) -> Bell: ...
+
+    def park(self, bell: Any, until: float | None) -> Awaitable[None]:
+        """Until the bell rings, or has rung since the last time, or `now()` is there."""
+        ...
+
+    def visit(self, operation: Callable[[Any], Awaitable[Any]]) -> Awaitable[Any]:
+        """Do something that does need connections: `operation` gets Effects."""
+        ...
+
+
 class Effects(Protocol):
     """What a driver provides."""
 
@@ -116,3 +157,16 @@ class Effects(Protocol):
 
     async def sleep(self, until: float) -> None:
         """Until `now()` is there."""
+
+    def park(self, bell: Any, until: float | None) -> Awaitable[None]:
+        """See Lobby; pushes are listened to meanwhile, and ring the bells of their watches."""
+        ...
+
+    def watch(self, watch: Watch) -> None:
+        """From now on tell it what is pushed for its words."""
+
+    def unwatch(self, watch: Watch) -> None: ...
+
+    def subscribe(self, patience: float) -> Awaitable[bytes | Fault]:
+        """The name of the channel on which the only node reaches this connection, and no other."""
+        ...

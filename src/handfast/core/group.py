@@ -46,6 +46,7 @@ class Node:
         "marker",
         "opens_at",
         "run_id",
+        "tracks",
         "waiting",
     )
 
@@ -60,6 +61,8 @@ class Node:
         self.ladder = ""
         """How it compares and deletes: 'delifeq' (Valkey), 'delex' (Redis 8.4) or '' (a script)."""
         self.run_id = ""
+        self.tracks = True
+        """It tells its clients when keys that they have read change (client tracking)."""
         self.incarnation = b""
         """run_id and last promotion: another value means that it may have forgotten."""
         self.marker = b""

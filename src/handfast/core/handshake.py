@@ -59,10 +59,13 @@ def handshake(group: Group, node: Node, login: Login, now: Callable[[], float], 
     _refuse(replies)
     probe = group.marker_key + b":probe"
     # Asked for rather than guessed from a version: an absent key is compared and not deleted.
-    questions = encode(b"DELIFEQ", probe, b"-") + encode(b"DELEX", probe, b"IFEQ", b"-") + load_scripts()
-    replies = yield questions, 2 + len(lua.NAMES)
+    questions = encode(b"DELIFEQ", probe, b"-") + encode(b"DELEX", probe, b"IFEQ", b"-")
+    # For those who come to wait; costs nothing until a read asks for it.
+    questions += encode(b"CLIENT", b"TRACKING", b"ON", b"OPTIN")
+    replies = yield questions + load_scripts(), 3 + len(lua.NAMES)
     node.ladder = "delifeq" if type(replies[0]) is int else "delex" if type(replies[1]) is int else ""
-    _refuse(replies[2:])
+    node.tracks = type(replies[2]) is not Fault
+    _refuse(replies[3:])
     if group.n > 1 or group.guard:
         yield from _identify(group, node, now, warn)
 

@@ -12,14 +12,15 @@ an attribute) is atomic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from handfast.core.commands import Request, Target
+from handfast.core.terms import Terms
 
-__all__ = ["HELD", "LOST", "NURSERY_TTL", "RELEASED", "RELEASING", "TRANSITIONS", "Hold", "Keeper"]
+__all__ = ["HELD", "LOST", "NURSERY_TTL", "RELEASED", "RELEASING", "TRANSITIONS", "Hold", "Keeper", "Usher"]
 
 HELD: Final = "held"
 RELEASING: Final = "releasing"
@@ -67,16 +68,22 @@ class Hold(Target):
     """A heal was sent from the watchdog's connections, so the release must follow it there too."""
     watchers: tuple[Callable[[], Any], ...] = ()
     """Called, in whichever thread notices, when it is lost."""
+    claim = b""
+    """Of a fair lock: its entry in the queue, as far as it may still be there."""
+    spare = 0
+    """Of a cohort's lock: tokens that are reserved beyond its own, for those that it may be passed on to."""
+    passes = 0
+    """How often it was passed on since it was taken from the server."""
+    turn_ends = 0.0
+    """Until when it may be passed on."""
 
     def __init__(
-        self, request: Request, owner: bytes, ttl: float, deadline: float, sent: float, votes: int, token: int
+        self, target: Target, owner: bytes, ttl: float, deadline: float, sent: float, votes: int, token: int
     ) -> None:
-        self.settings = request.settings
-        self.key = request.key
-        self.spelt = request.spelt
+        self.settings = target.settings
+        self.key = target.key
+        self.spelt = target.spelt
         self.owner = owner
-        if request.owner is not None:
-            self.presented = True
         self.ttl = ttl
         self.deadline = deadline
         self.renew_from = sent
@@ -89,6 +96,29 @@ class Hold(Target):
         """The watchdog's own."""
         self.state = HELD
         self._ticket = True
+
+    @property
+    def floor(self) -> int:
+        """No token of a later acquisition may be at or below this; 0 when unfenced."""
+        return self.token + self.spare
+
+    def form_cohort(self, now: float) -> None:
+        """It may be passed on; the servers have counted a token along for each time."""
+        self.turn_ends = now + self.ttl
+        if self.token:
+            self.spare = self.settings.cohort
+            self.token -= self.spare
+
+    def successor(self) -> Hold:
+        """The same for the next of its cohort: the servers know no difference, but the token is a new one."""
+        heir = Hold(self, self.owner, self.ttl, self.deadline, self.renew_from, self.votes, self.token)
+        heir.passes = self.passes + 1
+        heir.turn_ends = self.turn_ends
+        heir.healed = self.healed
+        if self.token:
+            heir.token += 1
+            heir.spare = self.spare - 1
+        return heir
 
     def leave(self) -> bool:
         """From HELD to RELEASING; True for the one caller that made the move."""
@@ -155,7 +185,7 @@ class Hold(Target):
 
 
 class Keeper(Protocol):
-    """Who looks after holds between acquire and release: the client, for its watchdog."""
+    """Who looks after holds between acquire and release: the client, for its watchdog and its waiting line."""
 
     def _granted(self, hold: Hold, /) -> Any:
         """A new hold: watch over it, and make of it what the caller gets."""
@@ -165,3 +195,14 @@ class Keeper(Protocol):
 
     def _unfinished(self, hold: Hold, /) -> None:
         """Its release was cut short, or must be repeated elsewhere: see to it."""
+
+    def _let_go(self, hold: Hold, others: bool, now: float, /) -> None:
+        """A cohort's lock was released on the servers; `others`: somebody of another process waits for it."""
+
+
+class Usher(Keeper, Protocol):
+    """A keeper that also sees to those who come in vain."""
+
+    def _line_up(self, request: Request, terms: Terms, wait: float | None, since: float, /) -> Awaitable[Any]:
+        """It could not be had at once: wait for it; what `_granted` makes of it in the end."""
+        ...

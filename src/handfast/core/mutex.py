@@ -14,83 +14,97 @@ from handfast.core import commands, fencing, guard, renewal
 from handfast.core.commands import Request
 from handfast.core.effects import SILENT, Effects, Fault, Payloads
 from handfast.core.group import Group
-from handfast.core.hold import Hold, Keeper
+from handfast.core.hold import Hold, Keeper, Usher
+from handfast.core.line import Place
 from handfast.core.quorum import Ballot, Vote, WideBallot, said_yes
 from handfast.core.terms import Terms
 from handfast.errors import ConfigError, Contended, NoQuorum, NotAcquired
 
-__all__ = ["acquire", "extend", "release"]
+__all__ = ["OUTAGE", "acquire", "admit", "extend", "release"]
 
 OUTAGE: Final = 5.0
 """Seconds for which a caller that set no end to its waiting is kept waiting for servers that do not answer at all.
 Contention is waited for without end; an outage without end would be a hang."""
 
 
-async def acquire(io: Effects, request: Request, terms: Terms, wait: float | None, keeper: Keeper) -> Any:
-    """Try until granted, or until the caller's patience ends; what `keeper` makes of the hold.
+async def acquire(
+    io: Effects, request: Request, terms: Terms, wait: float | None, keeper: Usher, place: Place | None = None
+) -> Any:
+    """One attempt: what `keeper` makes of the hold.
 
+    If it fails, whoever wants to wait is lined up; one that has a `place` at the head of its line gets None.
     One frame for the whole of it: coroutines within coroutines would cost more than the rest.
     """
     settings = request.settings
     group = settings.group
     fenced = settings.fence
-    began = io.now() if wait != 0 else 0.0
-    tried = 0
-    outage = began
-    while True:
-        if not io.settled:
-            await io.settle(group.need, _connect_patience(terms, wait))
-        if not group.fine:
-            await _admit(io, group)
-        owner = request.owner or settings.owner_start + io.nonce()
-        proposal = b"" if not fenced else b"0" if group.n == 1 else b"%d" % group.proposal(io.wall())
-        payloads = commands.acquire(request, owner, terms, proposal)
-        answer: Any = SILENT
-        ballot: Ballot | None = None
-        token: int | None = None
-        hold: Hold | None = None
-        sent = io.now()
-        try:
-            if settings.single:
-                answer = await io.ask(payloads, terms.patience)
-                kind = type(answer)
-                if kind is bytes or (kind is int and answer > 0):
-                    token = answer if fenced else 0
-                elif said_yes(answer):
-                    token = fencing.value(answer) if fenced else 0
-            else:
-                ballot = _ballot(group, terms)
-                await io.exchange(_asked(group, terms, ballot, payloads, sent), ballot, terms.patience)
-                if ballot.won and not fenced:
-                    token = 0
-                elif ballot.won and (token := fencing.agreed(group, ballot)) is None:
-                    token = await fencing.agree(io, request, owner, ballot, terms.patience)
-            deadline = sent + terms.validity
-            if token is not None and io.now() < deadline:
-                hold = Hold(request, owner, terms.ttl, deadline, sent, 1 if ballot is None else ballot.votes, token)
-                if ballot is not None:
-                    ballot.late = hold.late_vote
-                return keeper._granted(hold)
-        except BaseException:
-            if hold is None:
-                hold = Hold(request, owner, terms.ttl, 0.0, sent, 0, 0)
-            hold.abandon()
-            if not _undo(io, request, owner, ballot or _single(answer)) and request.owner is None:
-                # What struck has also cost a connection: let the release take another way.
-                keeper._unfinished(hold)
-            raise
-        ballot = ballot or _single(answer)
-        _undo(io, request, owner, ballot)
-        tried += 1
-        held = _contended(group, ballot)
-        if held:
-            outage = io.now()
-        await io.sleep(await _pause(io, request, terms, wait, outage if wait is None else began, tried, ballot, held))
+    began = io.now() if wait else 0.0
+    patience = terms.patience
+    if place is not None:
+        patience = place.at_most(patience, began)
+    elif wait:
+        patience = min(patience, wait)
+    if not io.settled:
+        within = _connect_patience(terms, wait)
+        await io.settle(group.need, within if place is None else place.at_most(within, began))
+    if not group.fine:
+        await admit(io, group)
+    owner = request.owner or settings.owner_start + io.nonce()
+    proposal = b"" if not fenced else b"0" if group.n == 1 else b"%d" % group.proposal(io.wall())
+    payloads = commands.acquire(request, owner, terms, proposal)
+    answer: Any = SILENT
+    ballot: Ballot | None = None
+    token: int | None = None
+    hold: Hold | None = None
+    sent = io.now()
+    try:
+        if settings.single:
+            answer = await io.ask(payloads, patience)
+            kind = type(answer)
+            if kind is bytes or (kind is int and answer > 0):
+                token = answer if fenced else 0
+            elif said_yes(answer):
+                token = fencing.value(answer) if fenced else 0
+        else:
+            ballot = _ballot(group, terms)
+            await io.exchange(_asked(group, terms, ballot, payloads, sent), ballot, patience)
+            if ballot.won and not fenced:
+                token = 0
+            elif ballot.won and (token := fencing.agreed(group, ballot)) is None:
+                token = await fencing.agree(io, request, owner, ballot, patience)
+        deadline = sent + terms.validity
+        if token is not None and io.now() < deadline:
+            hold = Hold(request, owner, terms.ttl, deadline, sent, 1 if ballot is None else ballot.votes, token)
+            if ballot is not None:
+                ballot.late = hold.late_vote
+            if request.owner is not None:
+                hold.presented = True
+            elif settings.cohort:
+                hold.form_cohort(sent)
+            if place is not None:
+                place.line.holder = hold
+            return keeper._granted(hold)
+    except BaseException:
+        if hold is None:
+            hold = Hold(request, owner, terms.ttl, 0.0, sent, 0, 0)
+        hold.abandon()
+        if not _undo(io, request, owner, ballot or _single(answer)) and request.owner is None:
+            # What struck has also cost a connection: let the release take another way.
+            keeper._unfinished(hold)
+        raise
+    ballot = ballot or _single(answer)
+    _undo(io, request, owner, ballot)
+    if wait == 0 or settings.policy.tries == 1 or _lasting(group, ballot):
+        raise await _explain(io, request, terms, ballot)
+    if place is None:
+        return await keeper._line_up(request, terms, wait, began or sent)
+    place.split = ballot.yeses > 0
+    return None
 
 
 def _connect_patience(terms: Terms, wait: float | None) -> float:
     """How long to wait for connections: a new one takes longer than a round trip, but no caller waits without end."""
-    return max(0.5, terms.patience) + (wait if wait is not None else OUTAGE)
+    return OUTAGE if wait is None else wait or max(0.5, terms.patience)
 
 
 def _contended(group: Group, ballot: Ballot) -> bool:
@@ -99,29 +113,7 @@ def _contended(group: Group, ballot: Ballot) -> bool:
     return ballot.refused() > 0 and faults <= group.n - group.need
 
 
-async def _pause(
-    io: Effects,
-    request: Request,
-    terms: Terms,
-    wait: float | None,
-    began: float,
-    tried: int,
-    ballot: Ballot,
-    held: bool,
-) -> float:
-    """When to try again after a lost ballot; raises when it is time to give up."""
-    group, policy = request.group, request.settings.policy
-    # Without an end of its own: for ever while somebody holds it, OUTAGE from when nobody could be asked.
-    limit = wait if wait is not None or held else OUTAGE
-    now = io.now()
-    over = limit is not None and now >= began + limit
-    if wait == 0 or over or tried == policy.tries or _lasting(group, ballot):
-        raise await _explain(io, request, terms, ballot, held)
-    pause = now + policy.backoff(tried, io.random())
-    return pause if limit is None else min(pause, began + limit)
-
-
-async def _admit(io: Effects, group: Group) -> None:
+async def admit(io: Effects, group: Group) -> None:
     """Before voting on a quorum: nothing is misconfigured, and nodes that have waited long enough may vote."""
     mistake = group.mistake()
     if mistake is not None:
@@ -209,9 +201,10 @@ def _said(group: Group, ballot: Ballot, terms: Terms) -> dict[str, str]:
     return said
 
 
-async def _explain(io: Effects, request: Request, terms: Terms, ballot: Ballot, held: bool) -> NotAcquired | ConfigError:
+async def _explain(io: Effects, request: Request, terms: Terms, ballot: Ballot) -> NotAcquired | ConfigError:
     """The error for a lost ballot."""
     group, name = request.group, request.name
+    held = _contended(group, ballot)
     for node, answer in zip(group.nodes, ballot.answers, strict=True):
         if type(answer) is Fault and answer.kind == "config":
             return ConfigError(f"{node.label}: {answer.text}")
@@ -280,14 +273,17 @@ async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None)
         keeper._ending(hold)
         if not io.settled:
             await io.settle(group.need, _connect_patience(settings.terms, 0.0))
-        payloads = commands.release(hold, hold.owner, hold.token)
-        if group.n == 1:
+        payloads = commands.release(hold, hold.owner, hold.floor)
+        if group.n == 1 and not settings.cohort:
             answer = await io.ask(payloads, settings.terms.patience)
             known = type(answer) is int
             gone = known and answer < 1
         else:
-            ballot = Ballot(group.n, group.need)
-            await io.exchange(payloads, ballot, settings.terms.patience)
+            if settings.cohort and not settings.fair:
+                ballot = await _let_go(io, hold, payloads, keeper)
+            else:
+                ballot = Ballot(group.n, group.need)
+                await io.exchange(payloads, ballot, settings.terms.patience)
             gone = not ballot.won and ballot.refused() > group.n - group.need
             known = ballot.won or gone
     except BaseException:
@@ -302,3 +298,21 @@ async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None)
         return True
     hold.reason = "it had ended before it was released" if gone else "its deadline had passed when it was released"
     return False
+
+
+async def _let_go(io: Effects, hold: Hold, payloads: Payloads, keeper: Keeper) -> Ballot:
+    """Release a cohort's lock, and ask whether somebody of another process waits for it."""
+    group = hold.group
+    asked_for: set[int] = set()
+
+    def judge(node: int, replies: list[Any]) -> Any:
+        if type(replies[1]) is int and replies[1] > 0:
+            asked_for.add(node)
+        return replies[0]
+
+    ask = commands.ask_for_others(hold)
+    ballot = WideBallot(group.n, group.need, 2, judge)
+    both = [(payload or b"") + ask for payload in _each(group, payloads)]
+    await io.exchange(both, ballot, hold.settings.terms.patience)
+    keeper._let_go(hold, bool(asked_for), io.now())
+    return ballot

@@ -121,7 +121,7 @@ async def _heal(io: Effects, group: Group, torn: list[tuple[Hold, Ballot]], pati
         heals: list[bytes] = []
         for hold in holds:
             left = round((hold.deadline - io.now()) * 1000)
-            heals.append(commands.heal(hold, hold.owner, max(1, left), hold.token))
+            heals.append(commands.heal(hold, hold.owner, max(1, left), hold.floor))
         payloads: list[bytes | None] = [None] * group.n
         payloads[i] = b"".join(heals)
         ballots = [Ballot(group.n, 1, 1) for _ in holds]

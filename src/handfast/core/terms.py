@@ -72,12 +72,26 @@ class Terms:
 class Settings:
     """A policy on a group of nodes, with what follows from both: shared by all locks that are set alike."""
 
-    __slots__ = ("fence", "group", "key_end", "key_start", "owner_start", "policy", "single", "special", "terms")
+    __slots__ = (
+        "cohort",
+        "fair",
+        "fence",
+        "group",
+        "key_end",
+        "key_start",
+        "owner_start",
+        "policy",
+        "single",
+        "special",
+        "terms",
+    )
 
     def __init__(self, group: Group, policy: Policy, owner_start: bytes) -> None:
         self.group = group
         self.policy = policy
         self.fence = policy.fence
+        self.fair = policy.fair
+        self.cohort = policy.cohort
         self.owner_start = owner_start
         """How the owners of its leases begin; a nonce follows."""
         self.terms = self.terms_for(policy.ttl)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Awaitable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
-from handfast.core.effects import Payloads, Poll
+from handfast.core.effects import Fault, Payloads, Poll
 from handfast.drivers import clock
-from handfast.wire.blocking import Lane
+from handfast.wire.blocking import Lane, ThreadBell
 
-__all__ = ["ThreadDriver", "run"]
+__all__ = ["Done", "ThreadDriver", "ThreadLobby", "run"]
 
 T = TypeVar("T")
 
 
-class _Done:
+class Done:
     """What has already happened can be awaited without suspending."""
 
     __slots__ = ("result",)
@@ -28,7 +29,7 @@ class _Done:
         yield
 
 
-_DONE = _Done()
+_DONE = Done()
 
 
 class ThreadDriver(Lane, clock.MachineClock):
@@ -46,10 +47,38 @@ class ThreadDriver(Lane, clock.MachineClock):
         return _DONE
 
     def ask(self, payload: bytes, patience: float) -> Awaitable[Any]:
-        return _Done(self.question(payload, patience))
+        return Done(self.question(payload, patience))
+
+    def park(self, bell: ThreadBell, until: float | None) -> Awaitable[None]:
+        self.listen(bell, None if until is None else max(0.0, until - clock.now()))
+        return _DONE
+
+    def subscribe(self, patience: float) -> Awaitable[bytes | Fault]:
+        return Done(self.own_channel(patience))
 
     async def sleep(self, until: float) -> None:
         time.sleep(max(0.0, until - clock.now()))  # noqa: ASYNC251 - this driver blocks, that is its point
+
+
+class ThreadLobby:
+    """Where threads wait who need no connection for it."""
+
+    now = staticmethod(clock.now)
+    bell = ThreadBell
+
+    def __init__(self, visit: Callable[[Callable[[ThreadDriver], Any]], Any]) -> None:
+        self._visit = visit
+
+    def park(self, bell: ThreadBell, until: float | None) -> Awaitable[None]:
+        bell.rung(-1.0 if until is None else max(0.0, until - clock.now()))
+        return _DONE
+
+    @staticmethod
+    def who() -> str:
+        return threading.current_thread().name
+
+    def visit(self, operation: Callable[[Any], Any]) -> Awaitable[Any]:
+        return Done(self._visit(operation))
 
 
 def run(operation: Coroutine[Any, Any, T]) -> T:

@@ -8,7 +8,9 @@ from typing import Final
 
 __all__ = ["NAMES", "SHA", "TEXT"]
 
-NAMES: Final = ("acquire", "raise", "extend", "heal", "release", "mark")
+NAMES: Final = ("acquire", "raise", "extend", "heal", "release", "mark", "claim", "pass")
+SHARED: Final = {"claim": "hand_over", "pass": "hand_over"}
+"""What stands before a script: Lua on a server has no other way to share code."""
 
 
 def _text(name: str) -> bytes:
@@ -18,7 +20,9 @@ def _text(name: str) -> bytes:
     return b"\n".join(line for line in lines if not line.lstrip().startswith(b"--"))
 
 
-TEXT: Final[dict[str, bytes]] = {name: _text(name) for name in NAMES}
+TEXT: Final[dict[str, bytes]] = {
+    name: (_text(SHARED[name]) + b"\n" if name in SHARED else b"") + _text(name) for name in NAMES
+}
 SHA: Final[dict[str, bytes]] = {
     name: hashlib.sha1(text, usedforsecurity=False).hexdigest().encode() for name, text in TEXT.items()
 }

@@ -2,6 +2,7 @@
 -- KEYS   1..n lock keys; fenced: n+1..2n fence counters; fenced and guarded: then the high-water mark
 -- ARGV   1 owner  2 ttl in ms  3 n  4 proposal: '' unfenced, '0' take server time, else the client's proposed token
 --        5 floor for counters that this node may have forgotten  6 max_ttl in ms, or 2^52 where nothing is too long
+--        7 how many tokens are wanted, of which the last is answered (absent: one)
 -- reply  integer: granted, the token (1 when unfenced)
 --        array of one: re-entered by the same owner, ttl refreshed, the token it already has
 --        array of two: refused; holder, its remaining ttl in ms (-1: it has no end)
@@ -38,10 +39,10 @@ if fenced then
     local time = redis.call('TIME')
     token = time[1] * 1000000 + time[2]
   end
-  local floor = tonumber(ARGV[5])
+  local floor, step = tonumber(ARGV[5]), tonumber(ARGV[7] or '1')
   for i = 1, n do
     local count = math.max(floor, tonumber(redis.call('GET', KEYS[n + i]) or '0'))
-    if count >= token then token = count + 1 end
+    if token < count + step then token = count + step end
   end
   -- Lua numbers are doubles: 2^53 is the last that counts by ones.
   if token >= 9007199254740992 then return redis.error_reply('EXHAUSTED the fence counter has reached 2^53') end

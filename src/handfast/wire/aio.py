@@ -18,16 +18,17 @@ from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.quorum import Ballot
 from handfast.core.resp import encode
-from handfast.wire.channel import DISCARD, Channel
+from handfast.wire.channel import DISCARD, Channel, Subscription
 from handfast.wire.dial import Address
+from handfast.wire.ears import Ears
 from handfast.wire.faults import from_socket
 from handfast.wire.link import GRACE, NOT_CONNECTED, LinkState
 from handfast.wire.waiter import Waiter, waiters_of
 
-__all__ = ["AioLane"]
+__all__ = ["AioBell", "AioLane"]
 
 SWEEP_EVERY: Final = 0.02
-"""Seconds between two looks at who has waited too long; patience is kept to within this."""
+"""Seconds between two looks at who has waited too long, unless somebody's patience ends sooner."""
 
 
 QUEUE_PATIENCE: Final = 10
@@ -102,8 +103,26 @@ class AioLink(LinkState):
         """What to send once connected, for those who then still wait."""
 
 
-class AioLane:
+class AioBell:
+    """Wakes one task of a lane's loop."""
+
+    __slots__ = ("rung", "waiter")
+
+    def __init__(self) -> None:
+        self.rung = False
+        self.waiter: Waiter | None = None
+
+    def ring(self) -> None:
+        if self.waiter is None:
+            self.rung = True
+        elif not self.waiter.over:
+            self.waiter.set_result(None)
+
+
+class AioLane(Ears):
     """One link to each node of a group, on one event loop."""
+
+    bell = AioBell
 
     def __init__(
         self,
@@ -112,6 +131,7 @@ class AioLane:
         shake: Callable[[int], Steps],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
+        super().__init__()
         self.group = group
         self.shake = shake
         self.loop = loop
@@ -188,6 +208,7 @@ class AioLane:
                 self._answer(poll, link)
             return
         link.pipe = pipe
+        pipe.channel.heard = self.pushed
         link.connected(pipe.channel)
         self.up += 1
         for payload, poll in backlog:
@@ -230,6 +251,7 @@ class AioLane:
             if pipe.transport is not None:
                 pipe.transport.abort()
             pipe.channel.fail(fault)
+            self.deaf(link.index)
 
     # -- talking ---------------------------------------------------------------------------------------------------
 
@@ -273,6 +295,36 @@ class AioLane:
         self._fresh.append(waiter)
         yield waiter
         return waiter.reply
+
+    @types.coroutine
+    def listen(self, bell: AioBell, seconds: float | None) -> Generator[Waiter, None, None]:
+        """See Effects.park."""
+        if not bell.rung:
+            waiter = bell.waiter = self._waiter()
+            timer = None if seconds is None else self.loop.call_later(seconds, self._enough, waiter)
+            try:
+                yield waiter
+            finally:
+                bell.waiter = None
+                if timer is not None:
+                    timer.cancel()
+        bell.rung = False
+
+    @staticmethod
+    def _enough(waiter: Waiter) -> None:
+        if not waiter.over:
+            waiter.set_result(None)
+
+    async def subscribe(self, patience: float) -> bytes | Fault:
+        """See Effects.subscribe."""
+        link = self.links[0]
+        if link.channel is None:
+            return link.fault or NOT_CONNECTED
+        if not link.channel.name:
+            poll = Subscription(link.channel)
+            await self.exchange(poll.payload, poll, patience)
+            return poll.reply
+        return link.channel.name
 
     def _send_each(self, payloads: Payloads, poll: Poll) -> None:
         """To each node its own, or to those that are connected."""
@@ -381,11 +433,12 @@ class AioLane:
         if self._fresh:
             self._regroup(self._patience)
             marks = [link.answered + len(link.channel.pending) if link.channel else 0 for link in self.links]
+            least = min(patience for patience, _ in self._batches)
             for patience, waiters in self._batches:
                 self._waiting.setdefault(patience, deque()).append((now + patience, waiters, marks))
             self._batches.clear()
-            if self._sweeper is None:
-                self._sweeper = self.loop.call_later(SWEEP_EVERY, self._sweep)
+            if self._sweeper is None or self._sweeper.when() > now + least:
+                self._sweep_at(now + min(SWEEP_EVERY, least))
 
     def _answer(self, poll: Any, link: AioLink) -> None:
         """What a node that is not connected says."""
@@ -422,8 +475,15 @@ class AioLane:
             fault = link.hangs(now) if link.channel is not None else None
             if fault is not None:
                 self.down(link, fault)
-        busy = self._waiting or any(link.asked_at for link in self.links if link.channel is not None)
-        self._sweeper = self.loop.call_later(SWEEP_EVERY, self._sweep) if busy else None
+        self._sweeper = None
+        if self._waiting or any(link.asked_at for link in self.links if link.channel is not None):
+            ends = [queue[0][0] for queue in self._waiting.values() if queue[0][0] > now]
+            self._sweep_at(min(now + SWEEP_EVERY, *ends))
+
+    def _sweep_at(self, when: float) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._sweeper = self.loop.call_at(when, self._sweep)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 

@@ -23,12 +23,13 @@ from handfast.core.effects import CLOSED, SILENT, Fault, Payloads, Poll, payload
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.quorum import Ballot
-from handfast.wire.channel import DISCARD, Channel, Question
+from handfast.wire.channel import DISCARD, Channel, Question, Subscription
 from handfast.wire.dial import Address, dial
+from handfast.wire.ears import Ears
 from handfast.wire.faults import from_socket, wants_more
 from handfast.wire.link import CONNECT_TIMEOUT, GRACE, NOT_CONNECTED, LinkState
 
-__all__ = ["Lane"]
+__all__ = ["Lane", "ThreadBell"]
 
 IDLE_CHECK: Final = 0.05
 """A lane that rested longer is checked for connections that the server has closed."""
@@ -62,10 +63,44 @@ class _Answer:
         self.over = True
 
 
-class Lane:
+class ThreadBell:
+    """Wakes one thread, parked with or without a lane. A lock that is free when it has rung."""
+
+    __slots__ = ("_lock", "rope")
+
+    def __init__(self) -> None:
+        self._lock = _thread.allocate_lock()
+        self._lock.acquire()
+        self.rope: socket.socket | None = None
+        """Of the lane in which its thread is parked."""
+
+    def ring(self) -> None:
+        try:
+            self._lock.release()
+        except RuntimeError:
+            return  # it has rung already
+        rope = self.rope
+        if rope is not None:
+            pull(rope)
+
+    def rung(self, within: float = 0.0) -> bool:
+        """Whether it has rung, or rings in time; silent again afterwards."""
+        return self._lock.acquire(timeout=within) if within else self._lock.acquire(False)
+
+
+def pull(rope: socket.socket) -> None:
+    """Wake whoever polls the lane."""
+    try:
+        rope.send(b"!")
+    except OSError:
+        pass  # it is full, so the bell rings already; or the lane is closed
+
+
+class Lane(Ears):
     """One link to each node of a group."""
 
     def __init__(self, group: Group, addresses: Sequence[Address], shake: Callable[[int], Steps]) -> None:
+        super().__init__()
         self.group = group
         self.shake = shake
         self.links = [Link(i, address, group) for i, address in enumerate(addresses)]
@@ -131,10 +166,7 @@ class Lane:
         if fault is not None and sock is not None:
             sock.close()
         self._arrived.append((index, sock, channel, fault))
-        try:
-            self._rope.send(b"!")
-        except OSError:
-            pass  # it is full, so the bell rings already; or the lane is closed
+        pull(self._rope)
         if self.closed:
             self._turn_away()
 
@@ -165,6 +197,7 @@ class Lane:
                     poll.add(index, link.fault)
                 continue
             link.sock = sock
+            channel.heard = self.pushed
             link.connected(channel)
             self._by_fd[sock.fileno()] = link
             self._poller.register(sock.fileno(), _READ)
@@ -183,6 +216,7 @@ class Lane:
             del self._by_fd[sock.fileno()]
             sock.close()
             channel.fail(fault)
+            self.deaf(link.index)
 
     # -- talking ---------------------------------------------------------------------------------------------------
 
@@ -240,6 +274,28 @@ class Lane:
                 all_up = False
         return all_up
 
+    def listen(self, bell: ThreadBell, seconds: float | None) -> None:
+        """See Effects.park."""
+        end = None if seconds is None else _clock() + seconds
+        bell.rope = self._rope
+        try:
+            while not bell.rung() and (end is None or _clock() < end):
+                self._wait(None if end is None else max(0.0, end - _clock()))
+        finally:
+            bell.rope = None
+
+    def own_channel(self, patience: float) -> bytes | Fault:
+        """See Effects.subscribe."""
+        link = self.links[0]
+        self._inspect(_clock())
+        if link.channel is None:
+            return link.fault or NOT_CONNECTED
+        if not link.channel.name:
+            poll = Subscription(link.channel)
+            self.round_trip(poll.payload, poll, patience)
+            return poll.reply
+        return link.channel.name
+
     def wake(self) -> None:
         """Before an operation: notice what was closed while the lane rested."""
         if _clock() - self.used_at > IDLE_CHECK:
@@ -284,9 +340,9 @@ class Lane:
             channel.out.append(data[sent:])
             self._poller.modify(sock.fileno(), _READ | select.POLLOUT)
 
-    def _wait(self, seconds: float) -> None:
-        """Poll once and handle what came."""
-        events = self._poller.poll(seconds * 1000)
+    def _wait(self, seconds: float | None) -> None:
+        """Poll once and handle what came; None: however long it takes."""
+        events = self._poller.poll(None if seconds is None else seconds * 1000)
         self.torn = True
         for fd, event in events:
             if fd == self._bell_fd:

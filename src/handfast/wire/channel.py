@@ -10,20 +10,22 @@ write with votes in it, and the marker's reply lets them pass, or turns them all
 
 from __future__ import annotations
 
+import os
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import hiredis
 
 from handfast import lua
-from handfast.core.effects import Fault, Poll
+from handfast.core.effects import SILENT, Fault, Poll
 from handfast.core.group import Group, Node
 from handfast.core.guard import incarnation
 from handfast.core.handshake import Rejected, Steps, load_scripts
 from handfast.core.resp import encode
 from handfast.wire.faults import from_reply
 
-__all__ = ["DISCARD", "Channel"]
+__all__ = ["DISCARD", "Channel", "Question", "Subscription"]
 
 _NOTHING: Final = object()
 _ReplyError: Final = hiredis.ReplyError
@@ -78,7 +80,9 @@ class Channel:
         "_voted",
         "_votes",
         "fault",
+        "heard",
         "index",
+        "name",
         "out",
         "pending",
         "ready",
@@ -107,6 +111,10 @@ class Channel:
         """The handshake is over and requests are welcome."""
         self.fault: Fault | None = None
         """Why the connection is of no use any more."""
+        self.heard: Callable[[int, Any], None] | None = None
+        """Told of what the node pushes."""
+        self.name = b""
+        """The pub/sub channel on which the node reaches this connection alone; empty before it has subscribed."""
         self._steps = steps
         self._step(None)
 
@@ -145,6 +153,8 @@ class Channel:
         while (reply := gets()) is not _NOTHING:
             kind = type(reply)
             if kind is _Push:
+                if self.heard is not None:
+                    self.heard(index, reply)
                 continue
             if not pending:
                 self.fail(Fault("protocol", f"sent a reply that nobody asked for: {reply!r}"[:200]))
@@ -234,6 +244,40 @@ class Channel:
         else:
             self._expect(_Step(self, width))
             self.out.append(commands)
+
+
+class Subscription(_Sink):
+    """The poll of a subscription to the connection's own channel.
+
+    What confirms it is a push, so it is known by the reply to the PING behind it. A refusal is a reply of its own, and
+    comes before that one.
+    """
+
+    __slots__ = ("channel", "decided", "name", "over", "reply")
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self.channel = channel
+        self.decided = self.over = False
+        prefix = (channel._group.policy.prefix or "handfast:").encode()
+        self.name = prefix + b"hand:" + os.urandom(12).hex().encode()
+        self.reply: bytes | Fault = SILENT
+
+    @property
+    def payload(self) -> bytes:
+        return encode(b"SUBSCRIBE", self.name) + encode(b"PING")
+
+    def add(self, node: int, reply: Any) -> bool:
+        channel = self.channel
+        if type(reply) is not Fault:
+            channel.name = self.reply = self.name
+        else:
+            self.reply = reply
+            if channel.fault is None:
+                channel.pending.appendleft(DISCARD)
+                channel.sent.appendleft(b"")
+        self.decided = True
+        return True
 
 
 class _Step(_Sink):

@@ -1,0 +1,197 @@
+"""Who waits for what in this process, in the order of their coming.
+
+There is one line for each lock that somebody waits for. Only its head talks to the servers; all others sleep until it
+is their turn, so ten thousand waiting tasks are one waiter to a server. Whoever leaves a line, for whatever reason, wakes
+the next one if it was the head.
+
+A cohort's lock may also be given from its holder to the head of its line, without a word to any server (`pass_on`).
+
+Several threads may use the same lines. Every change is made under `Lines.lock`, which is nobody's to keep: nothing is
+awaited or sent under it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from handfast.core.commands import Request
+from handfast.core.effects import Bell
+from handfast.core.hold import HELD, Hold
+from handfast.core.terms import Terms
+
+YIELD: Final = 0.05
+"""Seconds for which a cohort that has used up its turn leaves a free lock to those of other processes."""
+
+__all__ = ["Line", "Lines", "Place", "Sight", "still_held"]
+
+
+class Sight:
+    """What was last seen of a lock's holder, for whoever gives up waiting for it."""
+
+    __slots__ = ("at", "holder", "left", "nodes")
+
+    def __init__(self, holder: bytes | None, left: float | None, nodes: dict[str, str], at: float) -> None:
+        self.holder = holder
+        self.left = left
+        """Seconds; None if its key has no end."""
+        self.nodes = nodes
+        """What each node said."""
+        self.at = at
+
+
+class Place:
+    """One waiter's place in a line."""
+
+    __slots__ = ("bell", "given", "line", "request", "since", "split", "terms", "until", "wait", "who")
+
+    def __init__(
+        self, line: Line, request: Request, terms: Terms, bell: Bell, since: float, wait: float | None, who: str
+    ) -> None:
+        self.line = line
+        self.request = request
+        self.terms = terms
+        self.bell = bell
+        self.since = since
+        self.wait = wait
+        self.who = who
+        self.until = None if wait is None else since + wait
+        self.given: Hold | None = None
+        """What a sibling has passed on to it."""
+        self.split = False
+        """Its last attempt won some nodes, and not enough."""
+
+    @property
+    def first(self) -> bool:
+        return self.line.head is self
+
+    def at_most(self, seconds: float, now: float) -> float:
+        """So long, and no longer than it waits."""
+        return seconds if self.until is None else min(seconds, max(0.0, self.until - now))
+
+    def sooner(self, at: float) -> float:
+        """That moment, or the end of its waiting."""
+        return at if self.until is None else min(at, self.until)
+
+
+class Line:
+    """All who wait for one lock."""
+
+    __slots__ = ("head", "holder", "keys", "outage", "places", "sight", "yields")
+
+    def __init__(self, keys: tuple[bytes, ...]) -> None:
+        self.keys = keys
+        # Ordered, and any of them can leave at once.
+        self.places: OrderedDict[Place, None] = OrderedDict()
+        self.head: Place | None = None
+        self.sight: Sight | None = None
+        self.outage: float | None = None
+        """Since when no majority could be asked; None while one can."""
+        self.holder: Hold | None = None
+        """What somebody of this line got last, if it may still be held."""
+        self.yields = 0.0
+        """Until when those of other processes are let go first."""
+
+
+class Lines:
+    """The lines of one client."""
+
+    def __init__(
+        self, lock: AbstractContextManager[Any], warn: Callable[[str], None], tell: Callable[[Place, float, str], None]
+    ) -> None:
+        self.lock = lock
+        self.warn = warn
+        self.tell = tell
+        """Told of each waiting's beginning (no outcome) and end: who, after how many seconds, and how it ended."""
+        self.closed = False
+        self.warned = False
+        """It was said that a server refuses tracking."""
+        self.by_keys: dict[tuple[bytes, ...], Line] = {}
+
+    def join(self, request: Request, terms: Terms, bell: Bell, since: float, wait: float | None, who: str) -> Place:
+        keys = request.keys
+        with self.lock:
+            line = self.by_keys.get(keys)
+            if line is None:
+                line = self.by_keys[keys] = Line(keys)
+            place = Place(line, request, terms, bell, since, wait, who)
+            line.places[place] = None
+            if line.head is None:
+                line.head = place
+        return place
+
+    def leave(self, place: Place) -> Hold | None:
+        """Out of the line; what was given to it and not taken, if anything. Harmless if it has left already."""
+        line = place.line
+        with self.lock:
+            was_first = line.head is place
+            line.places.pop(place, None)
+            given, place.given = place.given, None
+            heir = line.head = next(iter(line.places), None)
+            if heir is None and self.by_keys.get(line.keys) is line:
+                del self.by_keys[line.keys]
+        if was_first and heir is not None:
+            heir.bell.ring()
+        return given
+
+    def take(self, place: Place, now: float) -> Hold | None:
+        """What was passed on to it, if it is still good."""
+        with self.lock:
+            given, place.given = place.given, None
+        return given if given is not None and now < given.deadline else None
+
+    def pass_on(self, hold: Hold, now: float) -> Hold | None:
+        """Give what is held to the head of its line; what that now holds, or None if it must be released instead.
+
+        As often in a row as the cohort says, and for no longer than a ttl since it was taken from the server: those of
+        other processes wait too.
+        """
+        line = self.by_keys.get(hold.keys)
+        if line is None or hold.passes >= hold.settings.cohort or hold.presented:
+            return None
+        if now >= hold.turn_ends or hold.deadline - now < hold.ttl / 2:
+            return None
+        with self.lock:
+            heir = line.head
+            if heir is None or heir.given is not None or not _alike(heir, hold) or not hold.leave():
+                return None
+            heir.given = passed = hold.successor()
+        hold.end()
+        heir.bell.ring()
+        return passed
+
+    def let_go(self, hold: Hold, others: bool, now: float) -> None:
+        """A cohort's lock was released on the servers: if others wait for it, they are let go first."""
+        line = self.by_keys.get(hold.keys)
+        if line is not None:
+            if others:
+                line.yields = now + YIELD
+            head = line.head
+            if head is not None:
+                head.bell.ring()
+
+    def waiting(self, keys: tuple[bytes, ...]) -> list[str]:
+        """Who stands in a line, the head first."""
+        with self.lock:
+            line = self.by_keys.get(keys)
+            return [place.who for place in line.places] if line is not None else []
+
+    def close(self) -> None:
+        """Nobody gets anything any more; wake all, to let them know."""
+        with self.lock:
+            self.closed = True
+            places = [place for line in self.by_keys.values() for place in line.places]
+        for place in places:
+            place.bell.ring()
+
+
+def _alike(place: Place, hold: Hold) -> bool:
+    """What is held is what it wants, with the same ttl and the same kind of token."""
+    request = place.request
+    return request.settings is hold.settings and request.owner is None and place.terms.ttl == hold.ttl
+
+
+def still_held(hold: Hold | None, now: float) -> bool:
+    return hold is not None and hold.state == HELD and now < hold.deadline

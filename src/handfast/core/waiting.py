@@ -1,0 +1,244 @@
+"""Waiting for a lock that somebody else has: nobody polls.
+
+A waiter first stands in the line of its process (line.py). At the head of it, it looks at the lock's keys on every node
+and asks, by the same read, to be told when they change (client tracking): a release, an expiry, a plain DEL by whichever
+program all ring its bell. What changed before the read is seen by the read, what changes after it is pushed: no
+wake-up can be lost. A timer at the end of the holder's ttl is the net below that.
+
+A push may also mean that the holder has renewed. Then the attempt is refused, and another look follows; a holder that
+does so many times a second slows its waiters down, not the server.
+
+Where a server refuses tracking, the waiter looks again after a random pause.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from handfast.core import commands, mutex
+from handfast.core.commands import Request
+from handfast.core.effects import Effects, Fault, Lobby, Watch
+from handfast.core.hold import Hold, Usher
+from handfast.core.line import Line, Lines, Place, Sight, still_held
+from handfast.core.quorum import WideBallot
+from handfast.core.terms import Terms
+from handfast.errors import ConfigError, Contended, NoQuorum
+
+__all__ = ["LOCAL_FIRST", "LOOK_AGAIN", "OVERDUE", "given_up", "outage", "queue", "rely_on_sibling", "stay"]
+
+LOOK_AGAIN: Final = 5.0
+"""Seconds after which to look again at a key that has no end, or whose node does not answer."""
+OVERDUE: Final = 0.001
+"""Seconds after the end of a ttl at which the key is surely gone: servers count whole milliseconds."""
+LOCAL_FIRST: Final = 0.005
+"""Seconds for which the head of a cohort's line relies on its sibling, before it asks a server."""
+CALM: Final = 2
+"""How many renewals in a row a waiter follows at once; then it takes its time."""
+LONGEST: Final = 3600.0
+"""Seconds; no timer is longer."""
+
+
+async def queue(
+    lobby: Lobby, lines: Lines, request: Request, terms: Terms, wait: float | None, since: float, keeper: Usher
+) -> Any:
+    """Stand in line until it is ours: what `keeper` makes of it. Raises NotAcquired when `wait` is over."""
+    place = lines.join(request, terms, lobby.bell(), since, wait, lobby.who())
+    outcome = "acquired"
+    try:
+        lines.tell(place, 0.0, "")
+        while not place.first:
+            await lobby.park(place.bell, place.until)
+            stay(lines, place, lobby.now())
+        return await lobby.visit(lambda io: _at_the_head(io, lines, place, keeper))
+    except BaseException as error:
+        outcome = type(error).__name__
+        raise
+    finally:
+        # Twice, because an interrupt may strike at the first: a place that nobody has any more would block the line.
+        try:
+            _leave(lines, place, keeper)
+        finally:
+            _leave(lines, place, keeper)
+        lines.tell(place, lobby.now() - since, outcome)
+
+
+def _leave(lines: Lines, place: Place, keeper: Usher) -> None:
+    given = lines.leave(place)
+    if given is not None:
+        keeper._unfinished(given)
+
+
+def stay(lines: Lines, place: Place, now: float) -> None:
+    """Go on waiting, or raise why not."""
+    if lines.closed:
+        raise ConfigError("this client was closed while it waited for the lock")
+    if place.until is not None and now >= place.until and place.given is None:
+        raise given_up(place, now)
+
+
+def given_up(place: Place, now: float) -> Contended | NoQuorum:
+    """What one is told who has waited in vain: from memory, because its time is over."""
+    name, sight = place.request.name, place.line.sight
+    if sight is None:
+        return Contended(name, holder=None, remaining=None)
+    if place.line.outage is not None:
+        group = place.request.group
+        return NoQuorum(name, granted=0, needed=group.need, total=group.n, nodes=sight.nodes)
+    left = None if sight.left is None else max(0.0, sight.left - (now - sight.at))
+    holder = None if sight.holder is None else sight.holder.decode(errors="replace")
+    return Contended(name, holder=holder, remaining=left, nodes=sight.nodes)
+
+
+async def _at_the_head(io: Effects, lines: Lines, place: Place, keeper: Usher) -> Any:
+    """Nobody of this process is before us: wait for the servers, and take it."""
+    line, settings = place.line, place.request.settings
+    if settings.fair:
+        from handfast.core import fair
+
+        return await fair.acquire(io, lines, place, keeper)
+    watch = Watch(place.bell, place.request.keys)
+    io.watch(watch)
+    try:
+        tried, renewed = 1, 0
+        seen: bytes | None = None
+        while True:
+            if renewed > CALM or place.split:
+                pause = min(0.05, 0.001 * 2.0 ** min(renewed, 6))
+                if place.split:  # rivals whose votes were split should not meet again at once
+                    pause = settings.policy.backoff(tried, io.random())
+                await io.sleep(place.sooner(io.now() + pause))
+            await _until_worth_a_try(io, lines, place, watch, tried)
+            given = lines.take(place, io.now())
+            if given is not None:
+                line.holder = given
+                return keeper._granted(given)
+            lease = await mutex.acquire(io, place.request, place.terms, place.wait, keeper, place)
+            if lease is not None:
+                return lease
+            tried += 1
+            if tried == settings.policy.tries:
+                raise given_up(place, io.now())
+            holder = line.sight.holder if line.sight is not None else None
+            renewed = renewed + 1 if holder == seen else 0
+            seen = holder
+    finally:
+        io.unwatch(watch)
+
+
+async def _until_worth_a_try(io: Effects, lines: Lines, place: Place, watch: Watch, tried: int) -> None:
+    """Back when the lock looks free, has changed, or was given to us."""
+    line, group = place.line, place.request.group
+    while True:
+        stay(lines, place, io.now())
+        sibling = await rely_on_sibling(io, place)
+        now = io.now()
+        if place.given is not None or (sibling is not None and not still_held(sibling, now) and now >= line.yields):
+            return
+        if not io.settled:
+            await io.settle(group.need, place.at_most(mutex.OUTAGE, now))
+        watch.changed.clear()
+        poll, expires = await _look(io, place)
+        if line.outage is not None:
+            await outage(io, lines, place, tried)
+            tried += 1
+            continue
+        now = io.now()
+        if poll.won and now >= line.yields:
+            return
+        again = line.yields if poll.won else min(expires, now + _rest(io, lines, place, tried))
+        known_free = 0 if poll.won else poll.yeses
+        while len(watch.changed) + known_free < group.need:
+            await io.park(place.bell, place.sooner(again))
+            now = io.now()
+            stay(lines, place, now)
+            if now >= again or place.given is not None or (sibling is not None and not still_held(sibling, now)):
+                return
+        line.yields = 0.0
+        return
+
+
+async def rely_on_sibling(io: Effects, place: Place) -> Hold | None:
+    """For a moment one of a cohort counts on its sibling, which may pass the lock on; the sibling, if there is one."""
+    holder, now = place.line.holder, io.now()
+    if place.given is not None or holder is None or not still_held(holder, now):
+        return None
+    if holder.passes < place.request.settings.cohort:
+        await io.park(place.bell, place.sooner(now + LOCAL_FIRST))
+    return holder
+
+
+def _rest(io: Effects, lines: Lines, place: Place, tried: int) -> float:
+    """How long to wait for a push: as long as it takes, unless none can come, or the caller counts its tries."""
+    settings = place.request.settings
+    group, policy = settings.group, settings.policy
+    deaf = [node.label for node in group.nodes if not node.tracks]
+    if deaf and not lines.warned:
+        lines.warned = True
+        lines.warn(f"{', '.join(deaf)}: client tracking is refused, so waiting for locks there means asking now and then")
+    if policy.tries is None and group.n - len(deaf) >= group.need:
+        return LONGEST
+    return policy.backoff(tried, io.random())
+
+
+async def _look(io: Effects, place: Place) -> tuple[WideBallot, float]:
+    """Who has it, and when a majority of the nodes will have lost it if nobody renews it."""
+    line, request, group = place.line, place.request, place.request.group
+    said: dict[int, tuple[bytes, float | None]] = {}
+    single = len(request.keys) == 1
+
+    def judge(node: int, replies: list[Any]) -> Any:
+        fault = next((reply for reply in replies[1:] if type(reply) is Fault), None)
+        if fault is not None:
+            return fault
+        holders = replies[1:2] if single else replies[1]
+        held = [(holder, left) for holder, left in zip(holders, replies[2:], strict=True) if holder is not None]
+        if not held:
+            return 1
+        said[node] = (held[0][0], None if any(left < 0 for _, left in held) else max(left for _, left in held) / 1000)
+        return 0
+
+    poll = WideBallot(group.n, group.need, 2 + len(request.keys), judge)
+    await io.exchange(commands.look(request), poll, place.at_most(place.terms.patience, io.now()))
+    now = io.now()
+    faults = sum(1 for a in poll.answers if type(a) is Fault or (a is None and not poll.decided))
+    line.outage = None if faults <= group.n - group.need else line.outage or now
+    line.sight = _sight(place, poll, said, now)
+    if request.settings.cohort and said and not _ours(line, request):
+        io.post(commands.leave_word(request, place.terms.px))
+    ends = [0.0 if answer == 1 else LOOK_AGAIN for answer in poll.answers]
+    for node, (_, left) in said.items():
+        ends[node] = LOOK_AGAIN if left is None else left
+    return poll, now + sorted(ends)[group.need - 1] + OVERDUE
+
+
+def _ours(line: Line, request: Request) -> bool:
+    """One of this process has it."""
+    sight = line.sight
+    return sight is not None and (sight.holder or b"").startswith(request.settings.owner_start)
+
+
+def _sight(place: Place, poll: WideBallot, said: dict[int, tuple[bytes, float | None]], now: float) -> Sight:
+    nodes: dict[str, str] = {}
+    for node, answer in zip(place.request.group.nodes, poll.answers, strict=True):
+        if node.index in said:
+            nodes[node.label] = f"held by {said[node.index][0].decode(errors='replace')}"
+        elif type(answer) is Fault:
+            nodes[node.label] = answer.text
+        elif answer is None:
+            silent = "not waited for" if poll.decided else f"no answer in {place.terms.patience * 1000:.0f} ms"
+            nodes[node.label] = node.fault.text if node.fault is not None else silent
+        else:
+            nodes[node.label] = "free"
+    owners = [holder for holder, _ in said.values()]
+    owner = max(owners, key=owners.count, default=None)
+    lefts = [left for holder, left in said.values() if holder == owner]
+    return Sight(owner, None if None in lefts else max(filter(None, lefts), default=0.0), nodes, now)
+
+
+async def outage(io: Effects, lines: Lines, place: Place, tried: int) -> None:
+    """Nobody could be asked: try again after a pause. Whoever set no end to its waiting is not kept without end."""
+    since, now = place.line.outage, io.now()
+    stay(lines, place, now)
+    if place.until is None and since is not None and now >= since + mutex.OUTAGE:
+        raise given_up(place, now)
+    await io.sleep(place.sooner(now + place.request.settings.policy.backoff(tried, io.random())))
