@@ -15,10 +15,11 @@ from contextlib import nullcontext
 from types import EllipsisType, TracebackType
 from typing import Any, ParamSpec, TypeVar, Unpack
 
-from handfast.core import census, fair, guard, mutex, waiting
+from handfast.core import census, fair, guard, mutex
 from handfast.core.census import Holder
 from handfast.core.commands import Request
 from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.lineup import line_up
 from handfast.core.terms import Terms
 from handfast.drivers.aio import AioDriver
 from handfast.endpoints import Endpoints, from_redis, locate
@@ -282,7 +283,7 @@ class Client(BaseClient[Lock]):
 
     def _line_up(self, request: Request, terms: Terms, wait: float | None, since: float) -> Coroutine[Any, Any, Any]:
         """See core.hold.Keeper."""
-        return waiting.queue(self._driver(), self._lines, request, terms, wait, since, self)
+        return line_up(self._driver(), self._lines, request, terms, wait, since, self)
 
     async def _reenter(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         mine = self._owned.setdefault(asyncio.current_task(), {})

@@ -70,10 +70,6 @@ class RareOptions(TypedDict, total=False):
     """Replicas that must confirm a grant."""
     durable: bool
     """A grant must be on the server's disk."""
-    fair: bool
-    """First come, first served, across processes; on one node only."""
-    cohort: int
-    """How many times a process may pass the lock on to its own next waiter without asking a server."""
 
 
 class LockOptions(RareOptions, total=False):
@@ -87,6 +83,10 @@ class LockOptions(RareOptions, total=False):
     """Renewed by the watchdog until released."""
     fence: bool
     """Give each acquisition a token."""
+    fair: bool
+    """First come, first served, across processes; on one node only."""
+    cohort: int
+    """How many times a process may pass the lock on to its own next waiter without asking a server."""
 
 
 class ClientOptions(LockOptions, total=False):
@@ -99,7 +99,7 @@ class ClientOptions(LockOptions, total=False):
 _new = object.__new__
 SHORT_NAME = 256
 """Characters: a name of as many is never longer than MAX_NAME in UTF-8."""
-_NO_CALL: Any = (None, None, 0, 0, None)
+_NO_CALL: Any = (None, None, 0, 0, 0, None, None)
 """Like no call that could be made."""
 
 L = TypeVar("L", bound=LockView)
@@ -132,6 +132,8 @@ class BaseClient(Generic[L]):
         self._closed = False
         self._presented: dict[Any, Entry] = {}
         """Explicit owners of this client that hold something now."""
+        self._last: tuple[object, object, object, object, object, object, Settings] = _NO_CALL
+        """The latest call of `lock` with the usual options, and its settings."""
         self._listeners: tuple[Callable[[Event], object], ...] = ()
         self._lines = self._new_lines()
         self._forget()
@@ -146,6 +148,8 @@ class BaseClient(Generic[L]):
         wait: Seconds | EllipsisType | None = ...,
         renew: bool | EllipsisType = ...,
         fence: bool | EllipsisType = ...,
+        fair: bool | EllipsisType = ...,
+        cohort: int | EllipsisType = ...,
         **options: Unpack[RareOptions],
     ) -> L:
         """A lock on a name, or on several names at once, all or none. Sends nothing.
@@ -153,9 +157,15 @@ class BaseClient(Generic[L]):
         With `owner` whoever presents the same owner re-enters and refreshes. What is not given is as on the client.
         """
         # A call site mostly passes the same objects as the last one did: then nothing has to be looked up.
-        last_ttl, last_wait, last_renew, last_fence, settings = self._last
-        if ttl is not last_ttl or wait is not last_wait or renew is not last_renew or fence is not last_fence or options:
-            settings = self._settings_of(ttl, wait, renew, fence, options)
+        last_ttl, last_wait, last_renew, last_fence, last_fair, last_cohort, settings = self._last
+        if (
+            ttl is not last_ttl or wait is not last_wait or renew is not last_renew or fence is not last_fence
+            or fair is not last_fair or cohort is not last_cohort or options
+        ):  # fmt: skip
+            usual = {"ttl": ttl, "wait": wait, "renew": renew, "fence": fence, "fair": fair, "cohort": cohort}
+            settings = self._settings({**{word: each for word, each in usual.items() if each is not ...}, **options})
+            if not options:
+                self._last = (ttl, wait, renew, fence, fair, cohort, settings)
         lock: Any = _new(self._lock_type)  # and no __init__: this is done for every acquisition
         lock._client = self
         lock.settings = settings
@@ -264,7 +274,7 @@ class BaseClient(Generic[L]):
     def _forget(self) -> None:
         """Know no settings any more: a closed client makes no locks, a forked one has other owners."""
         self._known: dict[tuple[Any, ...], Settings] = {}
-        self._last: tuple[object, object, object, object, Settings] = _NO_CALL
+        self._last = _NO_CALL
 
     def _prepared(self, settings: Policy) -> Settings:
         start = f"{socket.gethostname()}:{os.getpid()}:{settings.label}:".encode()
@@ -287,14 +297,6 @@ class BaseClient(Generic[L]):
                     "restarted nodes are kept from voting: set it on connect()"
                 )
         return known
-
-    def _settings_of(self, ttl: object, wait: object, renew: object, fence: object, rare: RareOptions) -> Settings:
-        """The settings of a call; `...` stands for what was not given."""
-        usual = {"ttl": ttl, "wait": wait, "renew": renew, "fence": fence}
-        settings = self._settings({**{word: value for word, value in usual.items() if value is not ...}, **rare})
-        if not rare:
-            self._last = (ttl, wait, renew, fence, settings)
-        return settings
 
     def _watchdog(self) -> Watchdog:
         dog = self._dog
@@ -336,8 +338,8 @@ class BaseClient(Generic[L]):
             dog.add(hold)
         else:  # as in `add`, without the call
             dog.nursery.add(hold)
-            if not dog.nursing:
-                dog.nurse()
+            if hold.ttl < dog.nursing:
+                dog.nurse(hold.ttl)
         lease = _new(self._lease_type)  # and no __init__: this is done for every lease
         lease._client = self
         lease._hold = hold

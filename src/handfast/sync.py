@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
-from handfast.core import census, commands, fair, guard, mutex, waiting
+from handfast.core import census, commands, fair, guard, mutex
 from handfast.core.census import Holder
 from handfast.core.commands import Request
 from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.lineup import line_up
 from handfast.core.terms import Terms
 from handfast.drivers.threads import Done, ThreadDriver, ThreadLobby, run
 from handfast.endpoints import Endpoints, from_redis, locate
@@ -289,7 +290,7 @@ class Client(BaseClient[Lock]):
             if lease is not None:
                 return lease
             since = catch.since or self._lobby.now()
-            return run(waiting.queue(self._lobby, lines, request, terms, wait, since, catch))  # type: ignore[no-any-return]
+            return run(line_up(self._lobby, lines, request, terms, wait, since, catch))  # type: ignore[no-any-return]
         except BaseException:
             # Ctrl-C may strike after the lock was granted and before the caller has it.
             if catch.lease is not None:

@@ -40,8 +40,8 @@ logger = logging.getLogger("handfast")
 SLOTS_PER_SECOND: Final = 200
 BATCH: Final = 500
 """Holds per write: large enough to fill packets, small enough not to hold up a deadline."""
-NURSERY_EVERY: Final = 0.05
-"""Seconds between two looks into the nursery."""
+NURSERY_SHARE: Final = 1 / 12
+"""Of the shortest ttl in the nursery: the time between two looks into it. A third of a ttl is four times as long."""
 MEND_SOONEST: Final = 0.5
 MEND_LATEST: Final = 2.0
 """Seconds between two looks at nodes that may not vote; a node may forget again while others are waited for."""
@@ -74,7 +74,9 @@ class Watchdog:
         """Taken out of their slots and not filed again yet."""
         self.nursery: set[Hold] = set()
         """New holds, not filed yet. Only single steps that are atomic touch it, so it needs no lock."""
-        self.nursing = False
+        self.nursing = FOREVER
+        """The shortest ttl that the looks into the nursery are planned for; FOREVER if none is planned."""
+        self._look_at = FOREVER
         self._charges: dict[Group, Charge] = {first.group: first}
         self._ended = False
         self._left: deque[Hold] = deque()
@@ -95,12 +97,13 @@ class Watchdog:
             self._file(hold, renewal.due(hold, hold.renew_from))
             return
         self.nursery.add(hold)
-        if not self.nursing:
-            self.nurse()
+        if hold.ttl < self.nursing:
+            self.nurse(hold.ttl)
 
-    def nurse(self) -> None:
-        """There is somebody in the nursery. To be called after the move in: the flag may be lowered until then."""
-        self.nursing = True
+    def nurse(self, ttl: float) -> None:
+        """There is somebody in the nursery who must be looked at sooner than planned. To be called after the move in: the
+        plan may be given up until then."""
+        self.nursing = ttl
         self._ring()
 
     def refile(self, hold: Hold) -> None:
@@ -193,7 +196,8 @@ class Watchdog:
             self._bell.clear()
             while self._left:
                 self._start(self._release(self._left.popleft()))
-            if self.nursing:
+            if clock.now() >= self._look_at:
+                self._look_at = FOREVER
                 self._file_nursery()
             for settings, holds in self._due(clock.now()).items():
                 self._start(self._tend(settings.group, holds))
@@ -202,8 +206,9 @@ class Watchdog:
                     self._ended = True
                     return
                 wakes_at = self._order[0] / SLOTS_PER_SECOND if self._order else FOREVER
-                if self.nursing:
-                    wakes_at = min(wakes_at, clock.now() + NURSERY_EVERY)
+                if self.nursing < FOREVER:
+                    self._look_at = min(self._look_at, clock.now() + self.nursing * NURSERY_SHARE)
+                    wakes_at = min(wakes_at, self._look_at)
                 self._wakes_at = wakes_at
             timer = None
             if wakes_at < FOREVER:
@@ -216,11 +221,11 @@ class Watchdog:
         """File what is still held; an empty nursery is not looked at again until somebody moves in."""
         holds = list(self.nursery)
         if not holds:
-            self.nursing = False
-            # Somebody may have moved in since, seeing the flag still up. Never lowered after this look.
+            plan, self.nursing = self.nursing, FOREVER
+            # Somebody may have moved in since, relying on the plan. Never given up after this look.
             holds = list(self.nursery)
             if holds:
-                self.nursing = True
+                self.nursing = plan
         for hold in holds:
             self.nursery.discard(hold)
             if hold.state == HELD:

@@ -74,6 +74,9 @@ class Bell(Protocol):
     def ring(self) -> None:
         """Wake it, or keep it from falling asleep the next time. May be called from any thread that uses the driver."""
 
+    def note(self) -> None:
+        """The same, by the very thread that may be parked with it."""
+
 
 class Watch:
     """What the nodes of a lane push to one who waits: that keys have changed, or a message for it."""
@@ -167,6 +170,11 @@ class Effects(Protocol):
 
     def unwatch(self, watch: Watch) -> None: ...
 
+    @property
+    def channel(self) -> bytes:
+        """The channel on which the only node reaches this connection, and no other; empty before `subscribe`."""
+        ...
+
     def subscribe(self, patience: float) -> Awaitable[bytes | Fault]:
-        """The name of the channel on which the only node reaches this connection, and no other."""
+        """Have such a channel from now on; its name."""
         ...

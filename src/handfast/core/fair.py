@@ -147,47 +147,53 @@ async def _stand(io: Effects, lines: Lines, place: Place, attempt: _Attempt, wat
     """Until it is handed over to us, by a server or by a sibling; None if that came too late to be of use."""
     line, group, tried = place.line, place.request.group, 0
     while True:
-        waiting.stay(lines, place, io.now())
-        await waiting.rely_on_sibling(io, place)
-        given = lines.take(place, io.now())
-        if given is not None:
-            return given
-        now = io.now()
+        if line.holder is not None:
+            await waiting.rely_on_sibling(io, place)
+            given = lines.take(place, io.now())
+            if given is not None:
+                return given
+        if tried:
+            waiting.stay(lines, place, io.now())
         if not io.settled:
-            await io.settle(1, place.at_most(mutex.OUTAGE, now))
+            await io.settle(1, place.at_most(mutex.OUTAGE, io.now()))
         if not group.fine:
             await mutex.admit(io, group)
         watch.changed.clear()
-        patience = place.at_most(place.terms.patience, io.now())
-        channel = await io.subscribe(patience)
-        answer: Any = channel if isinstance(channel, Fault) else await attempt.ask(channel, patience)
-        now = io.now()
+        patience = place.at_most(place.terms.patience, place.since if not tried else io.now())
+        channel: Any = io.channel or await io.subscribe(patience)
+        answer: Any = channel if type(channel) is Fault else await attempt.ask(channel, patience)
+        tried += 1
         if type(answer) is Fault:
-            if answer.lasting or answer.kind == "config":
-                raise _refused(place.request, answer)
-            line.outage = line.outage or now
-            line.sight = Sight(None, 0.0, {group.nodes[0].label: answer.text}, now)
-            tried += 1
-            if tried == place.request.settings.policy.tries:
-                raise waiting.given_up(place, now)
-            await waiting.outage(io, lines, place, tried)
+            await _refusal(io, lines, place, answer, tried)
             continue
         line.outage = None
-        hold = attempt.granted(answer[1], answer[2]) if answer[0] == 1 else None
-        if hold is not None:
-            return hold
-        if answer[0] == 1:
-            return None
-        left = answer[2]
-        said = f"held by {answer[1].decode(errors='replace')}"
-        line.sight = Sight(answer[1], left / 1000 if left >= 0 else None, {group.nodes[0].label: said}, now)
-        again = now + (left / 1000 if left >= 0 else waiting.LOOK_AGAIN) + waiting.OVERDUE
-        while not watch.changed and place.given is None and io.now() < again:
+        kind, left = answer[0], answer[2]
+        if kind == 1:
+            return attempt.granted(answer[1], left)
+        lines.began(place)
+        line.sight = Sight(answer[1], left, attempt.sent)
+        again = attempt.sent + (left / 1000 if left >= 0 else waiting.LOOK_AGAIN) + waiting.OVERDUE
+        while True:
             await io.park(place.bell, place.sooner(again))
-            waiting.stay(lines, place, io.now())
             if watch.message:
                 message, watch.message = watch.message, b""
                 hold = attempt.handed_over(message)
                 if hold is not None and not group.guard:
                     return hold
                 break  # guarded, the node must show its marker; too late, it is to be passed on
+            now = io.now()
+            waiting.stay(lines, place, now)
+            if watch.changed or place.given is not None or now >= again:
+                break
+
+
+async def _refusal(io: Effects, lines: Lines, place: Place, fault: Fault, tried: int) -> None:
+    """The node could not be asked: back after a pause, if it is worth another try."""
+    line, request, now = place.line, place.request, io.now()
+    if fault.lasting or fault.kind == "config":
+        raise _refused(request, fault)
+    line.outage = line.outage or now
+    line.sight = Sight(None, 0, now, {request.group.nodes[0].label: fault.text})
+    if tried == request.settings.policy.tries:
+        raise waiting.given_up(place, now)
+    await waiting.outage(io, lines, place, tried)

@@ -28,7 +28,7 @@ RELEASED: Final = "released"
 LOST: Final = "lost"
 
 NURSERY_TTL: Final = 0.6
-"""From this ttl on a hold can wait for a look: a third of it is four times as long."""
+"""From this ttl on a hold rests in the watchdog's nursery first: a look now and then is soon enough for it."""
 
 TRANSITIONS: Final = frozenset({(HELD, RELEASING), (RELEASING, RELEASED), (HELD, LOST)})
 

@@ -33,19 +33,19 @@ class Sight:
 
     __slots__ = ("at", "holder", "left", "nodes")
 
-    def __init__(self, holder: bytes | None, left: float | None, nodes: dict[str, str], at: float) -> None:
+    def __init__(self, holder: bytes | None, left: int, at: float, nodes: dict[str, str] | None = None) -> None:
         self.holder = holder
         self.left = left
-        """Seconds; None if its key has no end."""
-        self.nodes = nodes
-        """What each node said."""
+        """Milliseconds; negative if its key has no end."""
         self.at = at
+        self.nodes = nodes
+        """What each node said; None where it is the only one, and said who holds it."""
 
 
 class Place:
     """One waiter's place in a line."""
 
-    __slots__ = ("bell", "given", "line", "request", "since", "split", "terms", "until", "wait", "who")
+    __slots__ = ("bell", "given", "line", "request", "since", "split", "terms", "told", "until", "wait", "who")
 
     def __init__(
         self, line: Line, request: Request, terms: Terms, bell: Bell, since: float, wait: float | None, who: str
@@ -60,6 +60,8 @@ class Place:
         self.until = None if wait is None else since + wait
         self.given: Hold | None = None
         """What a sibling has passed on to it."""
+        self.told = False
+        """It was told of that it waits."""
         self.split = False
         """Its last attempt won some nodes, and not enough."""
 
@@ -171,6 +173,17 @@ class Lines:
             head = line.head
             if head is not None:
                 head.bell.ring()
+
+    def began(self, place: Place) -> None:
+        """It has to wait."""
+        if not place.told:
+            place.told = True
+            self.tell(place, 0.0, "")
+
+    def ended(self, place: Place, now: float, outcome: str) -> None:
+        """It waits no longer, if it did."""
+        if place.told:
+            self.tell(place, now - place.since, outcome)
 
     def waiting(self, keys: tuple[bytes, ...]) -> list[str]:
         """Who stands in a line, the head first."""

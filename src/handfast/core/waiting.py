@@ -1,9 +1,9 @@
 """Waiting for a lock that somebody else has: nobody polls.
 
-A waiter first stands in the line of its process (line.py). At the head of it, it looks at the lock's keys on every node
-and asks, by the same read, to be told when they change (client tracking): a release, an expiry, a plain DEL by whichever
-program all ring its bell. What changed before the read is seen by the read, what changes after it is pushed: no
-wake-up can be lost. A timer at the end of the holder's ttl is the net below that.
+A waiter first stands in the line of its process (line.py, lineup.py). At the head of it, it looks at the lock's keys on
+every node and asks, by the same read, to be told when they change (client tracking): a release, an expiry, a plain DEL by
+whichever program all ring its bell. What changed before the read is seen by the read, what changes after it is pushed:
+no wake-up can be lost. A timer at the end of the holder's ttl is the net below that.
 
 A push may also mean that the holder has renewed. Then the attempt is refused, and another look follows; a holder that
 does so many times a second slows its waiters down, not the server.
@@ -17,14 +17,13 @@ from typing import Any, Final
 
 from handfast.core import commands, mutex
 from handfast.core.commands import Request
-from handfast.core.effects import Effects, Fault, Lobby, Watch
+from handfast.core.effects import Effects, Fault, Watch
 from handfast.core.hold import Hold, Usher
 from handfast.core.line import Line, Lines, Place, Sight, still_held
 from handfast.core.quorum import WideBallot
-from handfast.core.terms import Terms
 from handfast.errors import ConfigError, Contended, NoQuorum
 
-__all__ = ["LOCAL_FIRST", "LOOK_AGAIN", "OVERDUE", "given_up", "outage", "queue", "rely_on_sibling", "stay"]
+__all__ = ["LOCAL_FIRST", "LOOK_AGAIN", "OVERDUE", "given_up", "at_the_head", "outage", "rely_on_sibling", "stay"]
 
 LOOK_AGAIN: Final = 5.0
 """Seconds after which to look again at a key that has no end, or whose node does not answer."""
@@ -38,36 +37,6 @@ LONGEST: Final = 3600.0
 """Seconds; no timer is longer."""
 
 
-async def queue(
-    lobby: Lobby, lines: Lines, request: Request, terms: Terms, wait: float | None, since: float, keeper: Usher
-) -> Any:
-    """Stand in line until it is ours: what `keeper` makes of it. Raises NotAcquired when `wait` is over."""
-    place = lines.join(request, terms, lobby.bell(), since, wait, lobby.who())
-    outcome = "acquired"
-    try:
-        lines.tell(place, 0.0, "")
-        while not place.first:
-            await lobby.park(place.bell, place.until)
-            stay(lines, place, lobby.now())
-        return await lobby.visit(lambda io: _at_the_head(io, lines, place, keeper))
-    except BaseException as error:
-        outcome = type(error).__name__
-        raise
-    finally:
-        # Twice, because an interrupt may strike at the first: a place that nobody has any more would block the line.
-        try:
-            _leave(lines, place, keeper)
-        finally:
-            _leave(lines, place, keeper)
-        lines.tell(place, lobby.now() - since, outcome)
-
-
-def _leave(lines: Lines, place: Place, keeper: Usher) -> None:
-    given = lines.leave(place)
-    if given is not None:
-        keeper._unfinished(given)
-
-
 def stay(lines: Lines, place: Place, now: float) -> None:
     """Go on waiting, or raise why not."""
     if lines.closed:
@@ -78,24 +47,21 @@ def stay(lines: Lines, place: Place, now: float) -> None:
 
 def given_up(place: Place, now: float) -> Contended | NoQuorum:
     """What one is told who has waited in vain: from memory, because its time is over."""
-    name, sight = place.request.name, place.line.sight
+    name, sight, group = place.request.name, place.line.sight, place.request.group
     if sight is None:
         return Contended(name, holder=None, remaining=None)
     if place.line.outage is not None:
-        group = place.request.group
-        return NoQuorum(name, granted=0, needed=group.need, total=group.n, nodes=sight.nodes)
-    left = None if sight.left is None else max(0.0, sight.left - (now - sight.at))
+        return NoQuorum(name, granted=0, needed=group.need, total=group.n, nodes=sight.nodes or {})
     holder = None if sight.holder is None else sight.holder.decode(errors="replace")
-    return Contended(name, holder=holder, remaining=left, nodes=sight.nodes)
+    left = None if sight.left < 0 else max(0.0, sight.left / 1000 - (now - sight.at))
+    nodes = {group.nodes[0].label: f"held by {holder}"} if sight.nodes is None else sight.nodes
+    return Contended(name, holder=holder, remaining=left, nodes=nodes)
 
 
-async def _at_the_head(io: Effects, lines: Lines, place: Place, keeper: Usher) -> Any:
+async def at_the_head(io: Effects, lines: Lines, place: Place, keeper: Usher) -> Any:
     """Nobody of this process is before us: wait for the servers, and take it."""
     line, settings = place.line, place.request.settings
-    if settings.fair:
-        from handfast.core import fair
-
-        return await fair.acquire(io, lines, place, keeper)
+    lines.began(place)
     watch = Watch(place.bell, place.request.keys)
     io.watch(watch)
     try:
@@ -183,7 +149,7 @@ def _rest(io: Effects, lines: Lines, place: Place, tried: int) -> float:
 async def _look(io: Effects, place: Place) -> tuple[WideBallot, float]:
     """Who has it, and when a majority of the nodes will have lost it if nobody renews it."""
     line, request, group = place.line, place.request, place.request.group
-    said: dict[int, tuple[bytes, float | None]] = {}
+    said: dict[int, tuple[bytes, int]] = {}
     single = len(request.keys) == 1
 
     def judge(node: int, replies: list[Any]) -> Any:
@@ -194,7 +160,7 @@ async def _look(io: Effects, place: Place) -> tuple[WideBallot, float]:
         held = [(holder, left) for holder, left in zip(holders, replies[2:], strict=True) if holder is not None]
         if not held:
             return 1
-        said[node] = (held[0][0], None if any(left < 0 for _, left in held) else max(left for _, left in held) / 1000)
+        said[node] = (held[0][0], -1 if any(left < 0 for _, left in held) else max(left for _, left in held))
         return 0
 
     poll = WideBallot(group.n, group.need, 2 + len(request.keys), judge)
@@ -207,7 +173,7 @@ async def _look(io: Effects, place: Place) -> tuple[WideBallot, float]:
         io.post(commands.leave_word(request, place.terms.px))
     ends = [0.0 if answer == 1 else LOOK_AGAIN for answer in poll.answers]
     for node, (_, left) in said.items():
-        ends[node] = LOOK_AGAIN if left is None else left
+        ends[node] = LOOK_AGAIN if left < 0 else left / 1000
     return poll, now + sorted(ends)[group.need - 1] + OVERDUE
 
 
@@ -217,7 +183,7 @@ def _ours(line: Line, request: Request) -> bool:
     return sight is not None and (sight.holder or b"").startswith(request.settings.owner_start)
 
 
-def _sight(place: Place, poll: WideBallot, said: dict[int, tuple[bytes, float | None]], now: float) -> Sight:
+def _sight(place: Place, poll: WideBallot, said: dict[int, tuple[bytes, int]], now: float) -> Sight:
     nodes: dict[str, str] = {}
     for node, answer in zip(place.request.group.nodes, poll.answers, strict=True):
         if node.index in said:
@@ -232,7 +198,7 @@ def _sight(place: Place, poll: WideBallot, said: dict[int, tuple[bytes, float | 
     owners = [holder for holder, _ in said.values()]
     owner = max(owners, key=owners.count, default=None)
     lefts = [left for holder, left in said.values() if holder == owner]
-    return Sight(owner, None if None in lefts else max(filter(None, lefts), default=0.0), nodes, now)
+    return Sight(owner, -1 if min(lefts, default=0) < 0 else max(lefts, default=0), now, nodes)
 
 
 async def outage(io: Effects, lines: Lines, place: Place, tried: int) -> None:

@@ -30,9 +30,8 @@ if channel ~= '' then
   claim = string.format('%.0f %s %d %s %s', expiry, ttl, step, channel, owner)
   local place = ARGV[5] ~= '' and redis.call('LPOS', KEYS[2], ARGV[5])
   if place then redis.call('LSET', KEYS[2], place, claim) else redis.call('RPUSH', KEYS[2], claim) end
-  local ends = math.ceil(expiry / 1000) + 1000
-  local due = redis.call('PTTL', KEYS[2])
-  if now / 1000 + due < ends then redis.call('PEXPIREAT', KEYS[2], string.format('%.0f', ends)) end
+  -- Only so that nothing is left of a queue whose waiters have all died: longer than any claim in it.
+  redis.call('PEXPIRE', KEYS[2], math.max(600000, left + 2 * ttl))
 end
 if not holder then
   local token

@@ -118,6 +118,8 @@ class AioBell:
         elif not self.waiter.over:
             self.waiter.set_result(None)
 
+    note = ring
+
 
 class AioLane(Ears):
     """One link to each node of a group, on one event loop."""
@@ -315,16 +317,20 @@ class AioLane(Ears):
         if not waiter.over:
             waiter.set_result(None)
 
+    @property
+    def channel(self) -> bytes:
+        """See Effects.channel."""
+        channel = self.links[0].channel
+        return channel.name if channel is not None else b""
+
     async def subscribe(self, patience: float) -> bytes | Fault:
         """See Effects.subscribe."""
         link = self.links[0]
         if link.channel is None:
             return link.fault or NOT_CONNECTED
-        if not link.channel.name:
-            poll = Subscription(link.channel)
-            await self.exchange(poll.payload, poll, patience)
-            return poll.reply
-        return link.channel.name
+        poll = Subscription(link.channel)
+        await self.exchange(poll.payload, poll, patience)
+        return poll.reply
 
     def _send_each(self, payloads: Payloads, poll: Poll) -> None:
         """To each node its own, or to those that are connected."""

@@ -14,6 +14,7 @@ import _thread
 import os
 import select
 import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -42,11 +43,15 @@ _clock = time.monotonic
 class Link(LinkState):
     """One node's place in a lane."""
 
-    __slots__ = ("sock",)
+    __slots__ = ("flags", "patience", "sock")
 
     def __init__(self, index: int, address: Address, group: Group) -> None:
         super().__init__(index, address, group)
         self.sock: socket.socket | None = None
+        self.flags = 0 if address.tls is not None else socket.MSG_DONTWAIT
+        """For what must not block: sockets block, so that one who waits for one answer needs no poll. Not with TLS."""
+        self.patience = 0.0
+        """Seconds after which a blocking receive gives up."""
 
 
 class _Answer:
@@ -82,6 +87,10 @@ class ThreadBell:
         rope = self.rope
         if rope is not None:
             pull(rope)
+
+    def note(self) -> None:
+        if self._lock.locked():
+            self._lock.release()
 
     def rung(self, within: float = 0.0) -> bool:
         """Whether it has rung, or rings in time; silent again afterwards."""
@@ -159,7 +168,7 @@ class Lane(Ears):
                 address.prepare()
             sock = dial(address, CONNECT_TIMEOUT)
             channel = Channel(index, self.group, self.shake(index), _Answer)
-            _converse(sock, channel)
+            _converse(sock, channel, blocking=address.tls is None)
             fault = channel.fault
         except Exception as error:  # whatever went wrong is this node's answer
             fault = from_socket(error)
@@ -253,6 +262,8 @@ class Lane(Ears):
         self._send(link, payload, answer)
         end = now + patience
         try:
+            if link.flags and not self._connecting:
+                self._await(link, patience)
             while not answer.over and (left := end - _clock()) > 0:
                 self._wait(left)
         finally:
@@ -284,17 +295,20 @@ class Lane(Ears):
         finally:
             bell.rope = None
 
+    @property
+    def channel(self) -> bytes:
+        """See Effects.channel."""
+        channel = self.links[0].channel
+        return channel.name if channel is not None else b""
+
     def own_channel(self, patience: float) -> bytes | Fault:
         """See Effects.subscribe."""
         link = self.links[0]
-        self._inspect(_clock())
         if link.channel is None:
             return link.fault or NOT_CONNECTED
-        if not link.channel.name:
-            poll = Subscription(link.channel)
-            self.round_trip(poll.payload, poll, patience)
-            return poll.reply
-        return link.channel.name
+        poll = Subscription(link.channel)
+        self.round_trip(poll.payload, poll, patience)
+        return poll.reply
 
     def wake(self) -> None:
         """Before an operation: notice what was closed while the lane rested."""
@@ -330,7 +344,7 @@ class Lane(Ears):
         data = channel.out[0] if len(channel.out) == 1 else b"".join(channel.out)
         channel.out.clear()
         try:
-            sent = sock.send(data)
+            sent = sock.send(data, link.flags)
         except OSError as error:
             if not wants_more(error):
                 self._down(link, from_socket(error))
@@ -359,9 +373,27 @@ class Lane(Ears):
                 self._receive(link, channel, link.sock)
         self.torn = False
 
-    def _receive(self, link: Link, channel: Channel, sock: socket.socket) -> None:
+    def _await(self, link: Link, patience: float) -> None:
+        """Block until the only node has sent something, with one call instead of two."""
+        sock = link.sock
+        if sock is None or link.channel is None:
+            return
+        if patience != link.patience:
+            link.patience = patience
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(patience))
+        self.torn = True  # an interrupt may come between the bytes and us
         try:
             data = sock.recv(65536)
+        except OSError as error:
+            if not wants_more(error):
+                self._down(link, from_socket(error))
+        else:
+            self._take(link, link.channel, data)
+        self.torn = False
+
+    def _receive(self, link: Link, channel: Channel, sock: socket.socket) -> None:
+        try:
+            data = sock.recv(65536, link.flags)
             # TLS may have decrypted more than was asked for; poll() knows nothing of it.
             while data and link.address.tls is not None and sock.pending():  # type: ignore[attr-defined]
                 data += sock.recv(65536)
@@ -369,6 +401,10 @@ class Lane(Ears):
             if not wants_more(error):
                 self._down(link, from_socket(error))
             return
+        self._take(link, channel, data)
+
+    def _take(self, link: Link, channel: Channel, data: bytes) -> None:
+        """What a node has sent."""
         if not data:
             self._down(link, CLOSED)
             return
@@ -405,8 +441,14 @@ class Lane(Ears):
         self._rope.close()
 
 
-def _converse(sock: socket.socket, channel: Channel) -> None:
-    """The handshake, blocking; ends with the channel ready or at fault, and the socket non-blocking."""
+def _timeval(seconds: float) -> bytes:
+    """As setsockopt wants it; nothing at all would mean for ever."""
+    whole, part = divmod(max(1, round(seconds * 1e6)), 1_000_000)
+    return struct.pack("ll", whole, part)
+
+
+def _converse(sock: socket.socket, channel: Channel, *, blocking: bool) -> None:
+    """The handshake; ends with the channel ready or at fault, and the socket as it is to be used (see Link.flags)."""
     end = _clock() + CONNECT_TIMEOUT
     while not channel.ready and channel.fault is None:
         sock.settimeout(max(0.001, end - _clock()))
@@ -417,4 +459,4 @@ def _converse(sock: socket.socket, channel: Channel) -> None:
         if not data:
             channel.fail(CLOSED)
         channel.feed(data)
-    sock.setblocking(False)
+    sock.setblocking(blocking)

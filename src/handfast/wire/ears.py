@@ -42,16 +42,16 @@ class Ears:
             for key in push[1]:
                 for watch in self._watches.get(key, ()):
                     watch.changed.add(node)
-                    watch.bell.ring()
+                    watch.bell.note()
         elif kind == b"message":
             owner = push[2].split(b" ", 2)[-1]
             for watch in self._watches.get(owner, ()):
                 watch.message = push[2]
-                watch.bell.ring()
+                watch.bell.note()
 
     def deaf(self, node: int) -> None:
         """A node's connection was lost, and with it what it would have told us; or it has told us to forget all."""
         for watches in list(self._watches.values()):
             for watch in watches:
                 watch.changed.add(node)
-                watch.bell.ring()
+                watch.bell.note()
