@@ -179,7 +179,8 @@ class Lock(LockView):
 
     async def waiters(self) -> list[str]:
         """Who waits for it, the next one first: those of this client, and of a fair lock one of every other process."""
-        return await census.waiters(self._client._driver(), self, self._client._lines)
+        mine = [_task_name(who) for who in self._client._lines.waiting(self)]
+        return await census.waiters(self._client._driver(), self, mine)
 
     async def __aenter__(self) -> Lease:
         lease = await self.acquire()
@@ -202,12 +203,17 @@ class Lock(LockView):
         await lease.__aexit__(kind, error, trace)
 
 
+def _task_name(task: asyncio.Task[Any] | None) -> str:
+    return task.get_name() if task is not None else "no task"
+
+
 class Client(BaseClient[Lock]):
     """Makes locks on one node or a quorum, for the tasks of one event loop."""
 
     _lease_type = Lease
     _lock_type = Lock
     _lines_lock = nullcontext
+    _name_of = staticmethod(_task_name)
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         super().__init__(where, options)
@@ -272,14 +278,15 @@ class Client(BaseClient[Lock]):
 
     async def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         """The first one, one of a fair lock, or one for which others may be waiting."""
-        io, lease = self._driver(), None
-        if wait == 0 and request.settings.fair:
+        io, fairly = self._driver(), request.settings.fair
+        lease: Lease
+        if wait == 0 and fairly:
             lease = await fair.try_acquire(io, request, terms, self)
-        elif wait == 0 or not (request.settings.fair or request.keys in self._lines.by_keys):
+        elif wait == 0 or not (fairly or self._lines.waited_for(request)):
             lease = await mutex.acquire(io, request, terms, wait, self)
         else:
             lease = await self._line_up(request, terms, wait, io.now())
-        return lease  # type: ignore[no-any-return]
+        return lease
 
     def _line_up(self, request: Request, terms: Terms, wait: float | None, since: float) -> Coroutine[Any, Any, Any]:
         """See core.hold.Keeper."""

@@ -112,6 +112,8 @@ class BaseClient(Generic[L]):
     _lease_type: type[LeaseView]
     _lock_type: type[L]
     _lines_lock: Callable[[], AbstractContextManager[Any]]
+    _name_of: Callable[[Any], str]
+    """Of a thread or task."""
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         given: dict[str, Any] = dict(options)
@@ -200,6 +202,7 @@ class BaseClient(Generic[L]):
         It should be quick: whoever wants the lock waits for it. What it raises is logged, and changes nothing.
         """
         self._listeners += (listener,)
+        self._lines.telling = True
 
         def end() -> None:
             self._listeners = tuple(each for each in self._listeners if each is not listener)
@@ -209,16 +212,18 @@ class BaseClient(Generic[L]):
     def _tell(self, place: Place, seconds: float, outcome: str) -> None:
         """See Lines.tell."""
         kind: Literal["waiting_began", "waiting_ended"] = "waiting_ended" if outcome else "waiting_began"
-        if log.debugs():
-            log.debug("%s: %s by %s, %.3f s %s", place.request.name, kind, place.who, seconds, outcome)
+        event = Event(kind, place.request.name, self._name_of(place.who), seconds, outcome)
+        log.debug("%s: %s by %s, %.3f s %s", event.name, kind, event.who, seconds, outcome)
         for listener in self._listeners:
             try:
-                listener(Event(kind, place.request.name, place.who, seconds, outcome))
+                listener(event)
             except Exception:
                 log.exception("a listener failed at an event")
 
     def _new_lines(self) -> Lines:
-        return Lines(self._lines_lock(), log.warning, self._tell)
+        lines = Lines(self._lines_lock(), log.warning, self._tell)
+        lines.telling = bool(self._listeners) or log.debugs()
+        return lines
 
     def _pass_on(self, hold: Hold) -> bool:
         """Give what a cohort holds to the next of this client who waits for it."""

@@ -127,7 +127,7 @@ class Lock(LockView):
 
     def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
         """Take the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
-        terms = self._terms(ttl)
+        terms = self.settings.terms if ttl is None else self._terms(ttl)
         patience = self.settings.policy.wait if wait is ... else patience_of(wait)
         if self._reentrant:
             return self._client._reenter(self, terms, patience)
@@ -142,11 +142,12 @@ class Lock(LockView):
 
     def holder(self) -> Holder | None:
         """Who holds it now, as the servers see it; None if nobody does."""
-        return self._client._run(lambda io: census.holder(io, self))
+        return self._client._run(census.holder, self)
 
     def waiters(self) -> list[str]:
         """Who waits for it, the next one first: those of this client, and of a fair lock one of every other process."""
-        return self._client._run(lambda io: census.waiters(io, self, self._client._lines))
+        mine = [_thread_name(who) for who in self._client._lines.waiting(self)]
+        return self._client._run(census.waiters, self, mine)
 
     def __enter__(self) -> Lease:
         lease = self.acquire()
@@ -172,6 +173,10 @@ class Lock(LockView):
             raise
         finally:
             leases.pop()
+
+
+def _thread_name(ident: int) -> str:
+    return next((thread.name for thread in threading.enumerate() if thread.ident == ident), f"thread {ident}")
 
 
 class _Catch:
@@ -209,6 +214,7 @@ class Client(BaseClient[Lock]):
     _lease_type = Lease
     _lock_type = Lock
     _lines_lock = staticmethod(threading.Lock)
+    _name_of = staticmethod(_thread_name)
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         super().__init__(where, options)
@@ -260,7 +266,7 @@ class Client(BaseClient[Lock]):
 
     # -- running operations ----------------------------------------------------------------------------------------
 
-    def _run(self, operation: Callable[[ThreadDriver], Coroutine[Any, Any, T]]) -> T:
+    def _run(self, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         try:
             lane = self._lanes.pop()
         except IndexError:
@@ -269,7 +275,7 @@ class Client(BaseClient[Lock]):
             lane = ThreadDriver(self._group, self._addresses, self._shake)
         try:
             lane.wake()
-            return run(operation(lane))
+            return run(operation(lane, *args))
         finally:
             if lane.torn:
                 lane.abandon()
@@ -280,17 +286,18 @@ class Client(BaseClient[Lock]):
 
     def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         catch = _Catch(self)
-        lines = self._lines
+        lines, fairly = self._lines, request.settings.fair
         try:
-            lease: Lease | None = None
-            if wait == 0 and request.settings.fair:
-                lease = self._run(lambda io: fair.try_acquire(io, request, terms, catch))
-            elif wait == 0 or not (request.settings.fair or (lines.by_keys and request.keys in lines.by_keys)):
-                lease = self._run(lambda io: mutex.acquire(io, request, terms, wait, catch))
-            if lease is not None:
-                return lease
-            since = catch.since or self._lobby.now()
-            return run(line_up(self._lobby, lines, request, terms, wait, since, catch))  # type: ignore[no-any-return]
+            lease: Any = None
+            since = 0.0
+            if wait == 0 and fairly:
+                lease = self._run(fair.try_acquire, request, terms, catch)
+            elif wait == 0 or not (fairly or (lines.by_keys and lines.waited_for(request))):
+                lease = self._run(mutex.acquire, request, terms, wait, catch)
+                since = catch.since
+            if lease is None:
+                lease = run(line_up(self._lobby, lines, request, terms, wait, since or self._lobby.now(), catch))
+            return lease  # type: ignore[no-any-return]
         except BaseException:
             # Ctrl-C may strike after the lock was granted and before the caller has it.
             if catch.lease is not None:
@@ -307,7 +314,7 @@ class Client(BaseClient[Lock]):
         return lease
 
     def _extend(self, hold: Hold, ttl: float) -> None:
-        self._run(lambda io: mutex.extend(io, hold, ttl))
+        self._run(mutex.extend, hold, ttl)
         if hold.state == HELD:
             self._watchdog().refile(hold)
 
@@ -316,7 +323,7 @@ class Client(BaseClient[Lock]):
             return False
         if hold.settings.cohort and self._pass_on(hold):
             return True
-        return self._run(lambda io: mutex.release(io, hold, self))
+        return self._run(mutex.release, hold, self)
 
     def _last_words(self, dog: Watchdog) -> None:
         # A connection that is there already: at this point no new thread may be started to make one.
@@ -352,4 +359,4 @@ def bootstrap(client: Client) -> dict[str, str]:
 
     Only for servers on which no lease can be outstanding. On a deployment that is in use it changes nothing.
     """
-    return client._run(lambda io: guard.bootstrap(io, client._group))
+    return client._run(guard.bootstrap, client._group)

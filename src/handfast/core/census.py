@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from handfast.core import commands
 from handfast.core.commands import Request
 from handfast.core.effects import Effects, Fault
-from handfast.core.line import Lines
 from handfast.core.quorum import Census
 from handfast.errors import NoQuorum
 
@@ -80,13 +79,12 @@ def _token(votes: Sequence[list[Any]], names: int, need: int) -> int | None:
     return next((counter for counter in counters if counter and counters.count(counter) >= need), None)
 
 
-async def waiters(io: Effects, request: Request, lines: Lines) -> list[str]:
-    """Those who wait, the next one first: of a fair lock one for each process, and all of this client's own."""
+async def waiters(io: Effects, request: Request, mine: list[str]) -> list[str]:
+    """Those who wait, the next one first: of a fair lock one for each process, and `mine`, all of this client's own."""
     queued: list[str] = []
     if request.settings.fair:
         said = await _asked(io, request, commands.queue(request), 2)
         queued = [claim.split(b" ", 4)[4].decode(errors="replace") for claim in said[0][0]]
-    mine = lines.waiting(request.keys)
     start = request.settings.owner_start.decode(errors="replace")
     # The head of our own line stands in the server's queue already.
     return queued + [start + who for who in (mine[1:] if queued else mine)]

@@ -49,6 +49,15 @@ _ACQUIRE: Final = (
     + b"$%d\r\n%b\r\n$%d\r\n%b:f\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n$1\r\n1\r\n$%d\r\n%b\r\n%b"
 )
 
+_QUEUED: Final = b"$1\r\n3\r\n$%d\r\n%b\r\n$%d\r\n%b:q\r\n$%d\r\n%b:f\r\n$%d\r\n%b\r\n"
+_CLAIM: Final = (
+    b"*12\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % lua.SHA["claim"]
+    + _QUEUED
+    + b"$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n"
+)
+_PASS: Final = b"*8\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % lua.SHA["pass"] + _QUEUED + b"$%d\r\n%b\r\n"
+"""Of a fair lock: itself, its queue, its counter, the owner; then what each is told."""
+
 
 class Target:
     """The names of a lock, and its settings."""
@@ -174,7 +183,7 @@ def peek(target: Target, *, counted: bool = False) -> bytes:
 
 def queue(target: Target) -> bytes:
     """The claims in a fair lock's queue; and one reply to drop."""
-    return encode(b"LRANGE", _queued(target)[1], b"0", b"-1") + _UNTRACKED
+    return encode(b"LRANGE", target.key + b":q", b"0", b"-1") + _UNTRACKED
 
 
 _TRACKED: Final = encode(b"CLIENT", b"CACHING", b"YES")
@@ -195,20 +204,22 @@ def look(target: Target) -> Any:
     return [(_TRACKED if node.tracks else _UNTRACKED) + read for node in nodes]
 
 
-def _queued(target: Target) -> tuple[bytes, bytes, bytes]:
-    """The keys of a fair lock: itself, its queue, its counter."""
-    key = target.key
-    return key, key + b":q", key + b":f"
-
-
 def claim(target: Target, owner: bytes, terms: Terms, channel: bytes, before: bytes) -> bytes:
-    settings = target.settings
+    """Take a fair lock, or stand in its queue."""
+    settings, key, px = target.settings, target.key, terms.px
     step = b"%d" % (1 + settings.cohort if settings.fence else 0)
-    return script("claim", _queued(target), owner, terms.px, step, channel, before, settings.group.most_px)
+    longer, most = len(key) + 2, settings.group.most_px
+    return _CLAIM % (
+        len(key), key, longer, key, longer, key, len(owner), owner, len(px), px, len(step), step,
+        len(channel), channel, len(before), before, len(most), most,
+    )  # fmt: skip
 
 
 def pass_on(target: Target, owner: bytes, before: bytes) -> bytes:
-    return script("pass", _queued(target), owner, before)
+    """Leave a fair lock, or its queue."""
+    key = target.key
+    longer = len(key) + 2
+    return _PASS % (len(key), key, longer, key, longer, key, len(owner), owner, len(before), before)
 
 
 def _hint(target: Target) -> bytes:

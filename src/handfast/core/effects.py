@@ -81,12 +81,11 @@ class Bell(Protocol):
 class Watch:
     """What the nodes of a lane push to one who waits: that keys have changed, or a message for it."""
 
-    __slots__ = ("bell", "changed", "message", "words")
+    __slots__ = ("bell", "changed", "keys", "message")
 
-    def __init__(self, bell: Bell, words: Sequence[bytes]) -> None:
+    def __init__(self, bell: Bell, keys: Sequence[bytes] = ()) -> None:
         self.bell = bell
-        self.words = words
-        """Keys, or the owner that messages are for."""
+        self.keys = keys
         self.changed: set[int] = set()
         """Nodes on which something may have changed; also those whose connection was lost, which tell no more."""
         self.message: bytes = b""
@@ -97,8 +96,8 @@ class Lobby(Protocol):
 
     def now(self) -> float: ...
 
-    def who(self) -> str:
-        """The thread or task that waits, by name."""
+    def who(self) -> Any:
+        """The thread or task that waits."""
         ...
 
     def bell(self) -> Bell: ...
@@ -107,8 +106,8 @@ class Lobby(Protocol):
         """Until the bell rings, or has rung since the last time, or `now()` is there."""
         ...
 
-    def visit(self, operation: Callable[[Any], Awaitable[Any]]) -> Awaitable[Any]:
-        """Do something that does need connections: `operation` gets Effects."""
+    def visit(self, operation: Callable[..., Any], *args: Any) -> Awaitable[Any]:
+        """Do something that does need connections: `operation` gets Effects, and then `args`."""
         ...
 
 
@@ -166,14 +165,15 @@ class Effects(Protocol):
         ...
 
     def watch(self, watch: Watch) -> None:
-        """From now on tell it what is pushed for its words."""
+        """From now on tell it when its keys change."""
 
     def unwatch(self, watch: Watch) -> None: ...
 
-    @property
-    def channel(self) -> bytes:
-        """The channel on which the only node reaches this connection, and no other; empty before `subscribe`."""
-        ...
+    mail: dict[bytes, Watch]
+    """By owner: who gets the messages that the only node sends to it."""
+
+    channel: bytes
+    """On which the only node reaches this connection, and no other; empty before `subscribe`."""
 
     def subscribe(self, patience: float) -> Awaitable[bytes | Fault]:
         """Have such a channel from now on; its name."""

@@ -29,66 +29,64 @@ from handfast.errors import ConfigError, Contended, NoQuorum
 __all__ = ["acquire", "try_acquire"]
 
 
-class _Attempt:
-    """One owner's way into the lock, from the first question to the hold or the undoing."""
+class _Attempt(Watch):
+    """One owner's way into the lock, from the first question to the hold or the undoing; it gets the owner's messages."""
 
-    def __init__(self, io: Effects, request: Request, terms: Terms) -> None:
-        self.io = io
+    __slots__ = ("claim", "owner", "request", "sent", "terms", "time")
+
+    def __init__(self, bell: Any, request: Request, terms: Terms, owner: bytes) -> None:
+        self.bell = bell
+        self.keys = ()
+        self.changed = set()
+        self.message = b""
         self.request = request
         self.terms = terms
-        self.owner = request.settings.owner_start + io.nonce()
+        self.owner = owner
         self.claim = b""
-        """Our entry in the queue, as the server has last answered it."""
-        self.asked = False
+        """Its entry in the queue, as the server has last answered it."""
         self.sent = 0.0
         self.time = 0
-        """When we last asked: by our clock, just before; and by the server's."""
+        """When it last asked: by our clock, just before; and by the server's."""
 
-    async def ask(self, channel: bytes, patience: float) -> Any:
-        """Take it, or stand in the queue (with a channel): the server's answer, or a Fault."""
-        io, group = self.io, self.request.group
-        payload = commands.claim(self.request, self.owner, self.terms, channel, self.claim)
-        self.asked = True
-        self.sent = io.now()
-        if not group.guard:
-            answer = await io.ask(payload, patience)
-        else:
-            ballot = Vote(1, 1)
-            await io.exchange(payload, ballot, patience)
-            answer = ballot.answers[0] if ballot.answers[0] is not None else SILENT
-        if type(answer) is list:
-            self.time = answer[-1]
-            if answer[0] == 0:
-                self.claim = answer[3]
-        return answer
-
-    def granted(self, left_ms: int, token: int) -> Hold | None:
-        """Ours by the server's answer, with so much of its ttl left."""
-        return self._hold(self.sent, left_ms / 1000, token)
-
-    def handed_over(self, message: bytes) -> Hold | None:
+    def handed_over(self, now: float) -> Hold | None:
         """Ours by a push: see above."""
-        token, time, _ = message.split(b" ", 2)
-        waited = max(0, int(time) - self.time) / 1e6
-        since = self.sent + waited * (1 - self.request.settings.policy.drift)
-        return self._hold(min(since, self.io.now()), self.terms.ttl, int(token))
+        (token, time, _), self.message = self.message.split(b" ", 2), b""
+        waited = (int(time) - self.time) / 1e6
+        since = self.sent + (waited * (1 - self.request.settings.policy.drift) if waited > 0 else 0.0)
+        if since > now:
+            since = now
+        return self.hold(since, since + self.terms.validity, int(token), now)
 
-    def _hold(self, since: float, ttl: float, token: int) -> Hold | None:
-        deadline = since + self.request.settings.policy.validity(ttl)
-        if self.io.now() >= deadline:
+    def granted(self, answer: list[int], now: float) -> Hold | None:
+        """Ours by the server's answer, with so much of its ttl left."""
+        validity = self.request.settings.policy.validity(answer[1] / 1000)
+        return self.hold(self.sent, self.sent + validity, answer[2], now)
+
+    def hold(self, since: float, deadline: float, token: int, now: float) -> Hold | None:
+        """What it has; None if it has come too late to be of use."""
+        if now >= deadline:
             return None
         hold = Hold(self.request, self.owner, self.terms.ttl, deadline, since, 1, token)
         if self.request.settings.cohort:
             hold.form_cohort(since)
         return hold
 
-    def undo(self, keeper: Keeper) -> None:
+    def undo(self, io: Effects, keeper: Keeper) -> None:
         """Out of the queue; and if it is ours already, on to the next."""
-        if self.asked and not self.io.post(commands.pass_on(self.request, self.owner, self.claim)):
+        if self.sent and not io.post(commands.pass_on(self.request, self.owner, self.claim)):
             hold = Hold(self.request, self.owner, self.terms.ttl, 0.0, self.sent, 0, 0)
             hold.claim = self.claim
             hold.abandon()
             keeper._unfinished(hold)
+
+
+async def _ask(io: Effects, attempt: _Attempt, payload: bytes, patience: float) -> Any:
+    """The server's answer, or a Fault; of a guarded node only if it has shown its marker."""
+    if not attempt.request.group.guard:
+        return await io.ask(payload, patience)
+    ballot = Vote(1, 1)
+    await io.exchange(payload, ballot, patience)
+    return SILENT if ballot.answers[0] is None else ballot.answers[0]
 
 
 async def try_acquire(io: Effects, request: Request, terms: Terms, keeper: Keeper) -> Any:
@@ -97,21 +95,23 @@ async def try_acquire(io: Effects, request: Request, terms: Terms, keeper: Keepe
         await io.settle(1, max(0.5, terms.patience))
     if not request.group.fine:
         await mutex.admit(io, request.group)
-    attempt = _Attempt(io, request, terms)
+    attempt = _Attempt(None, request, terms, request.settings.owner_start + io.nonce())
+    attempt.sent = io.now()
     try:
-        answer = await attempt.ask(b"", terms.patience)
-        hold = attempt.granted(answer[1], answer[2]) if type(answer) is list and answer[0] == 1 else None
-        if hold is not None:
-            return keeper._granted(hold)
+        answer = await _ask(io, attempt, commands.claim(request, attempt.owner, terms, b"", b""), terms.patience)
         if type(answer) is Fault:
             raise _refused(request, answer)
         if answer[0] == 1:
-            raise _refused(request, Fault("late", "granted, but too late for the lease's validity"))
+            hold = attempt.granted(answer, io.now())
+            if hold is None:
+                raise _refused(request, Fault("late", "granted, but too late for the lease's validity"))
+            return keeper._granted(hold)
     except BaseException:
-        attempt.undo(keeper)
+        attempt.undo(io, keeper)
         raise
     holder, left = answer[1].decode(errors="replace"), answer[2]
-    raise Contended(request.name, holder=holder, remaining=left / 1000 if left >= 0 else None)
+    nodes = {request.group.nodes[0].label: f"held by {holder}"}
+    raise Contended(request.name, holder=holder, remaining=left / 1000 if left >= 0 else None, nodes=nodes)
 
 
 def _refused(request: Request, fault: Fault) -> ConfigError | NoQuorum:
@@ -123,67 +123,72 @@ def _refused(request: Request, fault: Fault) -> ConfigError | NoQuorum:
 
 async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> Any:
     """At the head of the line of this process: stand in the server's queue until it is ours."""
+    request = place.request
     while True:
-        attempt = _Attempt(io, place.request, place.terms)
-        watch = Watch(place.bell, (attempt.owner,))
-        io.watch(watch)
+        owner = request.settings.owner_start + io.nonce()
+        attempt = io.mail[owner] = _Attempt(place.bell, request, place.terms, owner)
         try:
-            hold = await _stand(io, lines, place, attempt, watch)
+            hold = await _stand(io, lines, place, attempt)
             if hold is not None:
                 place.line.holder = hold
-                lease = keeper._granted(hold)
-                if hold.owner != attempt.owner:  # a sibling was quicker than the queue
-                    attempt.undo(keeper)
-                return lease
+                if hold.owner != owner:  # a sibling was quicker than the queue
+                    attempt.undo(io, keeper)
+                return keeper._granted(hold)
         except BaseException:
-            attempt.undo(keeper)
+            attempt.undo(io, keeper)
             raise
         finally:
-            io.unwatch(watch)
-        attempt.undo(keeper)
+            del io.mail[owner]
+        attempt.undo(io, keeper)
 
 
-async def _stand(io: Effects, lines: Lines, place: Place, attempt: _Attempt, watch: Watch) -> Hold | None:
+async def _stand(io: Effects, lines: Lines, place: Place, attempt: _Attempt) -> Hold | None:
     """Until it is handed over to us, by a server or by a sibling; None if that came too late to be of use."""
-    line, group, tried = place.line, place.request.group, 0
+    line, request, terms, until = place.line, place.request, place.terms, place.until
+    group, tried, now = request.settings.group, 0, place.since
     while True:
-        if line.holder is not None:
+        if line.holder is not None and request.settings.cohort:
             await waiting.rely_on_sibling(io, place)
-            given = lines.take(place, io.now())
+            now = io.now()
+            given = lines.take(place, now)
             if given is not None:
                 return given
-        if tried:
-            waiting.stay(lines, place, io.now())
         if not io.settled:
-            await io.settle(1, place.at_most(mutex.OUTAGE, io.now()))
+            await io.settle(1, place.at_most(mutex.OUTAGE, now))
         if not group.fine:
             await mutex.admit(io, group)
-        watch.changed.clear()
-        patience = place.at_most(place.terms.patience, place.since if not tried else io.now())
-        channel: Any = io.channel or await io.subscribe(patience)
-        answer: Any = channel if type(channel) is Fault else await attempt.ask(channel, patience)
+        patience = terms.patience if until is None else place.at_most(terms.patience, now)
+        answer: Any = io.channel or await io.subscribe(patience)
+        if type(answer) is bytes:
+            attempt.changed.clear()
+            payload = commands.claim(request, attempt.owner, terms, answer, attempt.claim)
+            attempt.sent = io.now()
+            answer = await (_ask(io, attempt, payload, patience) if group.guard else io.ask(payload, patience))
+        now = io.now()
         tried += 1
         if type(answer) is Fault:
             await _refusal(io, lines, place, answer, tried)
+            now = io.now()
             continue
         line.outage = None
-        kind, left = answer[0], answer[2]
-        if kind == 1:
-            return attempt.granted(answer[1], left)
-        lines.began(place)
-        line.sight = Sight(answer[1], left, attempt.sent)
-        again = attempt.sent + (left / 1000 if left >= 0 else waiting.LOOK_AGAIN) + waiting.OVERDUE
+        attempt.time = answer[-1]
+        if answer[0] == 1:
+            return attempt.granted(answer, now)
+        _, holder, left, attempt.claim, _ = answer
+        line.sight = Sight(holder, left, now)
+        again = now + (left / 1000 if left >= 0 else waiting.LOOK_AGAIN) + waiting.OVERDUE
+        if lines.telling:
+            lines.began(place)
         while True:
-            await io.park(place.bell, place.sooner(again))
-            if watch.message:
-                message, watch.message = watch.message, b""
-                hold = attempt.handed_over(message)
+            await io.park(place.bell, again if until is None or again < until else until)
+            now = io.now()
+            if attempt.message:
+                hold = attempt.handed_over(now)
                 if hold is not None and not group.guard:
                     return hold
                 break  # guarded, the node must show its marker; too late, it is to be passed on
-            now = io.now()
             waiting.stay(lines, place, now)
-            if watch.changed or place.given is not None or now >= again:
+            if attempt.changed or place.given is not None or now >= again:
                 break
 
 

@@ -48,7 +48,7 @@ class Place:
     __slots__ = ("bell", "given", "line", "request", "since", "split", "terms", "told", "until", "wait", "who")
 
     def __init__(
-        self, line: Line, request: Request, terms: Terms, bell: Bell, since: float, wait: float | None, who: str
+        self, line: Line, request: Request, terms: Terms, bell: Bell, since: float, wait: float | None, who: Any
     ) -> None:
         self.line = line
         self.request = request
@@ -57,6 +57,7 @@ class Place:
         self.since = since
         self.wait = wait
         self.who = who
+        """The thread or task."""
         self.until = None if wait is None else since + wait
         self.given: Hold | None = None
         """What a sibling has passed on to it."""
@@ -64,10 +65,6 @@ class Place:
         """It was told of that it waits."""
         self.split = False
         """Its last attempt won some nodes, and not enough."""
-
-    @property
-    def first(self) -> bool:
-        return self.line.head is self
 
     def at_most(self, seconds: float, now: float) -> float:
         """So long, and no longer than it waits."""
@@ -83,7 +80,7 @@ class Line:
 
     __slots__ = ("head", "holder", "keys", "outage", "places", "sight", "yields")
 
-    def __init__(self, keys: tuple[bytes, ...]) -> None:
+    def __init__(self, keys: bytes | tuple[bytes, ...]) -> None:
         self.keys = keys
         # Ordered, and any of them can leave at once.
         self.places: OrderedDict[Place, None] = OrderedDict()
@@ -105,15 +102,17 @@ class Lines:
     ) -> None:
         self.lock = lock
         self.warn = warn
+        self.telling = False
+        """Somebody wants to know."""
         self.tell = tell
         """Told of each waiting's beginning (no outcome) and end: who, after how many seconds, and how it ended."""
         self.closed = False
         self.warned = False
         """It was said that a server refuses tracking."""
-        self.by_keys: dict[tuple[bytes, ...], Line] = {}
+        self.by_keys: dict[bytes | tuple[bytes, ...], Line] = {}
 
-    def join(self, request: Request, terms: Terms, bell: Bell, since: float, wait: float | None, who: str) -> Place:
-        keys = request.keys
+    def join(self, request: Request, terms: Terms, bell: Bell, since: float, wait: float | None, who: Any) -> Place:
+        keys = request.key or request.keys
         with self.lock:
             line = self.by_keys.get(keys)
             if line is None:
@@ -150,7 +149,7 @@ class Lines:
         As often in a row as the cohort says, and for no longer than a ttl since it was taken from the server: those of
         other processes wait too.
         """
-        line = self.by_keys.get(hold.keys)
+        line = self.by_keys.get(hold.key or hold.keys)
         if line is None or hold.passes >= hold.settings.cohort or hold.presented:
             return None
         if now >= hold.turn_ends or hold.deadline - now < hold.ttl / 2:
@@ -166,7 +165,7 @@ class Lines:
 
     def let_go(self, hold: Hold, others: bool, now: float) -> None:
         """A cohort's lock was released on the servers: if others wait for it, they are let go first."""
-        line = self.by_keys.get(hold.keys)
+        line = self.by_keys.get(hold.key or hold.keys)
         if line is not None:
             if others:
                 line.yields = now + YIELD
@@ -176,19 +175,18 @@ class Lines:
 
     def began(self, place: Place) -> None:
         """It has to wait."""
-        if not place.told:
+        if self.telling and not place.told:
             place.told = True
             self.tell(place, 0.0, "")
 
-    def ended(self, place: Place, now: float, outcome: str) -> None:
-        """It waits no longer, if it did."""
-        if place.told:
-            self.tell(place, now - place.since, outcome)
+    def waited_for(self, request: Request) -> bool:
+        """Somebody of this client stands in line for it."""
+        return (request.key or request.keys) in self.by_keys
 
-    def waiting(self, keys: tuple[bytes, ...]) -> list[str]:
+    def waiting(self, request: Request) -> list[Any]:
         """Who stands in a line, the head first."""
         with self.lock:
-            line = self.by_keys.get(keys)
+            line = self.by_keys.get(request.key or request.keys)
             return [place.who for place in line.places] if line is not None else []
 
     def close(self) -> None:

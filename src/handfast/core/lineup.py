@@ -7,8 +7,8 @@ from typing import Any
 from handfast.core import fair, waiting
 from handfast.core.commands import Request
 from handfast.core.effects import Lobby
-from handfast.core.hold import Usher
-from handfast.core.line import Lines, Place
+from handfast.core.hold import Hold, Usher
+from handfast.core.line import Lines
 from handfast.core.terms import Terms
 
 __all__ = ["line_up"]
@@ -20,27 +20,26 @@ async def line_up(
     """Stand in line until it is ours: what `keeper` makes of it. Raises NotAcquired when `wait` is over."""
     place = lines.join(request, terms, lobby.bell(), since, wait, lobby.who())
     outcome = "acquired"
-    head = fair.acquire if request.settings.fair else waiting.at_the_head
+    given: Hold | None = None
     try:
-        while not place.first:
+        while place.line.head is not place:
             lines.began(place)
             await lobby.park(place.bell, place.until)
             waiting.stay(lines, place, lobby.now())
-        return await lobby.visit(lambda io: head(io, lines, place, keeper))
+        head = fair.acquire if request.settings.fair else waiting.at_the_head
+        return await lobby.visit(head, lines, place, keeper)
     except BaseException as error:
         outcome = type(error).__name__
         raise
     finally:
         try:
-            _leave(lines, place, keeper)
+            given = lines.leave(place)
         except BaseException:
             # Once more if an interrupt has struck here: a place that nobody has any more would block the line.
-            _leave(lines, place, keeper)
+            given = lines.leave(place)
             raise
-        lines.ended(place, lobby.now(), outcome)
-
-
-def _leave(lines: Lines, place: Place, keeper: Usher) -> None:
-    given = lines.leave(place)
-    if given is not None:
-        keeper._unfinished(given)
+        finally:
+            if given is not None:
+                keeper._unfinished(given)
+        if place.told:
+            lines.tell(place, lobby.now() - since, outcome)

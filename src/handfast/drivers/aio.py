@@ -22,14 +22,12 @@ class AioDriver(AioLane, clock.MachineClock):
     def park(self, bell: AioBell, until: float | None) -> Awaitable[None]:
         return self.listen(bell, None if until is None else max(0.0, until - clock.now()))
 
-    @staticmethod
-    def who() -> str:
-        task = asyncio.current_task()
-        return task.get_name() if task is not None else "no task"
+    who = staticmethod(asyncio.current_task)
 
-    def visit(self, operation: Callable[[AioDriver], Awaitable[Any]]) -> Awaitable[Any]:
+    def visit(self, operation: Callable[..., Any], *args: Any) -> Awaitable[Any]:
         """See Lobby: tasks wait where they do everything else."""
-        return operation(self)
+        awaited: Awaitable[Any] = operation(self, *args)
+        return awaited
 
     async def sleep(self, until: float) -> None:
         await asyncio.sleep(max(0.0, until - clock.now()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
@@ -46,12 +47,21 @@ class ThreadDriver(Lane, clock.MachineClock):
         self.round_trip(payloads, poll, patience)
         return _DONE
 
-    def ask(self, payload: bytes, patience: float) -> Awaitable[Any]:
-        return Done(self.question(payload, patience))
-
-    def park(self, bell: ThreadBell, until: float | None) -> Awaitable[None]:
-        self.listen(bell, None if until is None else max(0.0, until - clock.now()))
-        return _DONE
+    @types.coroutine
+    def park(self, bell: ThreadBell, until: float | None) -> Generator[Any, None, None]:
+        """See Effects.park."""
+        bell.rope = self._rope
+        rung = bell.silent.acquire
+        try:
+            while not rung(False):
+                left = None if until is None else until - clock.now()
+                if left is not None and left <= 0:
+                    break
+                self._wait(left)
+        finally:
+            bell.rope = None
+        return
+        yield
 
     def subscribe(self, patience: float) -> Awaitable[bytes | Fault]:
         return Done(self.own_channel(patience))
@@ -65,20 +75,21 @@ class ThreadLobby:
 
     now = staticmethod(clock.now)
     bell = ThreadBell
+    who = staticmethod(threading.get_ident)
 
-    def __init__(self, visit: Callable[[Callable[[ThreadDriver], Any]], Any]) -> None:
+    def __init__(self, visit: Callable[..., Any]) -> None:
         self._visit = visit
 
-    def park(self, bell: ThreadBell, until: float | None) -> Awaitable[None]:
-        bell.rung(-1.0 if until is None else max(0.0, until - clock.now()))
-        return _DONE
+    @types.coroutine
+    def park(self, bell: ThreadBell, until: float | None) -> Generator[Any, None, None]:
+        bell.silent.acquire(True, -1 if until is None else max(0.0, until - clock.now()))
+        return
+        yield
 
-    @staticmethod
-    def who() -> str:
-        return threading.current_thread().name
-
-    def visit(self, operation: Callable[[Any], Any]) -> Awaitable[Any]:
-        return Done(self._visit(operation))
+    @types.coroutine
+    def visit(self, operation: Callable[..., Any], *args: Any) -> Generator[Any, None, Any]:
+        return self._visit(operation, *args)
+        yield
 
 
 def run(operation: Coroutine[Any, Any, T]) -> T:

@@ -317,12 +317,6 @@ class AioLane(Ears):
         if not waiter.over:
             waiter.set_result(None)
 
-    @property
-    def channel(self) -> bytes:
-        """See Effects.channel."""
-        channel = self.links[0].channel
-        return channel.name if channel is not None else b""
-
     async def subscribe(self, patience: float) -> bytes | Fault:
         """See Effects.subscribe."""
         link = self.links[0]
@@ -330,6 +324,7 @@ class AioLane(Ears):
             return link.fault or NOT_CONNECTED
         poll = Subscription(link.channel)
         await self.exchange(poll.payload, poll, patience)
+        self.channel = link.channel.name if link.channel is not None else b""
         return poll.reply
 
     def _send_each(self, payloads: Payloads, poll: Poll) -> None:

@@ -16,8 +16,9 @@ import select
 import socket
 import struct
 import time
+import types
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
 from handfast.core.effects import CLOSED, SILENT, Fault, Payloads, Poll, payload_for
@@ -71,17 +72,17 @@ class _Answer:
 class ThreadBell:
     """Wakes one thread, parked with or without a lane. A lock that is free when it has rung."""
 
-    __slots__ = ("_lock", "rope")
+    __slots__ = ("rope", "silent")
 
     def __init__(self) -> None:
-        self._lock = _thread.allocate_lock()
-        self._lock.acquire()
+        self.silent = _thread.allocate_lock()
+        self.silent.acquire()
         self.rope: socket.socket | None = None
         """Of the lane in which its thread is parked."""
 
     def ring(self) -> None:
         try:
-            self._lock.release()
+            self.silent.release()
         except RuntimeError:
             return  # it has rung already
         rope = self.rope
@@ -89,12 +90,8 @@ class ThreadBell:
             pull(rope)
 
     def note(self) -> None:
-        if self._lock.locked():
-            self._lock.release()
-
-    def rung(self, within: float = 0.0) -> bool:
-        """Whether it has rung, or rings in time; silent again afterwards."""
-        return self._lock.acquire(timeout=within) if within else self._lock.acquire(False)
+        if self.silent.locked():
+            self.silent.release()
 
 
 def pull(rope: socket.socket) -> None:
@@ -250,20 +247,51 @@ class Lane(Ears):
             self._current = _NOBODY
             poll.over = True
 
-    def question(self, payload: bytes, patience: float) -> Any:
-        """See Effects.ask."""
-        now = self.used_at = _clock()
+    # Generators that never yield: to await one costs a single frame, and these are in every acquisition on one node.
+
+    @types.coroutine
+    def ask(self, payload: bytes, patience: float) -> Generator[Any, None, Any]:
+        """See Effects.ask. Without a poll, where nothing else can happen meanwhile."""
         link = self.links[0]
-        if link.channel is None or link.asked_at:
-            self._inspect(now)
-            if link.channel is None:
-                return link.fault or NOT_CONNECTED
+        channel, sock = link.channel, link.sock
+        now = self.used_at = _clock()
+        if channel is None or sock is None or link.asked_at or self._connecting or not link.flags:
+            return self._question(link, payload, patience)
+        answer = _Answer()
+        if patience != link.patience:
+            link.patience = patience
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(patience))
+        self.torn = True  # an interrupt may come between the bytes and us
+        link.asked_at = now
+        channel.pending.append(answer)
+        channel.sent.append(payload)
+        try:
+            if sock.send(payload) < len(payload):
+                raise BrokenPipeError("a command was cut in two")
+            data = sock.recv(65536)
+        except OSError as error:
+            if not wants_more(error):
+                self._down(link, from_socket(error))
+        else:
+            self._take(link, channel, data)
+        self.torn = False
+        if answer.over:
+            return answer.reply
+        return self._wait_for(answer, now + patience)
+        yield
+
+    def _question(self, link: Link, payload: bytes, patience: float) -> Any:
+        """The same, by polling."""
+        now = _clock()
+        self._inspect(now)
+        if link.channel is None:
+            return link.fault or NOT_CONNECTED
         answer = _Answer()
         self._send(link, payload, answer)
-        end = now + patience
+        return self._wait_for(answer, now + patience)
+
+    def _wait_for(self, answer: _Answer, end: float) -> Any:
         try:
-            if link.flags and not self._connecting:
-                self._await(link, patience)
             while not answer.over and (left := end - _clock()) > 0:
                 self._wait(left)
         finally:
@@ -285,22 +313,6 @@ class Lane(Ears):
                 all_up = False
         return all_up
 
-    def listen(self, bell: ThreadBell, seconds: float | None) -> None:
-        """See Effects.park."""
-        end = None if seconds is None else _clock() + seconds
-        bell.rope = self._rope
-        try:
-            while not bell.rung() and (end is None or _clock() < end):
-                self._wait(None if end is None else max(0.0, end - _clock()))
-        finally:
-            bell.rope = None
-
-    @property
-    def channel(self) -> bytes:
-        """See Effects.channel."""
-        channel = self.links[0].channel
-        return channel.name if channel is not None else b""
-
     def own_channel(self, patience: float) -> bytes | Fault:
         """See Effects.subscribe."""
         link = self.links[0]
@@ -308,6 +320,7 @@ class Lane(Ears):
             return link.fault or NOT_CONNECTED
         poll = Subscription(link.channel)
         self.round_trip(poll.payload, poll, patience)
+        self.channel = link.channel.name if link.channel is not None else b""
         return poll.reply
 
     def wake(self) -> None:
@@ -371,24 +384,6 @@ class Lane(Ears):
                 self._flush(link, channel)
             if event & _READ and link.sock is not None:
                 self._receive(link, channel, link.sock)
-        self.torn = False
-
-    def _await(self, link: Link, patience: float) -> None:
-        """Block until the only node has sent something, with one call instead of two."""
-        sock = link.sock
-        if sock is None or link.channel is None:
-            return
-        if patience != link.patience:
-            link.patience = patience
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(patience))
-        self.torn = True  # an interrupt may come between the bytes and us
-        try:
-            data = sock.recv(65536)
-        except OSError as error:
-            if not wants_more(error):
-                self._down(link, from_socket(error))
-        else:
-            self._take(link, link.channel, data)
         self.torn = False
 
     def _receive(self, link: Link, channel: Channel, sock: socket.socket) -> None:

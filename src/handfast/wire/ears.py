@@ -14,44 +14,49 @@ class Ears:
 
     def __init__(self) -> None:
         self._watches: dict[bytes, list[Watch]] = {}
-        """By key, or by the owner that messages are for."""
+        """By key."""
+        self.mail: dict[bytes, Watch] = {}
+        """See Effects.mail."""
+        self.channel = b""
+        """See Effects.channel."""
 
     def watch(self, watch: Watch) -> None:
         """See Effects.watch."""
-        for word in watch.words:
-            self._watches.setdefault(word, []).append(watch)
+        for key in watch.keys:
+            self._watches.setdefault(key, []).append(watch)
 
     def unwatch(self, watch: Watch) -> None:
         """See Effects.unwatch."""
-        for word in watch.words:
-            watches = self._watches.get(word, [])
+        for key in watch.keys:
+            watches = self._watches.get(key, [])
             if watch in watches:
                 watches.remove(watch)
             if not watches:
-                self._watches.pop(word, None)
+                self._watches.pop(key, None)
 
     def pushed(self, node: int, push: Any) -> None:
         """A node has said something of its own accord."""
-        if not self._watches:
-            return
         kind = push[0]
-        if kind == b"invalidate":
+        if kind == b"message":
+            watch = self.mail.get(push[2].split(b" ", 2)[-1])
+            if watch is not None:
+                watch.message = push[2]
+                watch.bell.note()
+        elif kind == b"invalidate":
             if push[1] is None:  # FLUSHALL: everything has changed
-                self.deaf(node)
+                self._all_changed(node)
                 return
             for key in push[1]:
                 for watch in self._watches.get(key, ()):
                     watch.changed.add(node)
                     watch.bell.note()
-        elif kind == b"message":
-            owner = push[2].split(b" ", 2)[-1]
-            for watch in self._watches.get(owner, ()):
-                watch.message = push[2]
-                watch.bell.note()
 
     def deaf(self, node: int) -> None:
-        """A node's connection was lost, and with it what it would have told us; or it has told us to forget all."""
-        for watches in list(self._watches.values()):
-            for watch in watches:
-                watch.changed.add(node)
-                watch.bell.note()
+        """A node's connection was lost, and with it what it would have told us."""
+        self.channel = b""
+        self._all_changed(node)
+
+    def _all_changed(self, node: int) -> None:
+        for watch in [each for watches in self._watches.values() for each in watches] + list(self.mail.values()):
+            watch.changed.add(node)
+            watch.bell.note()
