@@ -274,8 +274,11 @@ class Client(BaseClient[Lock]):
                 raise ConfigError("this client is closed") from None
             lane = ThreadDriver(self._group, self._addresses, self._shake)
         try:
-            lane.wake()
-            return run(operation(lane, *args))
+            operation(lane, *args).send(None)  # as in `run`, without the call
+            raise AssertionError("an effect of the blocking driver suspended")
+        except StopIteration as end:
+            result: T = end.value
+            return result
         finally:
             if lane.torn:
                 lane.abandon()

@@ -181,6 +181,11 @@ def peek(target: Target, *, counted: bool = False) -> bytes:
     )
 
 
+def owner_in(claim: bytes) -> bytes:
+    """Whose claim it is."""
+    return claim[29 + int(claim[26:29]) :]
+
+
 def queue(target: Target) -> bytes:
     """The claims in a fair lock's queue; and one reply to drop."""
     return encode(b"LRANGE", target.key + b":q", b"0", b"-1") + _UNTRACKED
@@ -209,9 +214,11 @@ def claim(target: Target, owner: bytes, terms: Terms, channel: bytes, before: by
     settings, key, px = target.settings, target.key, terms.px
     step = b"%d" % (1 + settings.cohort if settings.fence else 0)
     longer, most = len(key) + 2, settings.group.most_px
+    # See lua/hand_over.lua; the server puts the claim's expiry before it.
+    rest = b"%09d%07d%03d%b%b" % (int(px), int(step), len(channel), channel, owner) if channel else b""
     return _CLAIM % (
         len(key), key, longer, key, longer, key, len(owner), owner, len(px), px, len(step), step,
-        len(channel), channel, len(before), before, len(most), most,
+        len(rest), rest, len(before), before, len(most), most,
     )  # fmt: skip
 
 

@@ -45,22 +45,22 @@ class _Attempt(Watch):
         self.claim = b""
         """Its entry in the queue, as the server has last answered it."""
         self.sent = 0.0
-        self.time = 0
+        self.time = 0.0
         """When it last asked: by our clock, just before; and by the server's."""
 
     def handed_over(self, now: float) -> Hold | None:
         """Ours by a push: see above."""
-        (token, time, _), self.message = self.message.split(b" ", 2), b""
-        waited = (int(time) - self.time) / 1e6
+        (token, seconds, micros, _), self.message = self.message.split(b" ", 3), b""
+        waited = float(seconds) + float(micros) / 1e6 - self.time
         since = self.sent + (waited * (1 - self.request.settings.policy.drift) if waited > 0 else 0.0)
         if since > now:
             since = now
         return self.hold(since, since + self.terms.validity, int(token), now)
 
-    def granted(self, answer: list[int], now: float) -> Hold | None:
+    def granted(self, answer: list[Any], now: float) -> Hold | None:
         """Ours by the server's answer, with so much of its ttl left."""
         validity = self.request.settings.policy.validity(answer[1] / 1000)
-        return self.hold(self.sent, self.sent + validity, answer[2], now)
+        return self.hold(self.sent, self.sent + validity, int(answer[2]), now)
 
     def hold(self, since: float, deadline: float, token: int, now: float) -> Hold | None:
         """What it has; None if it has come too late to be of use."""
@@ -109,7 +109,7 @@ async def try_acquire(io: Effects, request: Request, terms: Terms, keeper: Keepe
     except BaseException:
         attempt.undo(io, keeper)
         raise
-    holder, left = answer[1].decode(errors="replace"), answer[2]
+    left, holder = answer[1], answer[2].decode(errors="replace")
     nodes = {request.group.nodes[0].label: f"held by {holder}"}
     raise Contended(request.name, holder=holder, remaining=left / 1000 if left >= 0 else None, nodes=nodes)
 
@@ -171,10 +171,10 @@ async def _stand(io: Effects, lines: Lines, place: Place, attempt: _Attempt) -> 
             now = io.now()
             continue
         line.outage = None
-        attempt.time = answer[-1]
+        attempt.time = float(answer[3]) + float(answer[4]) / 1e6
         if answer[0] == 1:
             return attempt.granted(answer, now)
-        _, holder, left, attempt.claim, _ = answer
+        left, holder, attempt.claim = answer[1], answer[2], answer[5]
         line.sight = Sight(holder, left, now)
         again = now + (left / 1000 if left >= 0 else waiting.LOOK_AGAIN) + waiting.OVERDUE
         if lines.telling:

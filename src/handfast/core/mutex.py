@@ -273,7 +273,7 @@ async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None)
         keeper._ending(hold)
         if not io.settled:
             await io.settle(group.need, _connect_patience(settings.terms, 0.0))
-        payloads = commands.release(hold, hold.owner, hold.floor)
+        payloads = commands.release(hold, hold.owner, hold.token + hold.spare)
         if group.n == 1 and not settings.cohort:
             answer = await io.ask(payloads, settings.terms.patience)
             known = type(answer) is int

@@ -3,7 +3,7 @@
 -- KEYS   1 lock key  2 queue  3 fence counter
 -- ARGV   1 owner  2 its claim ('': it has none)
 -- reply  1 it was this owner's, 0 it was not
-if ARGV[2] ~= '' then redis.call('LREM', KEYS[2], 1, ARGV[2]) end
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-if not hand_over(server_time(), '') then redis.call('DEL', KEYS[1]) end
+if ARGV[2] ~= '' then call('LREM', KEYS[2], 1, ARGV[2]) end
+if call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if not hand_over('') then call('DEL', KEYS[1]) end
 return 1

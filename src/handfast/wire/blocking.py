@@ -64,9 +64,14 @@ class _Answer:
         self.reply: Any = SILENT
         self.over = False
 
+    wakes = False
+
     def set_result(self, reply: Any) -> None:
         self.reply = reply
         self.over = True
+
+    def wake(self) -> None:
+        """Nobody sleeps."""
 
 
 class ThreadBell:
@@ -125,6 +130,7 @@ class Lane(Ears):
         self._bell_fd = self._bell.fileno()
         self._poller.register(self._bell_fd, select.POLLIN)
         self.torn = False
+        self._answer = _Answer()
         self._current: tuple[Payloads, Poll | None] = _NOBODY
         """The exchange under way, for nodes whose connection comes about during it."""
 
@@ -253,11 +259,15 @@ class Lane(Ears):
     def ask(self, payload: bytes, patience: float) -> Generator[Any, None, Any]:
         """See Effects.ask. Without a poll, where nothing else can happen meanwhile."""
         link = self.links[0]
+        now = _clock()
+        if now - self.used_at > IDLE_CHECK:
+            self._wait(0)
+        self.used_at = now
         channel, sock = link.channel, link.sock
-        now = self.used_at = _clock()
         if channel is None or sock is None or link.asked_at or self._connecting or not link.flags:
             return self._question(link, payload, patience)
-        answer = _Answer()
+        answer = self._answer  # nobody else waits for it: nothing is pending
+        answer.over, answer.reply = False, SILENT
         if patience != link.patience:
             link.patience = patience
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(patience))
@@ -273,10 +283,15 @@ class Lane(Ears):
             if not wants_more(error):
                 self._down(link, from_socket(error))
         else:
-            self._take(link, channel, data)
+            channel.feed(data)
+            if answer.over and not channel.pending and channel.fault is None:
+                link.asked_at = 0.0
+            else:
+                self._after(link, channel, CLOSED if not data else channel.fault)
         self.torn = False
         if answer.over:
             return answer.reply
+        self._answer = _Answer()  # this one may be answered late
         return self._wait_for(answer, now + patience)
         yield
 
@@ -323,13 +338,10 @@ class Lane(Ears):
         self.channel = link.channel.name if link.channel is not None else b""
         return poll.reply
 
-    def wake(self) -> None:
-        """Before an operation: notice what was closed while the lane rested."""
-        if _clock() - self.used_at > IDLE_CHECK:
-            self._wait(0)
-
     def _inspect(self, now: float) -> None:
-        """Before use: drop what hangs, and see to what is down."""
+        """Before use: notice what was closed while the lane rested, drop what hangs, and see to what is down."""
+        if now - self.used_at > IDLE_CHECK:
+            self._wait(0)
         self.used_at = now
         self.torn = True
         for link in self.links:
@@ -396,16 +408,14 @@ class Lane(Ears):
             if not wants_more(error):
                 self._down(link, from_socket(error))
             return
-        self._take(link, channel, data)
+        if data:
+            channel.feed(data)
+        self._after(link, channel, CLOSED if not data else channel.fault)
 
-    def _take(self, link: Link, channel: Channel, data: bytes) -> None:
-        """What a node has sent."""
-        if not data:
-            self._down(link, CLOSED)
-            return
-        channel.feed(data)
-        if channel.fault is not None:
-            self._down(link, channel.fault)
+    def _after(self, link: Link, channel: Channel, fault: Fault | None) -> None:
+        """Something was received, or the end of it."""
+        if fault is not None:
+            self._down(link, fault)
             return
         link.asked_at = _clock() if channel.pending else 0.0
         if channel.out:

@@ -38,11 +38,19 @@ UNREADY: Final = Fault("UNREADY", "forgot its data while connected, no vote unti
 
 
 class Question(Protocol):
-    """The future of a single answer; `over` when none is welcome any more."""
+    """The future of a single answer."""
 
     over: bool
+    """Answered, or given up: no further answer is welcome."""
+    reply: Any
 
-    def set_result(self, result: Any, /) -> None: ...
+    def wake(self) -> None:
+        """It has been answered: let whoever waits for it know. Not called where `wakes` is False."""
+
+    wakes: bool
+
+    def set_result(self, reply: Any, /) -> None:
+        """Answer it, and let know."""
 
 
 class _Sink:
@@ -79,6 +87,7 @@ class Channel:
         "_steps",
         "_voted",
         "_votes",
+        "_wakes",
         "fault",
         "heard",
         "index",
@@ -94,6 +103,7 @@ class Channel:
         self._group = group
         self._question = question
         """What the transport uses for single questions; all else in `pending` is a poll."""
+        self._wakes = question.wakes
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self._gets = self._reader.gets
         self._partial: list[Any] = []
@@ -142,50 +152,54 @@ class Channel:
     def feed(self, data: bytes) -> None:
         """Take what arrived; answers go to their polls."""
         self._reader.feed(data)
+        gets, pending, sent, index = self._gets, self.pending, self.sent, self.index
+        question = self._question
         try:
-            self._deliver()
+            while (reply := gets()) is not _NOTHING:
+                kind = type(reply)
+                if kind is _Push:
+                    if self.heard is not None:
+                        self.heard(index, reply)
+                    continue
+                if not pending:
+                    self.fail(Fault("protocol", f"sent a reply that nobody asked for: {reply!r}"[:200]))
+                    return
+                poll = pending[0]
+                if kind is _ReplyError:
+                    reply = from_reply(str(reply))
+                    self._sealed_at = float("-inf")  # whatever it was, the next seal is a thorough one
+                if type(poll) is question:
+                    pending.popleft()
+                    payload = sent.popleft()
+                    if not poll.over and (kind is not _ReplyError or not self._again(poll, payload, reply)):
+                        poll.reply = reply
+                        poll.over = True
+                        if self._wakes:
+                            poll.wake()
+                else:
+                    self._count(poll, kind, reply)
         except (hiredis.ProtocolError, TypeError) as error:  # a TypeError: a map with a key that cannot be one
             self.fail(Fault("protocol", f"does not speak Redis' protocol ({error})", lasting=True))
 
-    def _deliver(self) -> None:
-        gets, pending, sent, index = self._gets, self.pending, self.sent, self.index
-        guard, question = self._group.guard, self._question
-        while (reply := gets()) is not _NOTHING:
-            kind = type(reply)
-            if kind is _Push:
-                if self.heard is not None:
-                    self.heard(index, reply)
-                continue
-            if not pending:
-                self.fail(Fault("protocol", f"sent a reply that nobody asked for: {reply!r}"[:200]))
+    def _count(self, poll: Any, kind: type, reply: Any) -> None:
+        """A reply for the first in `pending`, which is a poll."""
+        width = poll.width
+        if width > 1:
+            self._partial.append(reply)
+            if len(self._partial) < width:
                 return
-            poll = pending[0]
-            if kind is _ReplyError:
-                reply = from_reply(str(reply))
-                self._sealed_at = float("-inf")  # whatever it was, the next seal is a thorough one
-            if type(poll) is question:
-                pending.popleft()
-                payload = sent.popleft()
-                if not poll.over and (kind is not _ReplyError or not self._again(poll, payload, reply)):
-                    poll.set_result(reply)
-                continue
-            width = poll.width
-            if width > 1:
-                self._partial.append(reply)
-                if len(self._partial) < width:
-                    continue
-                reply, self._partial = self._partial, []
-            pending.popleft()
-            payload = sent.popleft()
-            if (kind is _ReplyError or width > 1) and self._again(poll, payload, reply):
-                continue
-            if guard and poll.guarded:
-                self._votes.append(poll)
-                self._voted.append(reply)
-            elif poll.add(index, reply):
-                waiter = poll.waiter
-                if waiter is not None and not waiter.over:
-                    waiter.set_result(None)
+            reply, self._partial = self._partial, []
+        self.pending.popleft()
+        payload = self.sent.popleft()
+        if (kind is _ReplyError or width > 1) and self._again(poll, payload, reply):
+            return
+        if self._group.guard and poll.guarded:
+            self._votes.append(poll)
+            self._voted.append(reply)
+        elif poll.add(self.index, reply):
+            waiter = poll.waiter
+            if waiter is not None and not waiter.over:
+                waiter.set_result(None)
 
     def fail(self, fault: Fault) -> None:
         """The connection is over: everybody who waits is told why."""

@@ -38,7 +38,7 @@ class Ears:
         """A node has said something of its own accord."""
         kind = push[0]
         if kind == b"message":
-            watch = self.mail.get(push[2].split(b" ", 2)[-1])
+            watch = self.mail.get(push[2].split(b" ", 3)[-1])
             if watch is not None:
                 watch.message = push[2]
                 watch.bell.note()
