@@ -43,15 +43,21 @@ class Asked:
 class Waiter:
     """A future, as far as a channel knows them."""
 
+    wakes = True
+
     def __init__(self, done: bool = False) -> None:
         self.set = 0
         self.over = done
+        self.reply: Any = None
 
-    def set_result(self, result: Any) -> None:
-        assert not self.over
-        self.over = True
+    def wake(self) -> None:
+        assert self.over
         self.set += 1
-        self.result = result
+
+    def set_result(self, reply: Any) -> None:
+        assert not self.over
+        self.reply, self.over = reply, True
+        self.wake()
 
 
 def no_handshake() -> Steps:
@@ -156,12 +162,12 @@ def test_a_single_question_is_answered_with_the_reply_itself() -> None:
     for waiter in (asked, gone, asked2 := Waiter()):
         it.request(b"x", waiter)
     it.feed(b":1\r\n:2\r\n-OOM no\r\n")
-    assert asked.result == 1
+    assert asked.reply == 1
     assert gone.set == 0
-    assert asked2.result.kind == "OOM"
+    assert asked2.reply.kind == "OOM"
     it.request(b"x", last := Waiter())
     it.fail(fault := Fault("closed", "closed the connection"))
-    assert last.result is fault
+    assert last.reply is fault
 
 
 def test_pushed_messages_are_nobody_s_answer() -> None:
@@ -290,7 +296,7 @@ def test_a_question_is_sent_again_too_and_once() -> None:
     it.feed(NOSCRIPT)
     assert taken(it) == load_scripts() + b"EVALSHA x"
     it.feed(LOADED + NOSCRIPT)
-    assert waiter.result.kind == "NOSCRIPT"
+    assert waiter.reply.kind == "NOSCRIPT"
     assert taken(it) == b""
 
 
