@@ -20,6 +20,7 @@ from typing import Any
 from handfast.core import commands, mutex, waiting
 from handfast.core.commands import Request
 from handfast.core.effects import SILENT, Effects, Fault, Watch
+from handfast.core.group import Group
 from handfast.core.hold import Hold, Keeper
 from handfast.core.line import Lines, Place, Sight
 from handfast.core.quorum import Vote
@@ -131,9 +132,11 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
             hold = await _stand(io, lines, place, attempt)
             if hold is not None:
                 place.line.holder = hold
-                if hold.owner != owner:  # a sibling was quicker than the queue
+                if hold is place.given:  # a sibling was quicker than the queue
                     attempt.undo(io, keeper)
-                return keeper._granted(hold)
+                lease = keeper._granted(hold)
+                place.given = None
+                return lease
         except BaseException:
             attempt.undo(io, keeper)
             raise
@@ -150,15 +153,14 @@ async def _stand(io: Effects, lines: Lines, place: Place, attempt: _Attempt) -> 
         if line.holder is not None and request.settings.cohort:
             await waiting.rely_on_sibling(io, place)
             now = io.now()
-            given = lines.take(place, now)
-            if given is not None:
-                return given
+            if place.given is not None and now < place.given.deadline:
+                return place.given
         if not io.settled:
             await io.settle(1, place.at_most(mutex.OUTAGE, now))
         if not group.fine:
             await mutex.admit(io, group)
         patience = terms.patience if until is None else place.at_most(terms.patience, now)
-        answer: Any = io.channel or await io.subscribe(patience)
+        answer: Any = io.channel or await (io.subscribe(patience) if group.nodes[0].pushes else _deaf(group))
         if type(answer) is bytes:
             attempt.changed.clear()
             payload = commands.claim(request, attempt.owner, terms, answer, attempt.claim)
@@ -177,6 +179,8 @@ async def _stand(io: Effects, lines: Lines, place: Place, attempt: _Attempt) -> 
         left, holder, attempt.claim = answer[1], answer[2], answer[5]
         line.sight = Sight(holder, left, now)
         again = now + (left / 1000 if left >= 0 else waiting.LOOK_AGAIN) + waiting.OVERDUE
+        if tried == request.settings.policy.tries:
+            raise waiting.given_up(place, now)
         if lines.telling:
             lines.began(place)
         while True:
@@ -190,6 +194,10 @@ async def _stand(io: Effects, lines: Lines, place: Place, attempt: _Attempt) -> 
             waiting.stay(lines, place, now)
             if attempt.changed or place.given is not None or now >= again:
                 break
+
+
+async def _deaf(group: Group) -> Fault:
+    return Fault("config", "speaks RESP2 only: fair=True needs a server that can push (RESP3)")
 
 
 async def _refusal(io: Effects, lines: Lines, place: Place, fault: Fault, tried: int) -> None:

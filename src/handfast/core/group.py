@@ -45,6 +45,7 @@ class Node:
         "ladder",
         "marker",
         "opens_at",
+        "pushes",
         "run_id",
         "tracks",
         "waiting",
@@ -61,6 +62,8 @@ class Node:
         self.ladder = ""
         """How it compares and deletes: 'delifeq' (Valkey), 'delex' (Redis 8.4) or '' (a script)."""
         self.run_id = ""
+        self.pushes = True
+        """It speaks RESP3."""
         self.tracks = True
         """It tells its clients when keys that they have read change (client tracking)."""
         self.incarnation = b""

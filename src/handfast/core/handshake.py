@@ -47,16 +47,26 @@ def load_scripts() -> bytes:
 
 
 def handshake(group: Group, node: Node, login: Login, now: Callable[[], float], warn: Callable[[str], None]) -> Steps:
+    name, password = (login.username or "default").encode(), login.password.encode()
     hello = [b"HELLO", b"3"]
     if login.password or login.username:
-        hello += [b"AUTH", (login.username or "default").encode(), login.password.encode()]
+        hello += [b"AUTH", name, password]
     if login.client_name:
         hello += [b"SETNAME", login.client_name.encode()]
-    commands = [encode(*hello)]
-    if login.db:
-        commands.append(encode(b"SELECT", b"%d" % login.db))
-    replies = yield b"".join(commands), len(commands)
-    _refuse(replies)
+    select = [encode(b"SELECT", b"%d" % login.db)] if login.db else []
+    replies = yield encode(*hello), 1
+    node.pushes = type(replies[0]) is not Fault
+    if not node.pushes:
+        if not _old(replies[0]):
+            _refuse(replies)
+        # A proxy, or a server without RESP3: it can do all but tell us something of its own accord.
+        if login.password or login.username:
+            select.insert(0, encode(b"AUTH", name, password) if login.username else encode(b"AUTH", password))
+        if login.client_name:
+            select.append(encode(b"CLIENT", b"SETNAME", login.client_name.encode()))
+    if select:
+        replies = yield b"".join(select), len(select)
+        _refuse(replies)
     probe = group.marker_key + b":probe"
     # Asked for rather than guessed from a version: an absent key is compared and not deleted.
     questions = encode(b"DELIFEQ", probe, b"-") + encode(b"DELEX", probe, b"IFEQ", b"-")
@@ -64,7 +74,7 @@ def handshake(group: Group, node: Node, login: Login, now: Callable[[], float], 
     questions += encode(b"CLIENT", b"TRACKING", b"ON", b"OPTIN")
     replies = yield questions + load_scripts(), 3 + len(lua.NAMES)
     node.ladder = "delifeq" if type(replies[0]) is int else "delex" if type(replies[1]) is int else ""
-    node.tracks = type(replies[2]) is not Fault
+    node.tracks = node.pushes and type(replies[2]) is not Fault
     _refuse(replies[3:])
     if group.n > 1 or group.guard:
         yield from _identify(group, node, now, warn)
@@ -102,6 +112,11 @@ def _identify(group: Group, node: Node, now: Callable[[], float], warn: Callable
             guard.adopt(group, node, raw, server_us, now())
     except ConfigError as error:
         raise Rejected(Fault("config", str(error).removeprefix(f"{node.label}: "), lasting=True)) from None
+
+
+def _old(fault: Fault) -> bool:
+    """It does not know HELLO, or not RESP3."""
+    return fault.kind == "NOPROTO" or "unknown command" in fault.text.lower()
 
 
 def _refuse(replies: Sequence[Any]) -> None:

@@ -137,12 +137,6 @@ class Lines:
             heir.bell.ring()
         return given
 
-    def take(self, place: Place, now: float) -> Hold | None:
-        """What was passed on to it, if it is still good."""
-        with self.lock:
-            given, place.given = place.given, None
-        return given if given is not None and now < given.deadline else None
-
     def pass_on(self, hold: Hold, now: float) -> Hold | None:
         """Give what is held to the head of its line; what that now holds, or None if it must be released instead.
 

@@ -74,10 +74,12 @@ async def at_the_head(io: Effects, lines: Lines, place: Place, keeper: Usher) ->
                     pause = settings.policy.backoff(tried, io.random())
                 await io.sleep(place.sooner(io.now() + pause))
             await _until_worth_a_try(io, lines, place, watch, tried)
-            given = lines.take(place, io.now())
-            if given is not None:
+            given = place.given
+            if given is not None and io.now() < given.deadline:
                 line.holder = given
-                return keeper._granted(given)
+                lease = keeper._granted(given)
+                place.given = None  # until then an interrupt would leave it to whoever empties the place
+                return lease
             lease = await mutex.acquire(io, place.request, place.terms, place.wait, keeper, place)
             if lease is not None:
                 return lease
