@@ -274,6 +274,7 @@ class Client(BaseClient[Lock]):
                 raise ConfigError("this client is closed") from None
             lane = ThreadDriver(self._group, self._addresses, self._shake)
         try:
+            lane.wake()
             operation(lane, *args).send(None)  # as in `run`, without the call
             raise AssertionError("an effect of the blocking driver suspended")
         except StopIteration as end:

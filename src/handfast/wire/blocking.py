@@ -259,10 +259,7 @@ class Lane(Ears):
     def ask(self, payload: bytes, patience: float) -> Generator[Any, None, Any]:
         """See Effects.ask. Without a poll, where nothing else can happen meanwhile."""
         link = self.links[0]
-        now = _clock()
-        if now - self.used_at > IDLE_CHECK:
-            self._wait(0)
-        self.used_at = now
+        now = self.used_at = _clock()
         channel, sock = link.channel, link.sock
         if channel is None or sock is None or link.asked_at or self._connecting or not link.flags:
             return self._question(link, payload, patience)
@@ -328,6 +325,11 @@ class Lane(Ears):
                 all_up = False
         return all_up
 
+    def wake(self) -> None:
+        """Before an operation: notice what was closed while the lane rested."""
+        if _clock() - self.used_at > IDLE_CHECK:
+            self._wait(0)
+
     def own_channel(self, patience: float) -> bytes | Fault:
         """See Effects.subscribe."""
         link = self.links[0]
@@ -339,9 +341,7 @@ class Lane(Ears):
         return poll.reply
 
     def _inspect(self, now: float) -> None:
-        """Before use: notice what was closed while the lane rested, drop what hangs, and see to what is down."""
-        if now - self.used_at > IDLE_CHECK:
-            self._wait(0)
+        """Before use: drop what hangs, and see to what is down."""
         self.used_at = now
         self.torn = True
         for link in self.links:
