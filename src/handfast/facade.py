@@ -227,9 +227,11 @@ class BaseClient(Generic[L]):
 
     def _pass_on(self, hold: Hold) -> bool:
         """Give what a cohort holds to the next of this client who waits for it."""
-        if self._closed or self._lines.pass_on(hold, clock.now()) is None:
+        passed = None if self._closed else self._lines.pass_on(hold, clock.now())
+        if passed is None:
             return False
         self._ending(hold)
+        self._watch(passed)  # also while nobody has taken it
         return True
 
     def _let_go(self, hold: Hold, others: bool, now: float) -> None:

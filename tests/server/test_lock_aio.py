@@ -538,13 +538,22 @@ def test_a_cancelled_acquire_leaves_no_key_at_any_await(
 
 @pytest.mark.parametrize("woken", [False, True])
 def test_an_acquire_cancelled_while_waiting_leaves_the_holder_alone(one: Server, woken: bool) -> None:
+    async def renew(lease: aio.Lease) -> None:
+        """All the time, so that whoever waits for the lock is woken all the time."""
+        while True:
+            await lease.extend()
+
     async def main() -> None:
         async with two(one) as (client, rival):
             async with client.lock("a", ttl=LONG) as lease:
-                for at in range(1, 9):
+                renewals = asyncio.create_task(renew(lease))
+                for at in range(1, 13):
                     waiting = rival.lock("a", ttl=LONG, backoff=QUICK).acquire()
                     assert await interrupted(waiting, at, woken=woken, times=1)
                     assert holder_of(one, "a") == lease.owner
+                    assert rival._lines.by_keys == {}
+                renewals.cancel()
+                await asyncio.gather(renewals, return_exceptions=True)
             await eventually_async(free(one, "a"))
 
     asyncio.run(main())

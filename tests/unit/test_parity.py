@@ -13,7 +13,7 @@ import handfast.sync
 
 AWAITED = {
     "Client": {"close"},
-    "Lock": {"acquire", "try_acquire"},
+    "Lock": {"acquire", "try_acquire", "holder", "waiters"},
     "Lease": {"extend", "release"},
 }
 """What talks to a server; everything else is the same plain call in both."""

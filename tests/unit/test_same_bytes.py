@@ -17,14 +17,16 @@ import pytest
 from tests.relay import Relay
 from tests.waiting import eventually
 
-from handfast.core import guard, mutex
+from handfast import lua
+from handfast.core import fair, guard, mutex, waiting
 from handfast.core.commands import Request
 from handfast.core.group import Group
 from handfast.core.handshake import Steps, handshake
 from handfast.core.hold import Hold
+from handfast.core.line import Lines
 from handfast.core.quorum import Ballot
 from handfast.core.resp import encode
-from handfast.core.terms import Settings
+from handfast.core.terms import Settings, Terms
 from handfast.drivers import clock
 from handfast.drivers.aio import AioDriver
 from handfast.drivers.threads import ThreadDriver, run
@@ -33,6 +35,7 @@ from handfast.options import policy
 from handfast.testing import Server, Servers, available
 from handfast.urls import parse
 from handfast.wire import channel
+from handfast.wire.blocking import ThreadBell
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
@@ -54,6 +57,10 @@ class Kept:
 
     def _ending(self, hold: Hold) -> None: ...
     def _unfinished(self, hold: Hold) -> None: ...
+    def _let_go(self, hold: Hold, others: bool, now: float) -> None: ...
+
+    def _line_up(self, request: Request, terms: Terms, wait: float | None, since: float) -> Awaitable[Any]:
+        raise AssertionError("who waits here stands at the head of a line already")
 
 
 KEPT = Kept()
@@ -126,6 +133,37 @@ async def copied(io: Any, group: Group) -> Any:
     return None
 
 
+async def cohort(io: Any, group: Group) -> Any:
+    """More tokens at once, and at the end the question whether others wait."""
+    hold = await take(io, group, "a", cohort=7)
+    return await mutex.release(io, hold, KEPT)
+
+
+async def waited_for(io: Any, group: Group) -> Any:
+    """One look, with the wish to be told; and in vain."""
+    hold = await take(io, group, "a")
+    for options in ({}, {"cohort": 3}):
+        settings = Settings(group, policy(options, group.policy), b"host:2::")
+        lines = Lines(contextlib.nullcontext(), lambda text: None, lambda place, seconds, outcome: None)
+        bell = ThreadBell() if isinstance(io, ThreadDriver) else io.bell()
+        place = lines.join(Request(settings, "a", None), settings.terms, bell, io.now(), 0.2, "me")
+        with pytest.raises(Contended) as raised:
+            await waiting.at_the_head(io, lines, place, KEPT)
+        assert raised.value.holder == hold.owner.decode()
+        lines.leave(place)
+    return await mutex.release(io, hold, KEPT)
+
+
+async def fairly(io: Any, group: Group) -> Any:
+    settings = Settings(group, policy({"fair": True}, group.policy), b"host:1::")
+    request = Request(settings, "a", None)
+    hold = await fair.try_acquire(io, request, settings.terms, KEPT)
+    with pytest.raises(Contended):
+        await fair.try_acquire(io, request, settings.terms, KEPT)
+    await mutex.extend(io, hold, 7.0)
+    return await mutex.release(io, hold, KEPT)
+
+
 async def surveyed(io: Any, group: Group) -> Any:
     await guard.repair(io, group)
     return group.voters()
@@ -146,6 +184,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     reentered,
     refused_by_a_wrong_key,
     copied,
+    cohort,
+    waited_for,
     many,
 )
 
@@ -262,6 +302,13 @@ def test_both_drivers_send_the_same_bytes_for_the_same_replies(stage: Stage, sce
     assert all(stream.endswith(encode(b"PING")) for (stream,) in sent)
 
 
+@pytest.mark.parametrize("guarded", [False, True], ids=["one node", "one node, guarded"])
+def test_a_fair_lock_asks_the_same_of_both(trio: Servers, guarded: bool) -> None:
+    with ExitStack() as stack:
+        stage = Stage(trio.nodes[:1], guarded, stack)
+        assert stage.by_threads(fairly) == stage.by_asyncio(fairly)
+
+
 def test_the_guard_asks_the_same_of_both(trio: Servers) -> None:
     with ExitStack() as stack:
         stage = Stage(trio.nodes[:1], True, stack)
@@ -272,7 +319,7 @@ def test_the_guard_asks_the_same_of_both(trio: Servers) -> None:
 def test_the_same_holds_where_all_is_scripts(kind: str) -> None:
     with Server(available()[kind]) as server, ExitStack() as stack:
         stage = Stage([server], False, stack)
-        for scenario in (fenced, unfenced, contended, several):
+        for scenario in (fenced, unfenced, contended, several, cohort, waited_for, fairly):
             assert stage.by_threads(scenario) == stage.by_asyncio(scenario)
 
 
@@ -288,4 +335,4 @@ def test_scripts_forgotten_in_the_middle_are_loaded_in_the_same_place(trio: Serv
 
         result, sent = stage.by_threads(forgetful)
         assert (result, sent) == stage.by_asyncio(forgetful)
-        assert sent[0][0].count(b"LOAD\r\n") == 3 * 6
+        assert sent[0][0].count(b"LOAD\r\n") == 3 * len(lua.NAMES)

@@ -15,7 +15,7 @@ Whoever loses its connection asks again under the same owner, and finds itself i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from handfast.core import commands, mutex, waiting
 from handfast.core.commands import Request
@@ -28,6 +28,9 @@ from handfast.core.terms import Terms
 from handfast.errors import ConfigError, Contended, NoQuorum
 
 __all__ = ["acquire", "try_acquire"]
+
+UNKNOWN: Final = b"?"
+"""The claim of one who has asked for a place in the queue, and has not heard of it."""
 
 
 class _Attempt(Watch):
@@ -98,6 +101,7 @@ async def try_acquire(io: Effects, request: Request, terms: Terms, keeper: Keepe
         await mutex.admit(io, request.group)
     attempt = _Attempt(None, request, terms, request.settings.owner_start + io.nonce())
     attempt.sent = io.now()
+    hold: Hold | None = None
     try:
         answer = await _ask(io, attempt, commands.claim(request, attempt.owner, terms, b"", b""), terms.patience)
         if type(answer) is Fault:
@@ -109,6 +113,8 @@ async def try_acquire(io: Effects, request: Request, terms: Terms, keeper: Keepe
             return keeper._granted(hold)
     except BaseException:
         attempt.undo(io, keeper)
+        if hold is not None:
+            hold.abandon()
         raise
     left, holder = answer[1], answer[2].decode(errors="replace")
     nodes = {request.group.nodes[0].label: f"held by {holder}"}
@@ -125,6 +131,7 @@ def _refused(request: Request, fault: Fault) -> ConfigError | NoQuorum:
 async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> Any:
     """At the head of the line of this process: stand in the server's queue until it is ours."""
     request = place.request
+    hold: Hold | None = None
     while True:
         owner = request.settings.owner_start + io.nonce()
         attempt = io.mail[owner] = _Attempt(place.bell, request, place.terms, owner)
@@ -139,6 +146,8 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
                 return lease
         except BaseException:
             attempt.undo(io, keeper)
+            if hold is not None and hold is not place.given:
+                hold.abandon()  # it may be watched over already
             raise
         finally:
             del io.mail[owner]
@@ -148,15 +157,16 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
 async def _stand(io: Effects, lines: Lines, place: Place, attempt: _Attempt) -> Hold | None:
     """Until it is handed over to us, by a server or by a sibling; None if that came too late to be of use."""
     line, request, terms, until = place.line, place.request, place.terms, place.until
-    group, tried, now = request.settings.group, 0, place.since
+    group, tried, now = request.settings.group, 0, place.headed
     while True:
-        if line.holder is not None and request.settings.cohort:
+        if request.settings.cohort:
             await waiting.rely_on_sibling(io, place)
             now = io.now()
-            if place.given is not None and now < place.given.deadline:
-                return place.given
+            given = place.usable(now)
+            if given is not None:
+                return given
         if not io.settled:
-            await io.settle(1, place.at_most(mutex.OUTAGE, now))
+            await io.settle(1, waiting.to_connect(place, now))
         if not group.fine:
             await mutex.admit(io, group)
         patience = terms.patience if until is None else place.at_most(terms.patience, now)
@@ -164,6 +174,7 @@ async def _stand(io: Effects, lines: Lines, place: Place, attempt: _Attempt) -> 
         if type(answer) is bytes:
             attempt.changed.clear()
             payload = commands.claim(request, attempt.owner, terms, answer, attempt.claim)
+            attempt.claim = UNKNOWN
             attempt.sent = io.now()
             answer = await (_ask(io, attempt, payload, patience) if group.guard else io.ask(payload, patience))
         now = io.now()
@@ -205,7 +216,7 @@ async def _refusal(io: Effects, lines: Lines, place: Place, fault: Fault, tried:
     line, request, now = place.line, place.request, io.now()
     if fault.lasting or fault.kind == "config":
         raise _refused(request, fault)
-    line.outage = line.outage or now
+    waiting.out_of_reach(place, now)
     line.sight = Sight(None, 0, now, {request.group.nodes[0].label: fault.text})
     if tried == request.settings.policy.tries:
         raise waiting.given_up(place, now)

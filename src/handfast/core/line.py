@@ -45,7 +45,7 @@ class Sight:
 class Place:
     """One waiter's place in a line."""
 
-    __slots__ = ("bell", "given", "line", "request", "since", "split", "terms", "told", "until", "wait", "who")
+    __slots__ = ("bell", "given", "headed", "line", "request", "since", "split", "terms", "told", "until", "wait", "who")
 
     def __init__(
         self, line: Line, request: Request, terms: Terms, bell: Bell, since: float, wait: float | None, who: Any
@@ -59,12 +59,20 @@ class Place:
         self.who = who
         """The thread or task."""
         self.until = None if wait is None else since + wait
+        self.headed = since
+        """When it came to the head of its line."""
         self.given: Hold | None = None
         """What a sibling has passed on to it."""
         self.told = False
         """It was told of that it waits."""
         self.split = False
         """Its last attempt won some nodes, and not enough."""
+
+    def usable(self, now: float) -> Hold | None:
+        """What a sibling has given to it, if it is still good; what is not is forgotten, it ends by itself."""
+        if self.given is not None and not still_held(self.given, now):
+            self.given = None
+        return self.given
 
     def at_most(self, seconds: float, now: float) -> float:
         """So long, and no longer than it waits."""
@@ -127,7 +135,8 @@ class Lines:
         """Out of the line; what was given to it and not taken, if anything. Harmless if it has left already."""
         line = place.line
         with self.lock:
-            was_first = line.head is place
+            # Who has left already does it again after an interrupt: perhaps it has woken nobody.
+            was_first = line.head is place or place not in line.places
             line.places.pop(place, None)
             given, place.given = place.given, None
             heir = line.head = next(iter(line.places), None)

@@ -25,7 +25,8 @@ async def line_up(
         while place.line.head is not place:
             lines.began(place)
             await lobby.park(place.bell, place.until)
-            waiting.stay(lines, place, lobby.now())
+            place.headed = lobby.now()
+            waiting.stay(lines, place, place.headed)
         head = fair.acquire if request.settings.fair else waiting.at_the_head
         return await lobby.visit(head, lines, place, keeper)
     except BaseException as error:

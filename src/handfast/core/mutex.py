@@ -38,7 +38,7 @@ async def acquire(
     settings = request.settings
     group = settings.group
     fenced = settings.fence
-    began = io.now() if wait else 0.0
+    began = io.now() if wait or not io.settled else 0.0
     patience = terms.patience
     if place is not None:
         patience = place.at_most(patience, began)
@@ -47,6 +47,8 @@ async def acquire(
     if not io.settled:
         within = _connect_patience(terms, wait)
         await io.settle(group.need, within if place is None else place.at_most(within, began))
+        if wait:  # connecting has cost some of it
+            patience = min(patience, max(0.0, (began + wait if place is None else place.since + wait) - io.now()))
     if not group.fine:
         await admit(io, group)
     owner = request.owner or settings.owner_start + io.nonce()
@@ -96,6 +98,9 @@ async def acquire(
     _undo(io, request, owner, ballot)
     if wait == 0 or settings.policy.tries == 1 or _lasting(group, ballot):
         raise await _explain(io, request, terms, ballot)
+    over = wait and io.now() >= (began if place is None else place.since) + wait
+    if over and (place is None or not _contended(group, ballot)):
+        raise await _explain(io, request, terms, ballot)  # in line it would be told what was known before
     if place is None:
         return await keeper._line_up(request, terms, wait, began or sent)
     place.split = ballot.yeses > 0

@@ -48,8 +48,9 @@ def stay(lines: Lines, place: Place, now: float) -> None:
 def given_up(place: Place, now: float) -> Contended | NoQuorum:
     """What one is told who has waited in vain: from memory, because its time is over."""
     name, sight, group = place.request.name, place.line.sight, place.request.group
-    if sight is None:
-        return Contended(name, holder=None, remaining=None)
+    if sight is None:  # nobody of its line has heard anything at all
+        silent = {node.label: node.fault.text if node.fault is not None else "no answer" for node in group.nodes}
+        return NoQuorum(name, granted=0, needed=group.need, total=group.n, nodes=silent)
     if place.line.outage is not None:
         return NoQuorum(name, granted=0, needed=group.need, total=group.n, nodes=sight.nodes or {})
     holder = None if sight.holder is None else sight.holder.decode(errors="replace")
@@ -74,8 +75,8 @@ async def at_the_head(io: Effects, lines: Lines, place: Place, keeper: Usher) ->
                     pause = settings.policy.backoff(tried, io.random())
                 await io.sleep(place.sooner(io.now() + pause))
             await _until_worth_a_try(io, lines, place, watch, tried)
-            given = place.given
-            if given is not None and io.now() < given.deadline:
+            given = place.usable(io.now())
+            if given is not None:
                 line.holder = given
                 lease = keeper._granted(given)
                 place.given = None  # until then an interrupt would leave it to whoever empties the place
@@ -103,7 +104,7 @@ async def _until_worth_a_try(io: Effects, lines: Lines, place: Place, watch: Wat
         if place.given is not None or (sibling is not None and not still_held(sibling, now) and now >= line.yields):
             return
         if not io.settled:
-            await io.settle(group.need, place.at_most(mutex.OUTAGE, now))
+            await io.settle(group.need, to_connect(place, now))
         watch.changed.clear()
         poll, expires = await _look(io, place)
         if line.outage is not None:
@@ -119,8 +120,12 @@ async def _until_worth_a_try(io: Effects, lines: Lines, place: Place, watch: Wat
             await io.park(place.bell, place.sooner(again))
             now = io.now()
             stay(lines, place, now)
-            if now >= again or place.given is not None or (sibling is not None and not still_held(sibling, now)):
+            if now >= again or place.given is not None:
                 return
+            if sibling is not None and not still_held(sibling, now):
+                break
+        if not poll.won and now < line.yields:
+            continue  # our own let go of it: see whether others want it
         line.yields = 0.0
         return
 
@@ -169,7 +174,10 @@ async def _look(io: Effects, place: Place) -> tuple[WideBallot, float]:
     await io.exchange(commands.look(request), poll, place.at_most(place.terms.patience, io.now()))
     now = io.now()
     faults = sum(1 for a in poll.answers if type(a) is Fault or (a is None and not poll.decided))
-    line.outage = None if faults <= group.n - group.need else line.outage or now
+    if faults <= group.n - group.need:
+        line.outage = None
+    else:
+        out_of_reach(place, now)
     line.sight = _sight(place, poll, said, now)
     if request.settings.cohort and said and not _ours(line, request):
         io.post(commands.leave_word(request, place.terms.px))
@@ -201,6 +209,19 @@ def _sight(place: Place, poll: WideBallot, said: dict[int, tuple[bytes, int]], n
     owner = max(owners, key=owners.count, default=None)
     lefts = [left for holder, left in said.values() if holder == owner]
     return Sight(owner, -1 if min(lefts, default=0) < 0 else max(lefts, default=0), now, nodes)
+
+
+def out_of_reach(place: Place, now: float) -> None:
+    """Nobody could be asked: since now, or from the beginning."""
+    line = place.line
+    if line.outage is None:
+        line.outage = now if line.sight is not None else place.headed
+
+
+def to_connect(place: Place, now: float) -> float:
+    """Seconds to wait for connections."""
+    since = place.line.outage
+    return place.at_most(mutex.OUTAGE if since is None else max(0.0, since + mutex.OUTAGE - now), now)
 
 
 async def outage(io: Effects, lines: Lines, place: Place, tried: int) -> None:

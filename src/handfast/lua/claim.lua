@@ -1,7 +1,7 @@
 -- claim: take a fair lock if it is free and nobody is before us in its queue; else stand in the queue, or stay in it.
 -- KEYS   1 lock key  2 queue  3 fence counter
 -- ARGV   1 owner  2 ttl in ms  3 tokens wanted (0: none)  4 our claim but for its first 10 digits ('': do not queue)
---        5 the claim as it was last answered ('': not in the queue yet)  6 max_ttl in ms, or 2^52
+--        5 the claim as it was last answered ('': not in the queue yet; '?': not known)  6 max_ttl in ms, or 2^52
 -- reply  {1, remaining ttl in ms, token ('0': none), server time in s, and µs}: it is ours
 --        {0, remaining ttl of the holder in ms (-1: no end), holder, server time in s, and µs, claim}: it is not; in the
 --        queue (claim '' if not asked for)
@@ -26,6 +26,7 @@ if rest ~= '' then
   -- Whoever waits looks in again when the present holder's time is over; its claim outlives that by a ttl of its own.
   claim = time[1] + math.ceil((math.max(left, 0) + ttl) / 1000) + 1 .. rest
   local place = ARGV[5] ~= '' and call('LPOS', KEYS[2], ARGV[5])
+  if ARGV[5] == '?' then place = find(owner) end
   if place then call('LSET', KEYS[2], place, claim) else call('RPUSH', KEYS[2], claim) end
   -- Only so that nothing is left of a queue whose waiters have all died: longer than any claim in it.
   call('PEXPIRE', KEYS[2], math.max(600000, left + 2 * ttl))

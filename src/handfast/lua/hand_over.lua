@@ -18,6 +18,11 @@ local function token_of(step)
   call('SET', KEYS[3], text)
   return text
 end
+local function find(owner)
+  for i, claim in ipairs(call('LRANGE', KEYS[2], 0, -1)) do
+    if sub(claim, 30 + sub(claim, 27, 29)) == owner then return i - 1 end
+  end
+end
 local function hand_over(me)
   while true do
     local claim = call('LPOP', KEYS[2])

@@ -479,7 +479,7 @@ class AioLane(Ears):
         self._sweeper = None
         if self._waiting or any(link.asked_at for link in self.links if link.channel is not None):
             ends = [queue[0][0] for queue in self._waiting.values() if queue[0][0] > now]
-            self._sweep_at(min(now + SWEEP_EVERY, *ends))
+            self._sweep_at(min([now + SWEEP_EVERY, *ends]))
 
     def _sweep_at(self, when: float) -> None:
         if self._sweeper is not None:
