@@ -98,7 +98,7 @@ async def try_acquire(io: Effects, request: Request, terms: Terms, keeper: Keepe
     if not io.settled:
         await io.settle(1, max(0.5, terms.patience))
     if not request.group.fine:
-        await mutex.admit(io, request.group)
+        await mutex.admit(io, request.group, None)
     attempt = _Attempt(None, request, terms, request.settings.owner_start + io.nonce())
     attempt.sent = io.now()
     hold: Hold | None = None
@@ -168,7 +168,7 @@ async def _stand(io: Effects, lines: Lines, place: Place, attempt: _Attempt) -> 
         if not io.settled:
             await io.settle(1, waiting.to_connect(place, now))
         if not group.fine:
-            await mutex.admit(io, group)
+            await mutex.admit(io, group, until)
         patience = terms.patience if until is None else place.at_most(terms.patience, now)
         answer: Any = io.channel or await (io.subscribe(patience) if group.nodes[0].pushes else _deaf(group))
         if type(answer) is bytes:

@@ -112,7 +112,7 @@ class _State(NamedTuple):
         return self.marker is not None and self.marker.votes
 
 
-async def _survey(io: Effects, group: Group) -> tuple[dict[int, _State], Ballot]:
+async def _survey(io: Effects, group: Group, patience: float = PATIENCE) -> tuple[dict[int, _State], Ballot]:
     """Marker, high-water mark and time of every node that answers."""
     question = encode(b"GET", group.marker_key) + encode(b"GET", group.mark_key) + encode(b"TIME")
     question += encode(b"INFO", b"replication")
@@ -138,7 +138,7 @@ async def _survey(io: Effects, group: Group) -> tuple[dict[int, _State], Ballot]
         return 1
 
     poll = Census(group.n, 4, judge)
-    await io.exchange(question, poll, PATIENCE)
+    await io.exchange(question, poll, patience)
     return states, poll
 
 
@@ -173,11 +173,15 @@ def floor_for(group: Group, node: int, states: dict[int, _State]) -> int | None:
     return None
 
 
-async def repair(io: Effects, group: Group) -> None:
+async def repair(io: Effects, group: Group, until: float | None = None) -> None:
     """Let nodes vote whose quarantine is over. Safe to run at any time, by any number of clients."""
+
+    def patience() -> float:
+        return PATIENCE if until is None else max(0.0, min(PATIENCE, until - io.now()))
+
     if not io.settled:
-        await io.settle(group.need, PATIENCE)
-    states, _ = await _survey(io, group)
+        await io.settle(group.need, patience())
+    states, _ = await _survey(io, group, patience())
     payloads: list[bytes | None] = [None] * group.n
     for i, state in states.items():
         node, marker = group.nodes[i], state.marker
@@ -190,15 +194,21 @@ async def repair(io: Effects, group: Group) -> None:
             if floor is not None:
                 opened = text(node.incarnation, b"%d" % marker.ready_at, group.max_ttl_ms, b"%d" % floor)
                 payloads[i] = script("mark", (group.marker_key,), state.raw, opened, b"0")
-    await _write(io, group, payloads, states)
+    await _write(io, group, payloads, states, patience())
 
 
-async def _write(io: Effects, group: Group, payloads: list[bytes | None], states: dict[int, _State]) -> list[int]:
+async def _write(
+    io: Effects,
+    group: Group,
+    payloads: list[bytes | None],
+    states: dict[int, _State],
+    patience: float = PATIENCE,
+) -> list[int]:
     """Send marker changes, take over what is there afterwards; the nodes that were asked."""
     asked = [i for i, payload in enumerate(payloads) if payload is not None]
     if asked:
         poll = Ballot(group.n, len(asked), len(asked))
-        await io.exchange(payloads, poll, PATIENCE)
+        await io.exchange(payloads, poll, patience)
         for i in asked:
             if type(poll.answers[i]) is bytes:
                 group.cleared(i)

@@ -50,7 +50,7 @@ async def acquire(
         if wait:  # connecting has cost some of it
             patience = min(patience, max(0.0, (began + wait if place is None else place.since + wait) - io.now()))
     if not group.fine:
-        await admit(io, group)
+        await admit(io, group, place.until if place is not None else began + wait if wait else None)
     owner = request.owner or settings.owner_start + io.nonce()
     proposal = b"" if not fenced else b"0" if group.n == 1 else b"%d" % group.proposal(io.wall())
     payloads = commands.acquire(request, owner, terms, proposal)
@@ -118,13 +118,13 @@ def _contended(group: Group, ballot: Ballot) -> bool:
     return ballot.refused() > 0 and faults <= group.n - group.need
 
 
-async def admit(io: Effects, group: Group) -> None:
+async def admit(io: Effects, group: Group, until: float | None) -> None:
     """Before voting on a quorum: nothing is misconfigured, and nodes that have waited long enough may vote."""
     mistake = group.mistake()
     if mistake is not None:
         raise ConfigError(mistake)
     if not group.all_vote and group.voters() < group.need:
-        await guard.repair(io, group)
+        await guard.repair(io, group, until)
 
 
 def _ballot(group: Group, terms: Terms) -> Ballot:
