@@ -27,6 +27,12 @@ async def line_up(
             await lobby.park(place.bell, place.until)
             place.headed = lobby.now()
             waiting.stay(lines, place, place.headed)
+        if request.settings.cohort:
+            # The usual way of a cohort's lock, for which no connection is needed.
+            await waiting.rely_on_sibling(lobby, place)
+            passed = place.usable(lobby.now())
+            if passed is not None:
+                return waiting.take(place, passed, keeper)
         head = fair.acquire if request.settings.fair else waiting.at_the_head
         return await lobby.visit(head, lines, place, keeper)
     except BaseException as error:

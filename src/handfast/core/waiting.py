@@ -17,13 +17,13 @@ from typing import Any, Final
 
 from handfast.core import commands, mutex
 from handfast.core.commands import Request
-from handfast.core.effects import Effects, Fault, Watch
+from handfast.core.effects import Effects, Fault, Lobby, Watch
 from handfast.core.hold import Hold, Usher
 from handfast.core.line import Line, Lines, Place, Sight, still_held
 from handfast.core.quorum import WideBallot
 from handfast.errors import ConfigError, Contended, NoQuorum
 
-__all__ = ["LOCAL_FIRST", "LOOK_AGAIN", "OVERDUE", "given_up", "at_the_head", "outage", "rely_on_sibling", "stay"]
+__all__ = ["LOCAL_FIRST", "LOOK_AGAIN", "OVERDUE", "given_up", "at_the_head", "outage", "rely_on_sibling", "stay", "take"]
 
 LOOK_AGAIN: Final = 5.0
 """Seconds after which to look again at a key that has no end, or whose node does not answer."""
@@ -77,10 +77,7 @@ async def at_the_head(io: Effects, lines: Lines, place: Place, keeper: Usher) ->
             await _until_worth_a_try(io, lines, place, watch, tried)
             given = place.usable(io.now())
             if given is not None:
-                line.holder = given
-                lease = keeper._granted(given)
-                place.given = None  # until then an interrupt would leave it to whoever empties the place
-                return lease
+                return take(place, given, keeper)
             lease = await mutex.acquire(io, place.request, place.terms, place.wait, keeper, place)
             if lease is not None:
                 return lease
@@ -92,6 +89,14 @@ async def at_the_head(io: Effects, lines: Lines, place: Place, keeper: Usher) ->
             seen = holder
     finally:
         io.unwatch(watch)
+
+
+def take(place: Place, given: Hold, keeper: Usher) -> Any:
+    """Take what a sibling has passed on."""
+    place.line.holder = given
+    lease = keeper._granted(given)
+    place.given = None  # until then an interrupt would leave it to whoever empties the place
+    return lease
 
 
 async def _until_worth_a_try(io: Effects, lines: Lines, place: Place, watch: Watch, tried: int) -> None:
@@ -130,7 +135,7 @@ async def _until_worth_a_try(io: Effects, lines: Lines, place: Place, watch: Wat
         return
 
 
-async def rely_on_sibling(io: Effects, place: Place) -> Hold | None:
+async def rely_on_sibling(io: Effects | Lobby, place: Place) -> Hold | None:
     """For a moment one of a cohort counts on its sibling, which may pass the lock on; the sibling, if there is one."""
     holder, now = place.line.holder, io.now()
     if place.given is not None or holder is None or not still_held(holder, now):
