@@ -39,7 +39,6 @@ def script(name: str, keys: Sequence[bytes], *args: bytes) -> bytes:
 
 # The commands of the usual case, with everything that is known beforehand filled in: making a command from its words
 # costs more than sending it.
-_SET: Final = b"*6\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$2\r\nNX\r\n$2\r\nPX\r\n$%d\r\n%b\r\n"
 _EXTEND: Final = (
     b"*7\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n" % lua.SHA["extend"]
     + b"$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n"
@@ -108,9 +107,9 @@ class Request(Target):
 
 def acquire(request: Request, owner: bytes, terms: Terms, proposal: bytes) -> Any:
     """Payloads: bytes for all nodes (always so without a guard), or a list. `proposal` is empty when unfenced."""
-    key, px = request.key, terms.px
+    key = request.key
     if key and not proposal and request.owner is None:
-        return _SET % (len(key), key, len(owner), owner, len(px), px)
+        return terms.set_form % (len(key), key, len(owner), owner)
     group = request.settings.group
     if not group.floors:
         return _acquire(request, owner, terms, proposal, group.tail)

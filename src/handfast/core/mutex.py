@@ -38,19 +38,10 @@ async def acquire(
     settings = request.settings
     group = settings.group
     fenced = settings.fence
-    began = io.now() if wait or not io.settled else 0.0
-    patience = terms.patience
-    if place is not None:
-        patience = place.at_most(patience, began)
-    elif wait:
-        patience = min(patience, wait)
-    if not io.settled:
-        within = _connect_patience(terms, wait)
-        await io.settle(group.need, within if place is None else place.at_most(within, began))
-        if wait:  # connecting has cost some of it
-            patience = min(patience, max(0.0, (began + wait if place is None else place.since + wait) - io.now()))
-    if not group.fine:
-        await admit(io, group, place.until if place is not None else began + wait if wait else None)
+    began, patience = 0.0, terms.patience
+    if wait or place is not None or not io.settled or not group.fine:
+        began = io.now()
+        patience = await _prepare(io, group, terms, wait, began, place)
     owner = request.owner or settings.owner_start + io.nonce()
     proposal = b"" if not fenced else b"0" if group.n == 1 else b"%d" % group.proposal(io.wall())
     payloads = commands.acquire(request, owner, terms, proposal)
@@ -105,6 +96,19 @@ async def acquire(
         return await keeper._line_up(request, terms, wait, began or sent)
     place.split = ballot.yeses > 0
     return None
+
+
+async def _prepare(
+    io: Effects, group: Group, terms: Terms, wait: float | None, began: float, place: Place | None
+) -> float:
+    """Connect, and let nodes vote that may; how long the attempt may then wait for an answer."""
+    until = place.until if place is not None else began + wait if wait else None
+    if not io.settled:
+        within = _connect_patience(terms, wait)
+        await io.settle(group.need, within if until is None else max(0.0, min(within, until - began)))
+    if not group.fine:
+        await admit(io, group, until)
+    return terms.patience if until is None else max(0.0, min(terms.patience, until - io.now()))
 
 
 def _connect_patience(terms: Terms, wait: float | None) -> float:

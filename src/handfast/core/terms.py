@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from handfast.core.effects import Fault
 from handfast.core.group import Group
@@ -46,14 +46,20 @@ class Copies:
         return None
 
 
+_SET: Final = b"*6\r\n$3\r\nSET\r\n$%%d\r\n%%b\r\n$%%d\r\n%%b\r\n$2\r\nNX\r\n$2\r\nPX\r\n$%d\r\n%b\r\n"
+
+
 class Terms:
     """How a ttl is written, how long a grant of it is believed and a node waited for, and the copies it must have."""
 
-    __slots__ = ("copies", "patience", "px", "ttl", "validity")
+    __slots__ = ("copies", "patience", "px", "set_form", "ttl", "validity")
 
     def __init__(self, policy: Policy, ttl: float, nodes: int) -> None:
         self.ttl = ttl
         self.px = b"%d" % round(ttl * 1000)
+        self.set_form = _SET % (len(self.px), self.px)
+        """The published protocol's command, to be filled in with key and owner: making it from its words costs more than
+        sending it."""
         self.validity = policy.validity(ttl)
         """How long after the send a grant may be believed, if clock rates differ by less than `drift`."""
         patience = policy.node_timeout
