@@ -244,7 +244,8 @@ class Client(BaseClient[Lock]):
         """Release what is still held and renewed, and end all connections."""
         if self._closed:
             return
-        self._closed = True
+        with self._dog_lock:  # whoever attaches a watchdog has done so before, or does no more
+            self._closed = True
         self._forget()
         self._lines.close()
         if self._dog is not None:

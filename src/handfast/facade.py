@@ -314,6 +314,8 @@ class BaseClient(Generic[L]):
             with self._dog_lock:
                 dog = self._dog
                 if dog is None:
+                    if self._closed:
+                        raise ConfigError("this client was closed while it waited for the lock")
                     dog = self._dog = watchdog.attach(self._group, self._addresses, self._shake)
                     self._ending = dog.remove
         return dog
@@ -347,6 +349,9 @@ class BaseClient(Generic[L]):
             dog.nursery.add(hold)
             if hold.ttl < dog.nursing:
                 dog.nurse(hold.ttl)
+        if self._closed:  # in the meantime, by another thread: nobody would end it
+            self._ending(hold)
+            raise ConfigError("this client was closed while it waited for the lock")
         lease = _new(self._lease_type)  # and no __init__: this is done for every lease
         lease._client = self
         lease._hold = hold

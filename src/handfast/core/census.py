@@ -65,7 +65,8 @@ async def holder(io: Effects, request: Request) -> Holder | None:
             lefts = sorted((min(_left(replies[3 * i + 1]) for i in range(names)) for replies in votes), reverse=True)
             left = lefts[group.need - 1]
             remaining = None if left == float("inf") else left / 1000
-            return Holder(owner.decode(errors="replace"), remaining, _token(votes, names, group.need))
+            token = _token(votes, names, group.need) if request.settings.fence else None
+            return Holder(owner.decode(errors="replace"), remaining, token)
     return None
 
 

@@ -167,6 +167,7 @@ async def _stand(io: Effects, lines: Lines, place: Place, attempt: _Attempt) -> 
                 return given
         if not io.settled:
             await io.settle(1, waiting.to_connect(place, now))
+            now = io.now()
         if not group.fine:
             await mutex.admit(io, group, until)
         patience = terms.patience if until is None else place.at_most(terms.patience, now)

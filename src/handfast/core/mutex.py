@@ -38,10 +38,11 @@ async def acquire(
     settings = request.settings
     group = settings.group
     fenced = settings.fence
-    began, patience = 0.0, terms.patience
+    began, patience, settled = 0.0, terms.patience, True
     if wait or place is not None or not io.settled or not group.fine:
         began = io.now()
         patience = await _prepare(io, group, terms, wait, began, place)
+        settled = io.settled
     owner = request.owner or settings.owner_start + io.nonce()
     proposal = b"" if not fenced else b"0" if group.n == 1 else b"%d" % group.proposal(io.wall())
     payloads = commands.acquire(request, owner, terms, proposal)
@@ -86,7 +87,11 @@ async def acquire(
             keeper._unfinished(hold)
         raise
     ballot = ballot or _single(answer)
-    _undo(io, request, owner, ballot)
+    if not _undo(io, request, owner, ballot) and settled and request.owner is None:
+        # A grant may have been lost with its connection: let the release take another way.
+        hold = Hold(request, owner, terms.ttl, 0.0, sent, 0, 0)
+        hold.abandon()
+        keeper._unfinished(hold)
     if wait == 0 or settings.policy.tries == 1 or _lasting(group, ballot):
         raise await _explain(io, request, terms, ballot)
     over = wait and io.now() >= (began if place is None else place.since) + wait

@@ -111,7 +111,7 @@ async def _until_worth_a_try(io: Effects, lines: Lines, place: Place, watch: Wat
         if not io.settled:
             await io.settle(group.need, to_connect(place, now))
         watch.changed.clear()
-        poll, expires = await _look(io, place)
+        poll, expires = await _look(io, place, watch)
         if line.outage is not None:
             await outage(io, lines, place, tried)
             tried += 1
@@ -120,8 +120,9 @@ async def _until_worth_a_try(io: Effects, lines: Lines, place: Place, watch: Wat
         if poll.won and now >= line.yields:
             return
         again = line.yields if poll.won else min(expires, now + _rest(io, lines, place, tried))
-        known_free = 0 if poll.won else poll.yeses
-        while len(watch.changed) + known_free < group.need:
+        if not poll.won:  # what is free is as good as changed
+            watch.changed.update(node for node, answer in enumerate(poll.answers) if answer == 1)
+        while len(watch.changed) < group.need:
             await io.park(place.bell, place.sooner(again))
             now = io.now()
             stay(lines, place, now)
@@ -158,7 +159,7 @@ def _rest(io: Effects, lines: Lines, place: Place, tried: int) -> float:
     return policy.backoff(tried, io.random())
 
 
-async def _look(io: Effects, place: Place) -> tuple[WideBallot, float]:
+async def _look(io: Effects, place: Place, watch: Watch) -> tuple[WideBallot, float]:
     """Who has it, and when a majority of the nodes will have lost it if nobody renews it."""
     line, request, group = place.line, place.request, place.request.group
     said: dict[int, tuple[bytes, int]] = {}
@@ -175,7 +176,13 @@ async def _look(io: Effects, place: Place) -> tuple[WideBallot, float]:
         said[node] = (held[0][0], -1 if any(left < 0 for _, left in held) else max(left for _, left in held))
         return 0
 
+    def free_there(node: int) -> None:
+        # Not waited for, and free before it was asked: nothing will be pushed from there.
+        watch.changed.add(node)
+        watch.bell.note()
+
     poll = WideBallot(group.n, group.need, 2 + len(request.keys), judge)
+    poll.late = free_there
     await io.exchange(commands.look(request), poll, place.at_most(place.terms.patience, io.now()))
     now = io.now()
     faults = sum(1 for a in poll.answers if type(a) is Fault or (a is None and not poll.decided))

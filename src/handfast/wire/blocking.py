@@ -37,6 +37,8 @@ IDLE_CHECK: Final = 0.05
 """A lane that rested longer is checked for connections that the server has closed."""
 
 _READ = select.POLLIN | select.POLLERR | select.POLLHUP
+COARSE: Final = 8 / 9
+"""The kernel's socket timers end up to an eighth too late; the rest is waited for by poll, which is exact."""
 _NOBODY: Final[tuple[Payloads, Poll | None]] = ((), None)
 _clock = time.monotonic
 
@@ -209,6 +211,7 @@ class Lane(Ears):
                     poll.add(index, link.fault)
                 continue
             link.sock = sock
+            link.patience = 0.0  # a new socket knows nothing of it
             channel.heard = self.pushed
             link.connected(channel)
             self._by_fd[sock.fileno()] = link
@@ -267,7 +270,7 @@ class Lane(Ears):
         answer.over, answer.reply = False, SILENT
         if patience != link.patience:
             link.patience = patience
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(patience))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(patience * COARSE))
         self.torn = True  # an interrupt may come between the bytes and us
         link.asked_at = now
         channel.pending.append(answer)
