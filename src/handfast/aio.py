@@ -13,10 +13,9 @@ import weakref
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from types import EllipsisType, TracebackType
-from typing import Any, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
-from handfast.core import census, fair, guard, mutex
-from handfast.core.census import Holder
+from handfast.core import fair, guard, mutex
 from handfast.core.commands import Request
 from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.lineup import line_up
@@ -34,6 +33,9 @@ from handfast.facade import (
     template_key,
 )
 from handfast.lease import Entry, LeaseView, LockView
+
+if TYPE_CHECKING:
+    from handfast.core.census import Holder
 
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
 
@@ -175,10 +177,14 @@ class Lock(LockView):
 
     async def holder(self) -> Holder | None:
         """Who holds it now, as the servers see it; None if nobody does."""
+        from handfast.core import census
+
         return await census.holder(self._client._driver(), self)
 
     async def waiters(self) -> list[str]:
         """Who waits for it, the next one first: those of this client, and of a fair lock one of every other process."""
+        from handfast.core import census
+
         mine = [_task_name(who) for who in self._client._lines.waiting(self)]
         return await census.waiters(self._client._driver(), self, mine)
 

@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
-from handfast.core import census, commands, fair, guard, mutex
-from handfast.core.census import Holder
+from handfast.core import commands, fair, guard, mutex
 from handfast.core.commands import Request
 from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.lineup import line_up
@@ -31,6 +30,7 @@ from handfast.facade import (
 from handfast.lease import Entry, LeaseView, LockView
 
 if TYPE_CHECKING:
+    from handfast.core.census import Holder
     from handfast.watchdog import Watchdog
 
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
@@ -142,10 +142,14 @@ class Lock(LockView):
 
     def holder(self) -> Holder | None:
         """Who holds it now, as the servers see it; None if nobody does."""
+        from handfast.core import census
+
         return self._client._run(census.holder, self)
 
     def waiters(self) -> list[str]:
         """Who waits for it, the next one first: those of this client, and of a fair lock one of every other process."""
+        from handfast.core import census
+
         mine = [_thread_name(who) for who in self._client._lines.waiting(self)]
         return self._client._run(census.waiters, self, mine)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from typing import Final
+
+try:  # the interpreter's own: hashlib brings OpenSSL along, which takes longer to load than all the scripts
+    from _sha1 import sha1  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
+except ImportError:
+    from hashlib import sha1
 
 __all__ = ["NAMES", "SHA", "TEXT"]
 
@@ -24,5 +28,5 @@ TEXT: Final[dict[str, bytes]] = {
     name: (_text(SHARED[name]) + b"\n" if name in SHARED else b"") + _text(name) for name in NAMES
 }
 SHA: Final[dict[str, bytes]] = {
-    name: hashlib.sha1(text, usedforsecurity=False).hexdigest().encode() for name, text in TEXT.items()
+    name: sha1(text, usedforsecurity=False).hexdigest().encode() for name, text in TEXT.items()
 }
