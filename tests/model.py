@@ -233,8 +233,8 @@ class ModelNode:
         seconds, micros = divmod(self._now(), 1_000_000)
         while self.queues.get(queue):
             claim = self.queues[queue].pop(0)
-            expiry, ttl, step, width = int(claim[:10]), int(claim[10:19]), int(claim[19:26]), int(claim[26:29])
-            channel, owner = claim[29 : 29 + width], owner_in(claim)
+            expiry, ttl, step, width = int(claim[:10]), int(claim[10:23]), int(claim[23:39]), int(claim[39:43])
+            channel, owner = claim[43 : 43 + width], owner_in(claim)
             if expiry < seconds:
                 continue
             token = self._token_of(fence, step)
@@ -243,8 +243,18 @@ class ModelNode:
                 self.put(lock, owner, ttl)
                 if owner != me and listener is not None:
                     listener([b"message", channel, b"%b %d %d %b" % (token, seconds, micros, owner)])
+                self._tell_next(queue, seconds, ttl)
                 return owner, ttl, token
         return None
+
+    def _tell_next(self, queue: bytes, seconds: int, ttl: int) -> None:
+        """The next in the queue is told of a ttl that ends long before it would look in again."""
+        for claim in self.queues.get(queue, [])[:1]:
+            if int(claim[:10]) - seconds - 3 > (int(claim[10:23]) + ttl) / 1000:
+                channel = claim[43 : 43 + int(claim[39:43])]
+                listener = self.channels.get(channel)
+                if listener is not None:
+                    listener([b"message", channel, b"- %d 0 %b" % (ttl, owner_in(claim))])
 
     def _place(self, queue: bytes, claim: bytes, owner: bytes) -> int:
         """Where it stands in the queue, or would; `?` is whatever claim the owner has."""
@@ -576,10 +586,15 @@ class ModelKeeper:
         self.lines = Lines(nullcontext(), self.warnings.append, lambda place, seconds, outcome: None)
 
     def _granted(self, hold: Hold) -> Hold:
-        self.watched.append(hold)
+        self.keep(hold)
         if self.error is not None:
             raise self.error
         return hold
+
+    def keep(self, hold: Hold) -> None:
+        self.watched.append(hold)
+        if hold.settings.cohort:
+            self.lines.newest[hold.key or hold.keys] = hold
 
     def _ending(self, hold: Hold) -> None:
         if hold in self.watched:
@@ -588,8 +603,11 @@ class ModelKeeper:
     def _unfinished(self, hold: Hold) -> None:
         self.left.append(hold)
 
-    def _let_go(self, hold: Hold, others: bool, now: float) -> None:
-        self.lines.let_go(hold, others, now)
+    def _letting_go(self, hold: Hold, now: float) -> None:
+        self.lines.letting_go(hold, now)
+
+    def _let_go(self, hold: Hold, others: bool) -> None:
+        self.lines.let_go(hold, others)
 
     def _line_up(self, request: Request, terms: Terms, wait: float | None, since: float) -> Awaitable[Any]:
         assert self.io is not None

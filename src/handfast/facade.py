@@ -21,7 +21,7 @@ from handfast.core import guard
 from handfast.core.commands import Request
 from handfast.core.group import Group
 from handfast.core.handshake import Steps, handshake
-from handfast.core.hold import NURSERY_TTL, Hold
+from handfast.core.hold import HELD, NURSERY_TTL, Hold
 from handfast.core.line import Lines, Place
 from handfast.core.terms import Settings
 from handfast.drivers import clock
@@ -227,16 +227,29 @@ class BaseClient(Generic[L]):
 
     def _pass_on(self, hold: Hold) -> bool:
         """Give what a cohort holds to the next of this client who waits for it."""
-        passed = None if self._closed else self._lines.pass_on(hold, clock.now())
-        if passed is None:
-            return False
-        self._ending(hold)
-        self._watch(passed)  # also while nobody has taken it
-        return True
+        try:
+            passed = None if self._closed else self._lines.pass_on(hold, clock.now())
+            if passed is None:
+                return False
+            self._ending(hold)
+            self._watch(passed)  # also while nobody has taken it
+            return True
+        except BaseException:
+            # An interrupt: whoever was given it may not know, and what was given to nobody nobody else would release.
+            if hold.heir is not None:
+                self._lines.let_go(hold, False)
+            elif hold.state != HELD:
+                hold.abandon()
+                self._unfinished(hold)
+            raise
 
-    def _let_go(self, hold: Hold, others: bool, now: float) -> None:
+    def _letting_go(self, hold: Hold, now: float) -> None:
         """See core.hold.Keeper."""
-        self._lines.let_go(hold, others, now)
+        self._lines.letting_go(hold, now)
+
+    def _let_go(self, hold: Hold, others: bool) -> None:
+        """See core.hold.Keeper."""
+        self._lines.let_go(hold, others)
 
     def _shake(self, index: int) -> Steps:
         """The handshake for a new connection to a node."""
@@ -327,6 +340,8 @@ class BaseClient(Generic[L]):
             hold.renew_until = 0.0
         elif settings.max_hold is not None:
             hold.renew_until = hold.renew_from + settings.max_hold
+        if hold.settings.cohort and not hold.presented:
+            self._lines.newest[hold.key or hold.keys] = hold
         dog = self._dog or self._watchdog()
         dog.add(hold)
         if not self._group.all_vote:

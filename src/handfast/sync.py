@@ -203,8 +203,11 @@ class _Catch:
     def _unfinished(self, hold: Hold) -> None:
         self.client._unfinished(hold)
 
-    def _let_go(self, hold: Hold, others: bool, now: float) -> None:
-        self.client._let_go(hold, others, now)
+    def _letting_go(self, hold: Hold, now: float) -> None:
+        self.client._letting_go(hold, now)
+
+    def _let_go(self, hold: Hold, others: bool) -> None:
+        self.client._let_go(hold, others)
 
     def _line_up(self, request: Request, terms: Terms, wait: float | None, since: float) -> Awaitable[None]:
         # Not from here: whoever waits in line must not keep the connections that this attempt was made on.

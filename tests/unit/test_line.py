@@ -39,6 +39,7 @@ class Row(Lines):
         """What the server has just given to one of a cohort; `token` is the last of those that were counted."""
         hold = Hold(self.request, b"host:1::abc", TTL, at + 0.988 * TTL, at, 1, token)
         hold.form_cohort(at)
+        self.newest[hold.key or hold.keys] = hold
         return hold
 
 
@@ -348,15 +349,29 @@ def test_nobody_is_given_two() -> None:
 def test_letting_go_wakes_the_head_and_lets_those_of_other_processes_go_first() -> None:
     row = Row(cohort=3)
     a, b = row.enter(), row.enter()
-    row.let_go(row.held(), others=False, now=3.0)
+    hold = row.held()
+    row.letting_go(hold, 3.0)
+    assert a.line.yields == 3.0 + YIELD, "nobody of ours before it is known whether others want it"
+    row.let_go(hold, others=False)
     assert a.line.yields == 0.0
-    row.let_go(row.held(), others=True, now=3.0)
+    assert rings(a, b) == [1, 0]
+    row.letting_go(hold, 3.0)
+    row.let_go(hold, others=True)
     assert a.line.yields == 3.0 + YIELD
-    assert rings(a, b) == [2, 0]
     row.leave(a)
     row.leave(b)
-    row.let_go(row.held(), others=True, now=4.0)
+    row.letting_go(hold, 4.0)
+    row.let_go(hold, others=False)
     assert row.by_keys == {}
+
+
+def test_only_what_was_got_last_is_passed_on() -> None:
+    row = Row(cohort=3)
+    place, old = row.enter(), row.held()
+    new = row.held(token=200)
+    assert row.pass_on(old, 0.1) is None, "the server has given the lock anew, so it was lost"
+    assert place.given is None
+    assert row.pass_on(new, 0.1) is place.given
 
 
 def test_a_holder_is_relied_on_until_its_deadline_or_its_end() -> None:

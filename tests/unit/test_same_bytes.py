@@ -47,6 +47,7 @@ WALL = 1_800_000_000_000_000
 def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a seal asks for promotions depends on how long a connection has rested; here only the first one does."""
     monkeypatch.setattr(channel, "REST", 1e9)
+    monkeypatch.setattr(channel, "_random", bytes)
 
 
 class Kept:
@@ -57,7 +58,8 @@ class Kept:
 
     def _ending(self, hold: Hold) -> None: ...
     def _unfinished(self, hold: Hold) -> None: ...
-    def _let_go(self, hold: Hold, others: bool, now: float) -> None: ...
+    def _letting_go(self, hold: Hold, now: float) -> None: ...
+    def _let_go(self, hold: Hold, others: bool) -> None: ...
 
     def _line_up(self, request: Request, terms: Terms, wait: float | None, since: float) -> Awaitable[Any]:
         raise AssertionError("who waits here stands at the head of a line already")

@@ -182,7 +182,7 @@ def peek(target: Target, *, counted: bool = False) -> bytes:
 
 def owner_in(claim: bytes) -> bytes:
     """Whose claim it is."""
-    return claim[29 + int(claim[26:29]) :]
+    return claim[43 + int(claim[39:43]) :]
 
 
 def queue(target: Target) -> bytes:
@@ -214,7 +214,7 @@ def claim(target: Target, owner: bytes, terms: Terms, channel: bytes, before: by
     step = b"%d" % (1 + settings.cohort if settings.fence else 0)
     longer, most = len(key) + 2, settings.group.most_px
     # See lua/hand_over.lua; the server puts the claim's expiry before it.
-    rest = b"%09d%07d%03d%b%b" % (int(px), int(step), len(channel), channel, owner) if channel else b""
+    rest = b"%013d%016d%04d%b%b" % (int(px), int(step), len(channel), channel, owner) if channel else b""
     return _CLAIM % (
         len(key), key, longer, key, longer, key, len(owner), owner, len(px), px, len(step), step,
         len(rest), rest, len(before), before, len(most), most,

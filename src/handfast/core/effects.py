@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
-__all__ = ["CLOSED", "SILENT", "Bell", "Effects", "Fault", "Lobby", "Payloads", "Poll", "Watch", "payload_for"]
+__all__ = ["CLOSED", "SILENT", "Bell", "Brief", "Effects", "Fault", "Lobby", "Payloads", "Poll", "Watch", "payload_for"]
 
 Payloads = bytes | Sequence[bytes | None]
 """The same for all nodes, or one for each (None: this node is not asked)."""
@@ -39,6 +39,19 @@ CLOSED: Final = Fault("closed", "closed the connection")
 def payload_for(payloads: Payloads, index: int) -> bytes | None:
     """What one node is sent."""
     return payloads if isinstance(payloads, bytes) else payloads[index]
+
+
+class Brief(float):
+    """The patience of one whose waiting has an end: however slow a node is, it is stretched to `most` and no further."""
+
+    __slots__ = ("most",)
+
+    most: float
+
+    def __new__(cls, seconds: float, most: float) -> Brief:
+        self = super().__new__(cls, min(seconds, most))
+        self.most = most
+        return self
 
 
 class Poll(Protocol):

@@ -56,15 +56,18 @@ class _Attempt(Watch):
         """Ours by a push: see above."""
         (token, seconds, micros, _), self.message = self.message.split(b" ", 3), b""
         waited = float(seconds) + float(micros) / 1e6 - self.time
-        since = self.sent + (waited * (1 - self.request.settings.policy.drift) if waited > 0 else 0.0)
-        if since > now:
-            since = now
+        since = self.sent + waited * (1 - self.request.settings.policy.drift)
+        if waited < 0 or since > now:
+            # Older than the last answer, which said that it is not ours; or the server's clock was set: ask again.
+            return None
         return self.hold(since, since + self.terms.validity, int(token), now)
 
     def granted(self, answer: list[Any], now: float) -> Hold | None:
         """Ours by the server's answer, with so much of its ttl left."""
         validity = self.request.settings.policy.validity(answer[1] / 1000)
-        return self.hold(self.sent, self.sent + validity, int(answer[2]), now)
+        deadline = self.sent + validity
+        # Of an older hand-over some of the ttl is gone already: it is to be renewed the sooner.
+        return self.hold(deadline - self.terms.validity, deadline, int(answer[2]), now)
 
     def hold(self, since: float, deadline: float, token: int, now: float) -> Hold | None:
         """What it has; None if it has come too late to be of use."""
@@ -86,8 +89,13 @@ class _Attempt(Watch):
 
 async def _ask(io: Effects, attempt: _Attempt, payload: bytes, patience: float) -> Any:
     """The server's answer, or a Fault; of a guarded node only if it has shown its marker."""
-    if not attempt.request.group.guard:
+    group = attempt.request.group
+    if not group.guard:
         return await io.ask(payload, patience)
+    closed = group.closed(group.nodes[0], io.now())
+    if closed is not None:
+        attempt.sent = 0.0
+        return closed
     ballot = Vote(1, 1)
     await io.exchange(payload, ballot, patience)
     return SILENT if ballot.answers[0] is None else ballot.answers[0]
@@ -100,9 +108,13 @@ async def try_acquire(io: Effects, request: Request, terms: Terms, keeper: Keepe
     if not request.group.fine:
         await mutex.admit(io, request.group, None)
     attempt = _Attempt(None, request, terms, request.settings.owner_start + io.nonce())
-    attempt.sent = io.now()
     hold: Hold | None = None
     try:
+        # Who cannot hear on a channel cannot tell others on theirs either, and would not be able to let go of it.
+        channel = io.channel or await _channel(io, request.group, terms.patience)
+        if isinstance(channel, Fault):
+            raise _refused(request, channel)
+        attempt.sent = io.now()
         answer = await _ask(io, attempt, commands.claim(request, attempt.owner, terms, b"", b""), terms.patience)
         if type(answer) is Fault:
             raise _refused(request, answer)
@@ -171,12 +183,15 @@ async def _stand(io: Effects, lines: Lines, place: Place, attempt: _Attempt) -> 
         if not group.fine:
             await mutex.admit(io, group, until)
         patience = terms.patience if until is None else place.at_most(terms.patience, now)
-        answer: Any = io.channel or await (io.subscribe(patience) if group.nodes[0].pushes else _deaf(group))
+        answer: Any = io.channel or await _channel(io, group, patience)
         if type(answer) is bytes:
             attempt.changed.clear()
             payload = commands.claim(request, attempt.owner, terms, answer, attempt.claim)
             attempt.claim = UNKNOWN
-            attempt.sent = io.now()
+            attempt.message = b""  # the answer tells more than whatever was pushed before it
+            attempt.sent = now = io.now()
+            if until is not None:
+                patience = place.at_most(terms.patience, now)
             answer = await (_ask(io, attempt, payload, patience) if group.guard else io.ask(payload, patience))
         now = io.now()
         tried += 1
@@ -198,7 +213,10 @@ async def _stand(io: Effects, lines: Lines, place: Place, attempt: _Attempt) -> 
         while True:
             await io.park(place.bell, again if until is None or again < until else until)
             now = io.now()
-            if attempt.message:
+            if attempt.message[:1] == b"-":
+                again = min(again, now + float(attempt.message.split(b" ", 2)[1]) / 1000 + waiting.OVERDUE)
+                attempt.message = b""
+            elif attempt.message:
                 hold = attempt.handed_over(now)
                 if hold is not None and not group.guard:
                     return hold
@@ -208,8 +226,10 @@ async def _stand(io: Effects, lines: Lines, place: Place, attempt: _Attempt) -> 
                 break
 
 
-async def _deaf(group: Group) -> Fault:
-    return Fault("config", "speaks RESP2 only: fair=True needs a server that can push (RESP3)")
+async def _channel(io: Effects, group: Group, patience: float) -> bytes | Fault:
+    if not group.nodes[0].pushes:
+        return Fault("config", "speaks RESP2 only: fair=True needs a server that can push (RESP3)")
+    return await io.subscribe(patience)
 
 
 async def _refusal(io: Effects, lines: Lines, place: Place, fault: Fault, tried: int) -> None:

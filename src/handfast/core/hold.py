@@ -39,6 +39,7 @@ class Hold(Target):
     # Only what every hold needs has a slot; the rest are class attributes until one differs. There may be 100,000.
     __slots__ = (
         "__dict__",
+        "__weakref__",
         "_ticket",
         "deadline",
         "owner",
@@ -74,6 +75,8 @@ class Hold(Target):
     """Of a cohort's lock: tokens that are reserved beyond its own, for those that it may be passed on to."""
     passes = 0
     """How often it was passed on since it was taken from the server."""
+    heir: Hold | None = None
+    """What it was passed on as."""
     turn_ends = 0.0
     """Until when it may be passed on."""
 
@@ -196,8 +199,11 @@ class Keeper(Protocol):
     def _unfinished(self, hold: Hold, /) -> None:
         """Its release was cut short, or must be repeated elsewhere: see to it."""
 
-    def _let_go(self, hold: Hold, others: bool, now: float, /) -> None:
-        """A cohort's lock was released on the servers; `others`: somebody of another process waits for it."""
+    def _letting_go(self, hold: Hold, now: float, /) -> None:
+        """A cohort's lock is about to be released on the servers."""
+
+    def _let_go(self, hold: Hold, others: bool, /) -> None:
+        """It was; `others`: somebody of another process waits for it."""
 
 
 class Usher(Keeper, Protocol):

@@ -16,9 +16,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from handfast.core.commands import Request
-from handfast.core.effects import Bell
+from handfast.core.effects import Bell, Brief
 from handfast.core.hold import HELD, Hold
 from handfast.core.terms import Terms
 
@@ -76,7 +77,7 @@ class Place:
 
     def at_most(self, seconds: float, now: float) -> float:
         """So long, and no longer than it waits."""
-        return seconds if self.until is None else min(seconds, max(0.0, self.until - now))
+        return seconds if self.until is None else Brief(seconds, max(0.0, self.until - now))
 
     def sooner(self, at: float) -> float:
         """That moment, or the end of its waiting."""
@@ -118,6 +119,8 @@ class Lines:
         self.warned = False
         """It was said that a server refuses tracking."""
         self.by_keys: dict[bytes | tuple[bytes, ...], Line] = {}
+        self.newest: WeakValueDictionary[bytes | tuple[bytes, ...], Hold] = WeakValueDictionary()
+        """Of cohorts' locks: what this client got last. An older hold of the same lock is lost, it just does not know."""
 
     def join(self, request: Request, terms: Terms, bell: Bell, since: float, wait: float | None, who: Any) -> Place:
         keys = request.key or request.keys
@@ -152,8 +155,9 @@ class Lines:
         As often in a row as the cohort says, and for no longer than a ttl since it was taken from the server: those of
         other processes wait too.
         """
-        line = self.by_keys.get(hold.key or hold.keys)
-        if line is None or hold.passes >= hold.settings.cohort or hold.presented:
+        keys = hold.key or hold.keys
+        line = self.by_keys.get(keys)
+        if line is None or hold.passes >= hold.settings.cohort or hold.presented or self.newest.get(keys) is not hold:
             return None
         if now >= hold.turn_ends or hold.deadline - now < hold.ttl / 2:
             return None
@@ -161,17 +165,23 @@ class Lines:
             heir = line.head
             if heir is None or heir.given is not None or not _alike(heir, hold) or not hold.leave():
                 return None
-            heir.given = passed = hold.successor()
+            hold.heir = heir.given = self.newest[keys] = passed = hold.successor()
         hold.end()
         heir.bell.ring()
         return passed
 
-    def let_go(self, hold: Hold, others: bool, now: float) -> None:
-        """A cohort's lock was released on the servers: if others wait for it, they are let go first."""
+    def letting_go(self, hold: Hold, now: float) -> None:
+        """A cohort's lock is about to be released on the servers: nobody of ours takes it before it is known whether
+        others want it."""
         line = self.by_keys.get(hold.key or hold.keys)
         if line is not None:
-            if others:
-                line.yields = now + YIELD
+            line.yields = now + YIELD
+
+    def let_go(self, hold: Hold, others: bool) -> None:
+        """It was released; if others wait for it, they are let go first."""
+        line = self.by_keys.get(hold.key or hold.keys)
+        if line is not None and not others:
+            line.yields = 0.0
             head = line.head
             if head is not None:
                 head.bell.ring()

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from handfast.core import commands, fencing, guard, renewal
 from handfast.core.commands import Request
-from handfast.core.effects import SILENT, Effects, Fault, Payloads
+from handfast.core.effects import SILENT, Brief, Effects, Fault, Payloads
 from handfast.core.group import Group
 from handfast.core.hold import Hold, Keeper, Usher
 from handfast.core.line import Place
@@ -113,7 +113,10 @@ async def _prepare(
         await io.settle(group.need, within if until is None else max(0.0, min(within, until - began)))
     if not group.fine:
         await admit(io, group, until)
-    return terms.patience if until is None else max(0.0, min(terms.patience, until - io.now()))
+    if until is None:
+        return terms.patience
+    left = max(0.0, until - io.now())
+    return terms.patience if place is None and left >= terms.patience else Brief(terms.patience, left)
 
 
 def _connect_patience(terms: Terms, wait: float | None) -> float:
@@ -327,6 +330,7 @@ async def _let_go(io: Effects, hold: Hold, payloads: Payloads, keeper: Keeper) -
     ask = commands.ask_for_others(hold)
     ballot = WideBallot(group.n, group.need, 2, judge)
     both = [(payload or b"") + ask for payload in _each(group, payloads)]
+    keeper._letting_go(hold, io.now())
     await io.exchange(both, ballot, hold.settings.terms.patience)
-    keeper._let_go(hold, bool(asked_for), io.now())
+    keeper._let_go(hold, bool(asked_for))
     return ballot

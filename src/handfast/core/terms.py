@@ -106,8 +106,8 @@ class Settings:
         braces = bool(policy.prefix or policy.fence)
         self.key_start = policy.prefix + "{" if braces else ""
         self.key_end = "}" if braces else ""
-        self.special = not policy.renew or policy.max_hold is not None
-        """Not renewed, or not for ever."""
+        self.special = not policy.renew or policy.max_hold is not None or bool(policy.cohort)
+        """Not renewed, or not for ever; or passed on."""
 
     def key(self, name: str) -> bytes:
         """`prefix{name}`; exactly the name where it is to be shared with other implementations."""

@@ -126,7 +126,7 @@ async def _until_worth_a_try(io: Effects, lines: Lines, place: Place, watch: Wat
             await io.park(place.bell, place.sooner(again))
             now = io.now()
             stay(lines, place, now)
-            if now >= again or place.given is not None:
+            if now >= again or place.given is not None or (poll.won and now >= line.yields):
                 return
             if sibling is not None and not still_held(sibling, now):
                 break

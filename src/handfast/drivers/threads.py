@@ -6,7 +6,7 @@ import threading
 import time
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from handfast.core.effects import Fault, Payloads, Poll
 from handfast.drivers import clock
@@ -15,6 +15,8 @@ from handfast.wire.blocking import Lane, ThreadBell
 __all__ = ["Done", "ThreadDriver", "ThreadLobby", "run"]
 
 T = TypeVar("T")
+LONGEST: Final = 1e6
+"""Seconds; the system's own timers end at 24 days."""
 
 
 class Done:
@@ -57,7 +59,7 @@ class ThreadDriver(Lane, clock.MachineClock):
                 left = None if until is None else until - clock.now()
                 if left is not None and left <= 0:
                     break
-                self._wait(left)
+                self._wait(left if left is None or left < LONGEST else LONGEST)
         finally:
             bell.rope = None
         return
@@ -82,7 +84,9 @@ class ThreadLobby:
 
     @types.coroutine
     def park(self, bell: ThreadBell, until: float | None) -> Generator[Any, None, None]:
-        bell.silent.acquire(True, -1 if until is None else max(0.0, until - clock.now()))
+        left = -1 if until is None else max(0.0, until - clock.now())
+        while not bell.silent.acquire(True, min(left, LONGEST)) and left > LONGEST:
+            left -= LONGEST
         return
         yield
 

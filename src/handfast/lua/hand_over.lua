@@ -1,9 +1,10 @@
 -- hand_over: part of the scripts `claim` and `pass`: give a lock that nobody holds any more to the first in its queue
 -- who is still there. A waiter that has died listens no more; one that hangs lets its claim expire. Neither is given the
 -- lock. Numbers that would have to be formatted are avoided: that costs more than the commands do.
--- A claim is, without gaps: 10 digits, the second of server time until which the waiter vouches for it; 9 digits, the ttl
--- it wants in ms; 7 digits, how many tokens (0: none); 3 digits, the length of what follows: the channel it listens on;
--- and the owner.
+-- A claim is, without gaps: 10 digits, the second of server time until which the waiter vouches for it; 13 digits, the
+-- ttl it wants in ms; 16 digits, how many tokens (0: none); 4 digits, the length of what follows: the channel it listens
+-- on; and the owner.
+-- The one after the new owner is told too, if that one's ttl ends long before the time at which it will look in again.
 -- KEYS   1 lock key  2 queue (a list of claims)  3 fence counter
 -- result the new owner, its ttl in ms and its token ('0': none); nothing if nobody waits
 local call, sub = redis.call, string.sub
@@ -18,9 +19,15 @@ local function token_of(step)
   call('SET', KEYS[3], text)
   return text
 end
+local function owner_of(claim) return sub(claim, 44 + sub(claim, 40, 43)) end
+local function tell(claim, what)
+  -- Not a mistake of ours if it fails: whoever lets go may lack the right to use channels.
+  local heard = redis.pcall('PUBLISH', sub(claim, 44, 43 + sub(claim, 40, 43)), what .. owner_of(claim))
+  return type(heard) == 'number' and heard > 0
+end
 local function find(owner)
   for i, claim in ipairs(call('LRANGE', KEYS[2], 0, -1)) do
-    if sub(claim, 30 + sub(claim, 27, 29)) == owner then return i - 1 end
+    if owner_of(claim) == owner then return i - 1 end
   end
 end
 local function hand_over(me)
@@ -28,11 +35,12 @@ local function hand_over(me)
     local claim = call('LPOP', KEYS[2])
     if not claim then return nil end
     if tonumber(sub(claim, 1, 10)) >= tonumber(time[1]) then
-      local ttl, step, name = tonumber(sub(claim, 11, 19)), tonumber(sub(claim, 20, 26)), 29 + sub(claim, 27, 29)
-      local owner, token = sub(claim, name + 1), '0'
+      local owner, ttl, step, token = owner_of(claim), tonumber(sub(claim, 11, 23)), tonumber(sub(claim, 24, 39)), '0'
       if step > 0 then token = token_of(step) end
-      if owner == me or call('PUBLISH', sub(claim, 30, name), token .. ' ' .. time[1] .. ' ' .. time[2] .. ' ' .. owner) > 0 then
+      if owner == me or tell(claim, token .. ' ' .. time[1] .. ' ' .. time[2] .. ' ') then
         call('SET', KEYS[1], owner, 'PX', ttl)
+        local after = call('LINDEX', KEYS[2], 0)
+        if after and sub(after, 1, 10) - time[1] - 3 > (sub(after, 11, 23) + ttl) / 1000 then tell(after, '- ' .. ttl .. ' 0 ') end
         return owner, ttl, token
       end
     end

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
-from handfast.core.effects import CLOSED, SILENT, Fault, Payloads, Poll, payload_for
+from handfast.core.effects import CLOSED, SILENT, Brief, Fault, Payloads, Poll, payload_for
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.quorum import Ballot
@@ -64,8 +64,10 @@ class Pipe(asyncio.Protocol):
         lane, pending = link.lane, channel.pending
         before = len(pending)
         lane.reading = True
-        channel.feed(data)
-        lane.reading = False
+        try:
+            channel.feed(data)
+        finally:  # an interrupt must not leave everybody asleep
+            lane.reading = False
         link.answered += before - len(pending)
         link.asked_at = lane.loop.time() if pending else 0.0
         if channel.fault is not None:
@@ -278,6 +280,8 @@ class AioLane(Ears):
         if patience != self._patience:
             self._regroup(patience)
         self._fresh.append(waiter)
+        if type(patience) is Brief:
+            self.loop.call_later(patience.most, self._silence, waiter)
         if not waiter.over:
             yield waiter
 
@@ -295,6 +299,8 @@ class AioLane(Ears):
         if patience != self._patience:
             self._regroup(patience)
         self._fresh.append(waiter)
+        if type(patience) is Brief:
+            self.loop.call_later(patience.most, self._silence, waiter)
         yield waiter
         return waiter.reply
 
@@ -368,6 +374,11 @@ class AioLane(Ears):
             self._batches.append((self._patience, self._fresh))
             self._fresh = []
         self._patience = patience
+
+    @staticmethod
+    def _silence(waiter: Waiter) -> None:
+        if not waiter.over:
+            waiter.set_result(SILENT)
 
     def wake_soon(self) -> None:
         """See Waker."""

@@ -97,8 +97,10 @@ class ThreadBell:
             pull(rope)
 
     def note(self) -> None:
-        if self.silent.locked():
+        try:
             self.silent.release()
+        except RuntimeError:
+            pass  # it has rung already, perhaps by another thread just now
 
 
 def pull(rope: socket.socket) -> None:

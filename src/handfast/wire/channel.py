@@ -28,6 +28,7 @@ from handfast.wire.faults import from_reply
 __all__ = ["DISCARD", "Channel", "Question", "Subscription"]
 
 _NOTHING: Final = object()
+_random = os.urandom
 _ReplyError: Final = hiredis.ReplyError
 _Push: Final = hiredis.PushNotification
 REST: Final = 0.002
@@ -274,7 +275,7 @@ class Subscription(_Sink):
         self.channel = channel
         self.decided = self.over = False
         prefix = (channel._group.policy.prefix or "handfast:").encode()
-        self.name = prefix + b"hand:" + os.urandom(12).hex().encode()
+        self.name = prefix + b"hand:" + _random(12).hex().encode()
         self.reply: bytes | Fault = SILENT
 
     @property
