@@ -16,10 +16,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from handfast.core import commands, mutex
-from handfast.core.commands import Request
 from handfast.core.effects import Effects, Fault, Lobby, Watch
 from handfast.core.hold import Hold, Usher
-from handfast.core.line import Line, Lines, Place, Sight, still_held
+from handfast.core.line import Lines, Place, Sight, still_held
 from handfast.core.quorum import WideBallot
 from handfast.errors import ConfigError, Contended, NoQuorum
 
@@ -111,7 +110,7 @@ async def _until_worth_a_try(io: Effects, lines: Lines, place: Place, watch: Wat
         if not io.settled:
             await io.settle(group.need, to_connect(place, now))
         watch.changed.clear()
-        poll, expires = await _look(io, place, watch)
+        poll, expires = await _look(io, lines, place, watch)
         if line.outage is not None:
             await outage(io, lines, place, tried)
             tried += 1
@@ -159,7 +158,7 @@ def _rest(io: Effects, lines: Lines, place: Place, tried: int) -> float:
     return policy.backoff(tried, io.random())
 
 
-async def _look(io: Effects, place: Place, watch: Watch) -> tuple[WideBallot, float]:
+async def _look(io: Effects, lines: Lines, place: Place, watch: Watch) -> tuple[WideBallot, float]:
     """Who has it, and when a majority of the nodes will have lost it if nobody renews it."""
     line, request, group = place.line, place.request, place.request.group
     said: dict[int, tuple[bytes, int]] = {}
@@ -191,7 +190,7 @@ async def _look(io: Effects, place: Place, watch: Watch) -> tuple[WideBallot, fl
     else:
         out_of_reach(place, now)
     line.sight = _sight(place, poll, said, now)
-    if request.settings.cohort and said and not _ours(line, request):
+    if request.settings.cohort and said and not _ours(lines, place):
         io.post(commands.leave_word(request, place.terms.px))
     ends = [0.0 if answer == 1 else LOOK_AGAIN for answer in poll.answers]
     for node, (_, left) in said.items():
@@ -199,10 +198,10 @@ async def _look(io: Effects, place: Place, watch: Watch) -> tuple[WideBallot, fl
     return poll, now + sorted(ends)[group.need - 1] + OVERDUE
 
 
-def _ours(line: Line, request: Request) -> bool:
-    """One of this process has it."""
-    sight = line.sight
-    return sight is not None and (sight.holder or b"").startswith(request.settings.owner_start)
+def _ours(lines: Lines, place: Place) -> bool:
+    """One of this client has it."""
+    hold, sight = lines.newest.get(place.request.key or place.request.keys), place.line.sight
+    return hold is not None and sight is not None and hold.owner == sight.holder
 
 
 def _sight(place: Place, poll: WideBallot, said: dict[int, tuple[bytes, int]], now: float) -> Sight:
