@@ -165,7 +165,7 @@ def test_max_hold_ends_the_renewal_of_a_wedged_holder(one: Server) -> None:
 
 
 def test_extend_and_the_watchdog_at_the_same_time_never_promise_more_than_the_server_keeps(one: Server) -> None:
-    with handfast.connect(one.url, ttl=0.3) as client:
+    with handfast.connect(one.url, ttl=0.9) as client:
         lease = client.lock("a").acquire()
         stop = threading.Event()
 
