@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo test lint unit bench clean
+.PHONY: demo test lint unit sim soak bench clean
 
 # The stamp is newer than pyproject.toml when the environment is complete.
 .venv/ready: pyproject.toml
@@ -28,6 +28,16 @@ lint: .venv/ready
 
 unit: .venv/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+SEEDS ?= 2000
+START ?= 0
+
+sim: .venv/ready
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal tests/sim
+
+# As many seeds as asked: make soak SEEDS=20000 START=300
+soak: .venv/ready
+	$(BIN)/python -m handfast.testing.sim --seeds $(SEEDS) --start $(START)
 
 .venv/bench: .venv/ready
 	$(BIN)/python -m pip install -q --group bench

@@ -1,0 +1,88 @@
+"""Simulate seeds: `python -m handfast.testing.sim --seeds 1000`, or replay one: `--seed 7 --trace`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections import Counter
+from typing import Any
+
+from handfast.testing.sim.scenario import Outcome, run
+
+__all__ = ["main", "report"]
+
+SHOWN = 60
+"""Events before a violation."""
+
+
+def line(at: float, kind: str, words: tuple[Any, ...]) -> str:
+    return f"{at:12.6f}  {kind:10}  {'  '.join(str(word) for word in words)}"
+
+
+def report(outcome: Outcome, *, shown: int = SHOWN) -> str:
+    """A violation, for whoever has to find out."""
+    events = [line(*event)[:300] for event in outcome.recent[-shown:]] if shown else []
+    return "\n".join(
+        [
+            *events,
+            f"seed {outcome.seed}: {outcome.violation}",
+            f"  {outcome.plan}",
+            f"  replay: python -m handfast.testing.sim --seed {outcome.seed} --trace",
+        ]
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m handfast.testing.sim", description=__doc__)
+    parser.add_argument("--seed", type=int, help="this one only")
+    parser.add_argument("--trace", action="store_true", help="show everything that happens")
+    parser.add_argument("--seeds", type=int, default=300, help="how many (default: 300)")
+    parser.add_argument("--start", type=int, default=0, help="the first of them")
+    parser.add_argument("--most", type=int, default=10, help="stop after so many violations")
+    options = parser.parse_args(argv)
+    if options.seed is not None:
+        return _one(options.seed, trace=options.trace)
+    return _many(range(options.start, options.start + options.seeds), options.most)
+
+
+def _one(seed: int, *, trace: bool) -> int:
+    def tell(at: float, kind: str, words: tuple[Any, ...]) -> None:
+        print(line(at, kind, words))
+
+    outcome = run(seed, tell=tell if trace else None)
+    if outcome.violation is not None:
+        traceback.print_exception(outcome.violation)
+        print(report(outcome, shown=0 if trace else SHOWN))
+        return 1
+    print(f"seed {seed}: {outcome.seconds:.0f} s simulated, no violation, trace {outcome.digest}")
+    print(f"  {outcome.plan}\n  {outcome.sums}")
+    return 0
+
+
+def _many(seeds: range, most: int) -> int:
+    began = time.perf_counter()
+    sums: Counter[str] = Counter()
+    simulated, violations, done = 0.0, 0, 0
+    for seed in seeds:
+        outcome = run(seed)
+        simulated += outcome.seconds
+        sums.update(outcome.sums)
+        done += 1
+        if outcome.violation is not None:
+            violations += 1
+            print(report(outcome), flush=True)
+            if violations >= most:
+                break
+    took = time.perf_counter() - began
+    print(
+        f"{done} seeds, {simulated / 3600:.1f} simulated hours, {violations} violations; "
+        f"{took:.0f} s, {60 * done / took:.0f} seeds a minute"
+    )
+    print("  " + ", ".join(f"{word} {count}" for word, count in sums.items()))
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
