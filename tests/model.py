@@ -249,12 +249,14 @@ class ModelNode:
 
     def _tell_next(self, queue: bytes, seconds: int, ttl: int) -> None:
         """The next in the queue is told of a ttl that ends long before it would look in again."""
-        for claim in self.queues.get(queue, [])[:1]:
-            if int(claim[:10]) - seconds - 3 > (int(claim[10:23]) + ttl) / 1000:
-                channel = claim[43 : 43 + int(claim[39:43])]
-                listener = self.channels.get(channel)
-                if listener is not None:
-                    listener([b"message", channel, b"- %d 0 %b" % (ttl, owner_in(claim))])
+        for claim in list(self.queues.get(queue, [])):
+            if int(claim[:10]) - seconds - 3 <= (int(claim[10:23]) + ttl) / 1000:
+                return
+            channel = claim[43 : 43 + int(claim[39:43])]
+            listener = self.channels.get(channel)
+            if listener is not None:
+                listener([b"message", channel, b"- %d 0 %b" % (ttl, owner_in(claim))])
+                return
 
     def _place(self, queue: bytes, claim: bytes, owner: bytes) -> int:
         """Where it stands in the queue, or would; `?` is whatever claim the owner has."""

@@ -309,9 +309,13 @@ class Client(BaseClient[Lock]):
         return fresh
 
     async def _extend(self, hold: Hold, ttl: float) -> None:
-        await mutex.extend(self._driver(), hold, ttl)
-        if hold.state == HELD:
-            self._watchdog().refile(hold)
+        dog = self._watchdog()
+        dog.promised(hold, ttl)
+        try:
+            await mutex.extend(self._driver(), hold, ttl)
+        finally:
+            if hold.state == HELD:
+                dog.refile(hold)
 
     def _forked(self) -> None:
         super()._forked()

@@ -326,9 +326,13 @@ class Client(BaseClient[Lock]):
         return lease
 
     def _extend(self, hold: Hold, ttl: float) -> None:
-        self._run(mutex.extend, hold, ttl)
-        if hold.state == HELD:
-            self._watchdog().refile(hold)
+        dog = self._watchdog()
+        dog.promised(hold, ttl)
+        try:
+            self._run(mutex.extend, hold, ttl)
+        finally:
+            if hold.state == HELD:
+                dog.refile(hold)
 
     def _release(self, hold: Hold) -> bool:
         if hold.state != HELD or self._closed:

@@ -106,6 +106,13 @@ class Watchdog:
         self.nursing = ttl
         self._ring()
 
+    def promised(self, hold: Hold, ttl: float) -> None:
+        """An extension by `ttl` is about to be sent: where that brings the deadline forward, it is kept from now on,
+        whether anybody answers or not."""
+        at = clock.now() + hold.settings.policy.validity(ttl)
+        if at < hold.deadline:
+            self._file(hold, min(at, renewal.due(hold, clock.now())))
+
     def refile(self, hold: Hold) -> None:
         """After its deadline was changed by somebody else."""
         self._file(hold, renewal.due(hold, clock.now()))

@@ -277,6 +277,30 @@ def test_a_lock_that_was_handed_to_one_who_hangs_goes_on_after_its_ttl(mode: str
     assert server.command("EXISTS", KEY, QUEUE) == 0
 
 
+def test_one_who_hangs_costs_no_more_if_the_next_in_the_queue_is_dead(server: Server) -> None:
+    """Those behind have seen a holder with a long ttl: whoever is there must learn that the new one's is shorter."""
+    with (
+        Agent("threads", server.url, "a", fair=True, ttl=LONG) as first,
+        Agent("asyncio", server.url, "a", fair=True, ttl=0.5) as hanging,
+        Agent("threads", server.url, "a", fair=True, ttl=LONG) as dead,
+        Agent("asyncio", server.url, "a", fair=True, ttl=LONG) as heir,
+    ):
+        first.acquire()
+        first.held()
+        for place, agent in enumerate((hanging, dead, heir), 1):
+            agent.acquire()
+            eventually(lambda place=place: len(claims(server)) == place)
+        dead.kill()
+        eventually(lambda: len(listeners(server)) == 3, what="the server has noticed")
+        hanging.stop()
+        assert first.release()
+        handed_over = time.monotonic()
+        assert f":{hanging.pid}:" in holder(server)
+        heir.held()
+        assert time.monotonic() - handed_over < 0.5 + SOON
+        assert heir.release()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_the_lock_of_a_killed_holder_goes_to_the_next_after_its_ttl(mode: str, server: Server) -> None:
     with (

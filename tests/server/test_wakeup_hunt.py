@@ -26,7 +26,7 @@ from tests.waiting import eventually
 import handfast
 from handfast.testing import Server, Servers
 
-SECONDS: Final = float(os.environ.get("HUNT_SECONDS", "5"))
+SECONDS: Final = float(os.environ.get("HUNT_SECONDS", "3"))
 """How long each hunt takes."""
 SHORT: Final = 0.5
 """The ttl of those that are killed."""

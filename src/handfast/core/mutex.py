@@ -14,7 +14,7 @@ from handfast.core import commands, fencing, guard, renewal
 from handfast.core.commands import Request
 from handfast.core.effects import SILENT, Brief, Effects, Fault, Payloads
 from handfast.core.group import Group
-from handfast.core.hold import Hold, Keeper, Usher
+from handfast.core.hold import HELD, Hold, Keeper, Usher
 from handfast.core.line import Place
 from handfast.core.quorum import Ballot, Vote, WideBallot, said_yes
 from handfast.core.terms import Terms
@@ -273,6 +273,9 @@ async def extend(io: Effects, hold: Hold, ttl: float) -> None:
     group = hold.group
     if not io.settled:
         await io.settle(group.need, _connect_patience(hold.settings.terms, 0.0))
+        # Connecting may have taken long; nothing is sent for what is over.
+        if hold.state != HELD or renewal.expire(hold, io.now()):
+            return
     await renewal.renew(io, group, [hold], ttl=ttl)
 
 

@@ -39,8 +39,12 @@ local function hand_over(me)
       if step > 0 then token = token_of(step) end
       if owner == me or tell(claim, token .. ' ' .. time[1] .. ' ' .. time[2] .. ' ') then
         call('SET', KEYS[1], owner, 'PX', ttl)
-        local after = call('LINDEX', KEYS[2], 0)
-        if after and sub(after, 1, 10) - time[1] - 3 > (sub(after, 11, 23) + ttl) / 1000 then tell(after, '- ' .. ttl .. ' 0 ') end
+        local at, after = 0, call('LINDEX', KEYS[2], 0)
+        while after and sub(after, 1, 10) - time[1] - 3 > (sub(after, 11, 23) + ttl) / 1000 do
+          if tell(after, '- ' .. ttl .. ' 0 ') then break end
+          at = at + 1
+          after = call('LINDEX', KEYS[2], at)
+        end
         return owner, ttl, token
       end
     end
