@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from tests.both import both, connected
 from tests.waiting import eventually
 
 import handfast
@@ -406,3 +407,11 @@ def test_without_the_guard_a_rival_with_a_smaller_max_ttl_does_not_shorten_a_lea
         assert isinstance(left, int)
         assert left >= lease.remaining() * 1000
         lease.release()
+
+
+@both
+async def test_waiting_for_a_node_that_may_not_vote_is_an_outage_and_says_so(mode: str, one: Server) -> None:
+    """Its key is free and nobody holds it: that is no contention."""
+    async with connected(mode, one.url, guard=True) as client:
+        with pytest.raises(NoQuorum, match=r"no vote for another \d+"):
+            await client.lock("a").acquire(wait=0.3)

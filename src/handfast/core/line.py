@@ -87,7 +87,7 @@ class Place:
 class Line:
     """All who wait for one lock."""
 
-    __slots__ = ("head", "holder", "keys", "outage", "places", "sight", "yields")
+    __slots__ = ("barred", "head", "holder", "keys", "outage", "places", "sight", "yields")
 
     def __init__(self, keys: bytes | tuple[bytes, ...]) -> None:
         self.keys = keys
@@ -95,6 +95,8 @@ class Line:
         self.places: OrderedDict[Place, None] = OrderedDict()
         self.head: Place | None = None
         self.sight: Sight | None = None
+        self.barred: tuple[float, dict[str, str]] | None = None
+        """Since when the nodes that answer may not vote, and what each says; None while a majority may."""
         self.outage: float | None = None
         """Since when no majority could be asked; None while one can."""
         self.holder: Hold | None = None

@@ -100,6 +100,10 @@ async def acquire(
     if place is None:
         return await keeper._line_up(request, terms, wait, began or sent)
     place.split = ballot.yeses > 0
+    line, barred = place.line, None
+    if not ballot.won and not _contended(group, ballot):
+        barred = (line.barred[0] if line.barred else io.now(), _said(group, ballot, terms))
+    line.barred = barred
     return None
 
 

@@ -50,8 +50,9 @@ def given_up(place: Place, now: float) -> Contended | NoQuorum:
     if sight is None:  # nobody of its line has heard anything at all
         silent = {node.label: node.fault.text if node.fault is not None else "no answer" for node in group.nodes}
         return NoQuorum(name, granted=0, needed=group.need, total=group.n, nodes=silent)
-    if place.line.outage is not None:
-        return NoQuorum(name, granted=0, needed=group.need, total=group.n, nodes=sight.nodes or {})
+    if place.line.outage is not None or place.line.barred is not None:
+        nodes = sight.nodes or {} if place.line.barred is None else place.line.barred[1]
+        return NoQuorum(name, granted=0, needed=group.need, total=group.n, nodes=nodes)
     holder = None if sight.holder is None else sight.holder.decode(errors="replace")
     left = None if sight.left < 0 else max(0.0, sight.left / 1000 - (now - sight.at))
     nodes = {group.nodes[0].label: f"held by {holder}"} if sight.nodes is None else sight.nodes
@@ -83,6 +84,8 @@ async def at_the_head(io: Effects, lines: Lines, place: Place, keeper: Usher) ->
             tried += 1
             if tried == settings.policy.tries:
                 raise given_up(place, io.now())
+            if line.barred is not None:
+                await outage(io, lines, place, tried)
             holder = line.sight.holder if line.sight is not None else None
             renewed = renewed + 1 if holder == seen else 0
             seen = holder
@@ -237,7 +240,8 @@ def to_connect(place: Place, now: float) -> float:
 
 async def outage(io: Effects, lines: Lines, place: Place, tried: int) -> None:
     """Nobody could be asked: try again after a pause. Whoever set no end to its waiting is not kept without end."""
-    since, now = place.line.outage, io.now()
+    line, now = place.line, io.now()
+    since = line.barred[0] if line.barred is not None else line.outage
     stay(lines, place, now)
     if place.until is None and since is not None and now >= since + mutex.OUTAGE:
         raise given_up(place, now)
