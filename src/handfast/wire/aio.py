@@ -34,6 +34,8 @@ SWEEP_EVERY: Final = 0.02
 QUEUE_PATIENCE: Final = 10
 """How many times its patience an exchange waits on for nodes that are busy answering others before it."""
 PING: Final = encode(b"PING")
+CROWD: Final = 200
+"""When so many have been resumed, what they sent leaves before the others come: the servers work meanwhile."""
 
 
 class Pipe(asyncio.Protocol):
@@ -389,10 +391,16 @@ class AioLane(Ears):
         """Resume all who were answered. What they send is new business, and leaves at the end of the turn."""
         woken, self.woken = self.woken, []
         left = iter(woken)
+        resumed = 0
         try:
             for waiter in left:
                 if waiter.callback is not None:
                     waiter.context.run(waiter.callback, waiter)
+                resumed += 1
+                if resumed == CROWD:
+                    resumed = 0
+                    if self.turning:
+                        self._flush()
         except BaseException:  # an interrupt or an exit, which a task lets through: the others go on all the same
             self.woken[:0] = left
             self._call_soon(self.wake)
