@@ -10,4 +10,7 @@ runs straight through.
   handshake  what a new connection says first                 guard      restart guard: who may vote
   hold       the state of one acquisition                     fencing    agreement on a token
   mutex      acquire, extend, release                         renewal    renew and heal many holds at once
+  line       who waits in this process, in which order        lineup     from the end of a line to the lock
+  waiting    at the head of a line: wake-ups by the servers   fair       at the head of a line: a queue on the server
+  census     who holds a lock, and who waits for it
 """

@@ -25,6 +25,7 @@ __all__ = [
     "heal",
     "leave_word",
     "look",
+    "owner_in",
     "pass_on",
     "peek",
     "queue",

@@ -311,7 +311,7 @@ class AioLane(Ears):
         """See Effects.park."""
         if not bell.rung:
             waiter = bell.waiter = self._waiter()
-            timer = None if seconds is None else self.loop.call_later(seconds, self._enough, waiter)
+            timer = None if seconds is None else self.loop.call_later(seconds, self._silence, waiter)
             try:
                 yield waiter
             finally:
@@ -319,11 +319,6 @@ class AioLane(Ears):
                 if timer is not None:
                     timer.cancel()
         bell.rung = False
-
-    @staticmethod
-    def _enough(waiter: Waiter) -> None:
-        if not waiter.over:
-            waiter.set_result(None)
 
     async def subscribe(self, patience: float) -> bytes | Fault:
         """See Effects.subscribe."""
