@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from handfast.drivers import clock
-from handfast.wire.aio import AioBell, AioLane
+from handfast.wire.aio import AioLane
+from handfast.wire.ears import TaskBell
 
 __all__ = ["AioDriver"]
 
@@ -19,7 +20,7 @@ class AioDriver(AioLane, clock.MachineClock):
         super().__init__(*args)
         self.nonce = clock.nonces()
 
-    def park(self, bell: AioBell, until: float | None) -> Awaitable[None]:
+    def park(self, bell: TaskBell, until: float | None) -> Awaitable[None]:
         return self.listen(bell, None if until is None else max(0.0, until - clock.now()))
 
     who = staticmethod(asyncio.current_task)

@@ -20,12 +20,12 @@ from handfast.core.quorum import Ballot
 from handfast.core.resp import encode
 from handfast.wire.channel import DISCARD, Channel, Subscription
 from handfast.wire.dial import Address
-from handfast.wire.ears import Ears
+from handfast.wire.ears import Ears, TaskBell
 from handfast.wire.faults import from_socket
 from handfast.wire.link import GRACE, NOT_CONNECTED, LinkState
 from handfast.wire.waiter import Waiter, waiters_of
 
-__all__ = ["AioBell", "AioLane"]
+__all__ = ["AioLane"]
 
 SWEEP_EVERY: Final = 0.02
 """Seconds between two looks at who has waited too long, unless somebody's patience ends sooner."""
@@ -107,28 +107,10 @@ class AioLink(LinkState):
         """What to send once connected, for those who then still wait."""
 
 
-class AioBell:
-    """Wakes one task of a lane's loop."""
-
-    __slots__ = ("rung", "waiter")
-
-    def __init__(self) -> None:
-        self.rung = False
-        self.waiter: Waiter | None = None
-
-    def ring(self) -> None:
-        if self.waiter is None:
-            self.rung = True
-        elif not self.waiter.over:
-            self.waiter.set_result(None)
-
-    note = ring
-
-
 class AioLane(Ears):
     """One link to each node of a group, on one event loop."""
 
-    bell = AioBell
+    bell = TaskBell
 
     def __init__(
         self,
@@ -307,7 +289,7 @@ class AioLane(Ears):
         return waiter.reply
 
     @types.coroutine
-    def listen(self, bell: AioBell, seconds: float | None) -> Generator[Waiter, None, None]:
+    def listen(self, bell: TaskBell, seconds: float | None) -> Generator[Waiter, None, None]:
         """See Effects.park."""
         if not bell.rung:
             waiter = bell.waiter = self._waiter()

@@ -6,7 +6,26 @@ from typing import Any
 
 from handfast.core.effects import Watch
 
-__all__ = ["Ears"]
+__all__ = ["Ears", "TaskBell"]
+
+
+class TaskBell:
+    """Wakes one task of a lane."""
+
+    __slots__ = ("rung", "waiter")
+
+    def __init__(self) -> None:
+        self.rung = False
+        self.waiter: Any = None
+        """What the task waits on while it is parked: it has `over` and `set_result`."""
+
+    def ring(self) -> None:
+        if self.waiter is None:
+            self.rung = True
+        elif not self.waiter.over:
+            self.waiter.set_result(None)
+
+    note = ring
 
 
 class Ears:

@@ -20,32 +20,14 @@ from handfast.testing.sim.node import Node
 from handfast.testing.sim.world import Actor, Clock, Task, Timer, Waiter
 from handfast.wire.channel import DISCARD, Channel, Subscription
 from handfast.wire.dial import Address
-from handfast.wire.ears import Ears
+from handfast.wire.ears import Ears, TaskBell
 from handfast.wire.link import CONNECT_TIMEOUT, GRACE, HUNG, LinkState
 
-__all__ = ["Bell", "Lane"]
+__all__ = ["Lane"]
 
 REFUSED: Final = Fault("refused", "refused the connection")
 EPOCH: Final = 1_800_000_000
 """Seconds: the date at which all simulations begin."""
-
-
-class Bell:
-    """Wakes one task of a lane."""
-
-    __slots__ = ("rung", "waiter")
-
-    def __init__(self) -> None:
-        self.rung = False
-        self.waiter: Waiter | None = None
-
-    def ring(self) -> None:
-        if self.waiter is None:
-            self.rung = True
-        elif not self.waiter.over:
-            self.waiter.set_result(None)
-
-    note = ring
 
 
 class Link(LinkState):
@@ -192,7 +174,7 @@ class Link(LinkState):
 class Lane(Ears):
     """One link to each node of a group, for all tasks of one actor: Effects and Lobby in one."""
 
-    bell = Bell
+    bell = TaskBell
 
     def __init__(
         self,
@@ -336,7 +318,7 @@ class Lane(Ears):
         awaited: Awaitable[Any] = operation(self, *args)
         return awaited
 
-    async def park(self, bell: Bell, until: float | None) -> None:
+    async def park(self, bell: TaskBell, until: float | None) -> None:
         if not bell.rung:
             bell.waiter = Waiter()
             try:
