@@ -18,6 +18,7 @@ import handfast
 import handfast.aio
 from handfast import NoQuorum
 from handfast.testing import Server, Servers, available
+from handfast.wire.link import HUNG
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
@@ -84,17 +85,18 @@ async def test_a_minority_costs_neither_the_lock_nor_time(mode: str, fault: str,
 
 @both
 async def test_a_minority_frozen_until_its_connections_are_given_up_is_never_felt(mode: str, five: Servers) -> None:
-    """After a second without any answer a connection is dropped, and new ones are tried in the background."""
-    async with connected(mode, five.urls) as client:
+    """After seconds without any answer a connection is dropped, and new ones are tried in the background."""
+    # To wait for a frozen node would cost all of the patience; a busy machine costs less.
+    async with connected(mode, five.urls, node_timeout=1.0) as client:
         await bootstrap(client)
         tokens: list[int] = []
         await pairs(client, tokens, 3)
         five[0].pause()
         five[1].pause()
-        slowest, end = 0.0, time.monotonic() + 1.3
+        slowest, end = 0.0, time.monotonic() + HUNG + 0.2
         while time.monotonic() < end:
             slowest = max(slowest, await pairs(client, tokens, 1))
-        assert slowest < 0.2
+        assert slowest < 0.9
         assert tokens == sorted(set(tokens))
 
 
