@@ -16,7 +16,7 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 from handfast.core import fair, guard, mutex
-from handfast.core.commands import Request
+from handfast.core.commands import Request, Target
 from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.lineup import line_up
 from handfast.core.terms import Terms
@@ -36,6 +36,7 @@ from handfast.lease import Entry, LeaseView, LockView
 
 if TYPE_CHECKING:
     from handfast.core.census import Holder
+    from handfast.drivers.fleet import AioFleet
 
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
 
@@ -67,6 +68,8 @@ class Lease(LeaseView):
         io = client._io
         if self._entry is not None and not self._leave():
             return _said(self._still_ours)
+        if client._fleet is not None:
+            io = client._fleet.at(self._hold.key or self._hold.keys[0])
         if io is None or client._closed:  # None after a fork: nothing is ours
             return _said(False)
         if self._hold.settings.cohort and client._pass_on(self._hold):
@@ -163,6 +166,8 @@ class Lock(LockView):
         if settings.fair or client._lines.by_keys:
             return client._acquire(self, terms, patience)
         io = client._io
+        if client._fleet is not None:
+            io = client._fleet.at(self.key or self.keys[0])
         # Looking up the running loop costs more than anything else here: once in a turn will do.
         if io is None or client._closed or not (io.turning or io.loop is _get_running_loop()):
             return client._acquire(self, terms, patience)
@@ -179,14 +184,14 @@ class Lock(LockView):
         """Who holds it now, as the servers see it; None if nobody does."""
         from handfast.core import census
 
-        return await census.holder(self._client._driver(), self)
+        return await census.holder(self._client._driver(self), self)
 
     async def waiters(self) -> list[str]:
         """Who waits for it, the next one first: those of this client, and of a fair lock one of every other process."""
         from handfast.core import census
 
         mine = [_task_name(who) for who in self._client._lines.waiting(self)]
-        return await census.waiters(self._client._driver(), self, mine)
+        return await census.waiters(self._client._driver(self), self, mine)
 
     async def __aenter__(self) -> Lease:
         lease = await self.acquire()
@@ -224,6 +229,8 @@ class Client(BaseClient[Lock]):
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         super().__init__(where, options)
         self._io: AioDriver | None = None
+        self._fleet: AioFleet | None = None
+        """Instead, for a client of clusters."""
         self._owned: weakref.WeakKeyDictionary[Any, dict[Any, Entry]] = weakref.WeakKeyDictionary()
 
     def locked(
@@ -256,12 +263,13 @@ class Client(BaseClient[Lock]):
         self._lines.close()
         if self._dog is not None:
             await asyncio.wrap_future(self._dog.detach(self._group))
-        if self._io is not None:
-            await self._io.close()
+        for lanes in (self._io, self._fleet):
+            if lanes is not None:
+                await lanes.close()
         await asyncio.to_thread(self._where.close)
 
     async def __aenter__(self) -> Client:
-        self._driver()
+        self._loop_of()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -269,23 +277,32 @@ class Client(BaseClient[Lock]):
 
     # -- running operations ----------------------------------------------------------------------------------------
 
-    def _driver(self) -> AioDriver:
-        io = self._io
+    def _lanes(self) -> AioDriver | AioFleet:
+        lanes = self._io or self._fleet
         loop = asyncio.get_running_loop()
         if self._closed:
             raise ConfigError("this client is closed")
-        if io is None:
-            io = self._io = AioDriver(self._group, self._addresses, self._shake, loop)
-        elif io.loop is not loop:
+        if lanes is None:
+            if self._routes is None:
+                lanes = self._io = AioDriver(self._group, self._addresses, self._shake, loop)
+            else:
+                from handfast.drivers.fleet import AioFleet
+
+                lanes = self._fleet = AioFleet(self._group, self._addresses, self._shake, loop)
+        elif lanes.loop is not loop:
             raise ConfigError("this client belongs to another event loop: connect() anew in each")
-        return io
+        return lanes
+
+    def _driver(self, target: Target) -> AioDriver:
+        lanes = self._lanes()
+        return lanes if isinstance(lanes, AioDriver) else lanes.at(target.key or target.keys[0])
 
     def _loop_of(self) -> asyncio.AbstractEventLoop:
-        return self._driver().loop
+        return self._lanes().loop
 
     async def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         """The first one, one of a fair lock, or one for which others may be waiting."""
-        io, fairly = self._driver(), request.settings.fair
+        io, fairly = self._driver(request), request.settings.fair
         lease: Lease
         if wait == 0 and fairly:
             lease = await fair.try_acquire(io, request, terms, self)
@@ -297,7 +314,7 @@ class Client(BaseClient[Lock]):
 
     def _line_up(self, request: Request, terms: Terms, wait: float | None, since: float) -> Coroutine[Any, Any, Any]:
         """See core.hold.Keeper."""
-        return line_up(self._driver(), self._lines, request, terms, wait, since, self)
+        return line_up(self._driver(request), self._lines, request, terms, wait, since, self)
 
     async def _reenter(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         mine = self._owned.setdefault(asyncio.current_task(), {})
@@ -312,7 +329,7 @@ class Client(BaseClient[Lock]):
         dog = self._watchdog()
         dog.promised(hold, ttl)
         try:
-            await mutex.extend(self._driver(), hold, ttl)
+            await mutex.extend(self._driver(hold), hold, ttl)
         finally:
             if hold.state == HELD:
                 dog.refile(hold)
@@ -320,7 +337,7 @@ class Client(BaseClient[Lock]):
     def _forked(self) -> None:
         super()._forked()
         # The connections and the loop are the parent's: forgotten here, not closed.
-        self._io = None
+        self._io = self._fleet = None
         self._owned = weakref.WeakKeyDictionary()
 
 
@@ -339,4 +356,7 @@ async def bootstrap(client: Client) -> dict[str, str]:
 
     Only for servers on which no lease can be outstanding. On a deployment that is in use it changes nothing.
     """
-    return await guard.bootstrap(client._driver(), client._group)
+    lanes = client._lanes()
+    if not isinstance(lanes, AioDriver):
+        raise ConfigError("a cluster has no restart guard, so there is nothing to open")
+    return await guard.bootstrap(lanes, client._group)

@@ -28,10 +28,18 @@ class Endpoints:
         self.open_new: Callable[[Sequence[Address]], None] = lambda addresses: None
         """Told of embedded servers that are known to be new, before anybody else can see them."""
         self._embedded = embedded
+        self._moving: list[Any] = [each for a in addresses for each in (a.beacon, a.cluster) if each is not None]
 
     def close(self) -> None:
         if self._embedded is not None:
             self._embedded.close()
+        for moving in self._moving:
+            moving.close()
+
+    def forked(self) -> None:
+        """In a child: what the parent keeps to find servers that move is not ours."""
+        for moving in self._moving:
+            moving.forked()
 
 
 def locate(servers: object) -> Endpoints:
@@ -101,34 +109,92 @@ def from_redis(clients: object) -> Endpoints:
 def _from_pool(client: Any) -> Address:
     pool = getattr(client, "connection_pool", None)
     settings = getattr(pool, "connection_kwargs", None)
+    if hasattr(client, "nodes_manager"):
+        return _from_cluster(client)
     if pool is None or settings is None or not hasattr(pool, "connection_class"):
-        raise ConfigError(f"from_client() takes a redis.Redis (or a list of them), not {client!r}")
-    if "service_name" in vars(pool):
-        raise ConfigError("from_client() does not take a Sentinel-managed client yet")
+        raise ConfigError(f"from_client() takes a redis.Redis or a RedisCluster (or a list of them), not {client!r}")
     kind = pool.connection_class.__name__
+    shared = _shared(settings)
+    if "service_name" in vars(pool):
+        return _from_sentinel(pool, kind, shared)
+    path = settings.get("path")
+    if path:
+        return Address(label=f"unix://{path}", path=str(path), **shared)
+    host, port = settings.get("host") or "localhost", int(settings.get("port") or 6379)
+    secure = "SSL" in kind
+    db = f"/{shared['db']}" if shared["db"] else ""
+    return Address(
+        label=f"{'rediss' if secure else 'redis'}://{_shown((host, port))}{db}",
+        host=host,
+        port=port,
+        tls=_tls(settings) if secure else None,
+        **shared,
+    )
+
+
+def _shared(settings: dict[str, Any]) -> dict[str, Any]:
+    """Who we are, from the options of redis-py's connections."""
     provider = settings.get("credential_provider")
-    shared: dict[str, Any] = {
+    return {
         "username": settings.get("username") or "",
         "password": settings.get("password") or "",
         "db": int(settings.get("db") or 0),
         "client_name": settings.get("client_name") or "handfast",
         "credentials": _credentials(provider) if provider is not None else None,
     }
-    path = settings.get("path")
-    if path:
-        return Address(label=f"unix://{path}", path=str(path), **shared)
-    host, port = settings.get("host") or "localhost", int(settings.get("port") or 6379)
+
+
+_TLS_WORDS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
+_ASKING_WORDS = ("username", "password", "credential_provider", *_TLS_WORDS)
+
+
+def _tls(settings: dict[str, Any]) -> Any:
+    return tls_context(**{word: settings[word] for word in _TLS_WORDS if word in settings})
+
+
+def _shown(place: tuple[str, int]) -> str:
+    host, port = place
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _asked(settings: dict[str, Any], secure: bool) -> dict[str, Any]:
+    """Options for redis-py's connections to those who know where the servers are."""
+    asked = {word: settings[word] for word in _ASKING_WORDS if settings.get(word) is not None}
+    return {**asked, "ssl": True} if secure else asked
+
+
+def _from_sentinel(pool: Any, kind: str, shared: dict[str, Any]) -> Address:
+    from handfast.topology.sentinel import SentinelMaster
+
+    if not getattr(pool, "is_master", True):
+        raise ConfigError("from_client() needs a master: this client reads from replicas (slave_for); use master_for")
+    pools = [sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels]
+    members = [(str(each.connection_kwargs["host"]), int(each.connection_kwargs["port"])) for each in pools]
+    first = pools[0]
     secure = "SSL" in kind
-    words = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
-    tls = tls_context(**{word: settings[word] for word in words if word in settings}) if secure else None
-    shown = f"[{host}]" if ":" in host else host
     db = f"/{shared['db']}" if shared["db"] else ""
     return Address(
-        label=f"{'rediss' if secure else 'redis'}://{shown}:{port}{db}",
-        host=host,
-        port=port,
-        tls=tls,
+        label=f"redis{'s' * secure}+sentinel://{','.join(map(_shown, members))}/{pool.service_name}{db}",
+        tls=_tls(pool.connection_kwargs) if secure else None,
+        beacon=SentinelMaster(
+            pool.service_name, members, _asked(first.connection_kwargs, "SSL" in first.connection_class.__name__)
+        ),
         **shared,
+    )
+
+
+def _from_cluster(client: Any) -> Address:
+    from handfast.topology.cluster import Cluster
+
+    manager = client.nodes_manager
+    settings = dict(getattr(manager, "connection_kwargs", None) or client.connection_kwargs)
+    members = [(str(node.host), int(node.port)) for node in manager.startup_nodes.values()]
+    secure = bool(settings.get("ssl")) or "SSL" in getattr(settings.get("connection_class"), "__name__", "")
+    return Address(
+        label=f"redis{'s' * secure}+cluster://{','.join(map(_shown, members))}",
+        tls=_tls(settings) if secure else None,
+        cluster=Cluster(members, _asked(settings, secure)),
+        **{**_shared(settings), "db": 0},
     )
 
 

@@ -33,6 +33,7 @@ from handfast.options import Policy, Seconds, duration, names_of, owner_of, poli
 from handfast.wire.dial import Address
 
 if TYPE_CHECKING:
+    from handfast.drivers.routes import Routes
     from handfast.watchdog import Watchdog
 
 __all__ = [
@@ -124,9 +125,21 @@ class BaseClient(Generic[L]):
         self._where = where
         where.open_new = self._open_new
         addresses = where.addresses
+        clustered = any(address.cluster is not None for address in addresses)
         self._guarded = len(addresses) > 1 if guarded is None else guarded
-        self._group = Group([a.label for a in addresses], self._policy, guard=self._guarded)
+        if clustered and self._guarded:
+            raise ConfigError(
+                "the restart guard cannot watch a cluster, whose names wander between nodes: set guard=False"
+                + (" if you trust it to remember" if guarded is None else "; with replicas=k a grant survives a failover")
+            )
+        labels = [address.label for address in addresses]
+        self._group = Group(labels, self._policy, guard=self._guarded, clustered=clustered)
         self._addresses = addresses
+        self._routes: Routes | None = None
+        if clustered:
+            from handfast.drivers.routes import Routes
+
+            self._routes = Routes(addresses)
         self._dog: Watchdog | None = None
         self._dog_lock = threading.Lock()
         self._ending: Callable[[Hold], None] = self._nothing
@@ -171,7 +184,7 @@ class BaseClient(Generic[L]):
         lock: Any = _new(self._lock_type)  # and no __init__: this is done for every acquisition
         lock._client = self
         lock.settings = settings
-        if owner is None and type(name) is str and 0 < len(name) <= SHORT_NAME:
+        if owner is None and type(name) is str and 0 < len(name) <= SHORT_NAME and "{" not in name:
             try:
                 lock.key = (settings.key_start + name + settings.key_end).encode()
             except UnicodeEncodeError:
@@ -183,6 +196,8 @@ class BaseClient(Generic[L]):
         names = names_of(name)
         if settings.fair and (owner is not None or len(names) > 1):
             raise ConfigError("fair=True takes one name, and an owner for each acquisition")
+        if self._routes is not None and len(names) > 1:
+            self._routes.check(names, [settings.key(each) for each in names])
         Request.__init__(
             lock, settings, names[0] if len(names) == 1 else names, None if owner is None else owner_of(owner).encode()
         )
@@ -253,8 +268,9 @@ class BaseClient(Generic[L]):
 
     def _shake(self, index: int) -> Steps:
         """The handshake for a new connection to a node."""
-        login = self._addresses[index].login()
-        return handshake(self._group, self._group.nodes[index], login, clock.now, log.warning)
+        address = self._addresses[index]
+        moves = address.beacon is not None or address.cluster is not None
+        return handshake(self._group, self._group.nodes[index], address.login(), clock.now, log.warning, moves)
 
     def _open_new(self, addresses: Sequence[Address]) -> None:
         """Embedded servers were just made for us: nobody can hold anything on them, so they may vote at once."""
@@ -403,6 +419,7 @@ class BaseClient(Generic[L]):
         self._ending = self._nothing
         self._presented = {}
         self._lines = self._new_lines()
+        self._where.forked()
         self._forget()
 
     def __repr__(self) -> str:

@@ -11,8 +11,9 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 from handfast.core import commands, fair, guard, mutex
-from handfast.core.commands import Request
+from handfast.core.commands import Request, Target
 from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.line import Place
 from handfast.core.lineup import line_up
 from handfast.core.terms import Terms
 from handfast.drivers.threads import Done, ThreadDriver, ThreadLobby, run
@@ -31,6 +32,7 @@ from handfast.lease import Entry, LeaseView, LockView
 
 if TYPE_CHECKING:
     from handfast.core.census import Holder
+    from handfast.drivers.pool import LanePool
     from handfast.watchdog import Watchdog
 
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
@@ -225,8 +227,15 @@ class Client(BaseClient[Lock]):
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         super().__init__(where, options)
-        self._lobby = ThreadLobby(self._run)
         self._lanes: list[ThreadDriver] = []
+        self._pool: LanePool | None = None
+        """Instead, for a client of clusters."""
+        if self._routes is not None:
+            from handfast.drivers.pool import LanePool
+
+            self._pool = LanePool(self._group, self._routes, self._shake)
+            self._run = self._run_by_route  # type: ignore[method-assign]
+        self._lobby = ThreadLobby(self._run)
         self._owned: weakref.WeakKeyDictionary[threading.Thread, dict[Any, Entry]] = weakref.WeakKeyDictionary()
 
     def locked(
@@ -264,6 +273,8 @@ class Client(BaseClient[Lock]):
             self._dog.detach(self._group).result()
         while self._lanes:
             self._lanes.pop().close()
+        if self._pool is not None:
+            self._pool.close()
         self._where.close()
 
     def __enter__(self) -> Client:
@@ -295,6 +306,20 @@ class Client(BaseClient[Lock]):
                 lane.close()
             else:
                 self._lanes.append(lane)
+
+    def _run_by_route(self, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        if self._closed:
+            raise ConfigError("this client is closed")
+        assert self._pool is not None
+        target = next((each for each in args if isinstance(each, Target)), None)
+        if target is None:
+            target = next(each for each in args if isinstance(each, Place)).request
+        lane = self._pool.take(target.key or target.keys[0])
+        try:
+            lane.wake()
+            return run(operation(lane, *args))
+        finally:
+            self._pool.give_back(lane)
 
     def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         catch = _Catch(self)
@@ -357,6 +382,8 @@ class Client(BaseClient[Lock]):
         lanes, self._lanes = self._lanes, []
         for lane in lanes:
             lane.abandon()
+        if self._pool is not None:
+            self._pool.forked()
         self._owned = weakref.WeakKeyDictionary()
 
 
@@ -375,4 +402,6 @@ def bootstrap(client: Client) -> dict[str, str]:
 
     Only for servers on which no lease can be outstanding. On a deployment that is in use it changes nothing.
     """
+    if client._routes is not None:
+        raise ConfigError("a cluster has no restart guard, so there is nothing to open")
     return client._run(guard.bootstrap, client._group)

@@ -20,9 +20,10 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from handfast.core import commands, guard, renewal
+from handfast.core.effects import Fault, payload_for
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.hold import HELD, LOST, NURSERY_TTL, Hold
@@ -32,6 +33,9 @@ from handfast.drivers import clock
 from handfast.drivers.aio import AioDriver
 from handfast.errors import HandfastError
 from handfast.wire.dial import Address
+
+if TYPE_CHECKING:
+    from handfast.drivers.fleet import AioFleet
 
 __all__ = ["Watchdog", "attach"]
 
@@ -49,6 +53,9 @@ CONNECT_PATIENCE: Final = 12.0
 """Seconds; nobody waits for the watchdog to connect, and deadlines are kept meanwhile."""
 CLOSE_PATIENCE: Final = 0.5
 """Seconds that a closing client or process waits for servers to take its releases."""
+RELEASE_SOONEST: Final = 0.02
+RELEASE_LATEST: Final = 1.0
+"""Seconds between two tries to release something at a node that cannot be asked: doubled from the one to the other."""
 FOREVER: Final = float("inf")
 
 
@@ -59,7 +66,7 @@ class Charge:
         self.group = group
         self.addresses = addresses
         self.shake = shake
-        self.driver: AioDriver | None = None
+        self.driver: AioDriver | AioFleet | None = None
         self.mending: asyncio.Task[Any] | None = None
 
 
@@ -278,11 +285,31 @@ class Watchdog:
                 batch.append(hold)
         charge = self._charges.get(group)
         if batch and charge is not None:
-            driver = await self._driver(charge)
-            parts = [batch[i : i + BATCH] for i in range(0, len(batch), BATCH)]
-            await asyncio.gather(*[self._renew(driver, group, part) for part in parts])
+            await asyncio.gather(*[self._renew_in(driver, group, part) for driver, part in self._parts(charge, batch)])
             if group.guard and group.voters() < group.n:
                 self._mend_soon(group)
+
+    def _parts(self, charge: Charge, batch: list[Hold]) -> list[tuple[AioDriver, list[Hold]]]:
+        """What can leave in one write: holds on the same nodes."""
+        lanes = self._lanes(charge)
+        if isinstance(lanes, AioDriver):
+            return [(lanes, batch[i : i + BATCH]) for i in range(0, len(batch), BATCH)]
+        by_lane: dict[AioDriver, list[Hold]] = {}
+        alone: list[tuple[AioDriver, list[Hold]]] = []
+        for hold in batch:
+            lane = lanes.at(hold.key or hold.keys[0])
+            # One that failed may have to be asked for elsewhere, which only one by one can.
+            if hold.retrying:
+                alone.append((lane, [hold]))
+            else:
+                by_lane.setdefault(lane, []).append(hold)
+        return alone + [
+            (lane, holds[i : i + BATCH]) for lane, holds in by_lane.items() for i in range(0, len(holds), BATCH)
+        ]
+
+    async def _renew_in(self, driver: AioDriver, group: Group, holds: list[Hold]) -> None:
+        await self._connected(driver, group)
+        await self._renew(driver, group, holds)
 
     async def _renew(self, driver: AioDriver, group: Group, holds: list[Hold]) -> None:
         # Past the deadline nothing is sent: connecting may have taken long.
@@ -302,25 +329,48 @@ class Watchdog:
         self.remove(hold)
         logger.warning("%s: lease lost (%s)", hold.name, hold.reason)
 
-    async def _driver(self, charge: Charge) -> AioDriver:
-        driver = charge.driver
-        if driver is None:
-            driver = charge.driver = AioDriver(charge.group, charge.addresses, charge.shake, self._loop)
+    def _lanes(self, charge: Charge) -> AioDriver | AioFleet:
+        lanes = charge.driver
+        if lanes is None:
+            kind: type[AioDriver | AioFleet] = AioDriver
+            if any(address.cluster is not None for address in charge.addresses):
+                from handfast.drivers.fleet import AioFleet as kind
+            lanes = charge.driver = kind(charge.group, charge.addresses, charge.shake, self._loop)
+        return lanes
+
+    async def _driver(self, charge: Charge, key: bytes = b"") -> AioDriver:
+        lanes = self._lanes(charge)
+        return await self._connected(lanes if isinstance(lanes, AioDriver) else lanes.at(key), charge.group)
+
+    async def _connected(self, driver: AioDriver, group: Group) -> AioDriver:
         if not driver.settled:
-            await driver.settle(charge.group.need, CONNECT_PATIENCE)
+            await driver.settle(group.need, CONNECT_PATIENCE)
         return driver
 
     async def _release(self, hold: Hold) -> None:
-        """Release what was dropped, or whose release was cut short somewhere. Harmless where it was not."""
+        """Release what was dropped, or whose release was cut short somewhere. Harmless where it was not.
+
+        A node that cannot be asked is asked again, until its key has ended by itself.
+        """
         hold.leave()
-        charge = self._charges.get(hold.group)
+        group = hold.group
+        charge = self._charges.get(group)
         if hold.state == LOST or charge is None:
             return
         self.remove(hold)
-        driver = await self._driver(charge)
-        group = hold.group
-        payloads = commands.release(hold, hold.owner, hold.floor, hold.claim)
-        await driver.exchange(payloads, Ballot(group.n, group.need), hold.settings.terms.patience)
+        given_up, pause = clock.now() + hold.ttl, RELEASE_SOONEST
+        unasked = set(range(group.n))
+        while True:
+            driver = await self._driver(charge, hold.key or hold.keys[0])
+            words = commands.release(hold, hold.owner, hold.floor, hold.claim)
+            ballot = Ballot(group.n, len(unasked), len(unasked))
+            payloads = [payload_for(words, node) if node in unasked else None for node in range(group.n)]
+            await driver.exchange(payloads, ballot, hold.settings.terms.patience)
+            unasked = {node for node in unasked if ballot.answers[node] is None or type(ballot.answers[node]) is Fault}
+            if not unasked or clock.now() + pause >= given_up or self._charges.get(group) is not charge:
+                break
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, RELEASE_LATEST)
         hold.end()
 
     def _mend_soon(self, group: Group) -> None:

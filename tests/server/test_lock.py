@@ -840,11 +840,11 @@ def test_doubled_braces_in_a_template_are_single_ones_in_the_name(server: Server
 
     @client.locked("{{tag}}:{x}")
     def with_field(x: int) -> None:
-        seen.append(server.command("EXISTS", key("{tag}:1")))
+        seen.append(server.command("EXISTS", "handfast:<{tag}:1>"))
 
     @client.locked("{{tag}}")
     def without_field() -> None:
-        seen.append(server.command("EXISTS", key("{tag}")))
+        seen.append(server.command("EXISTS", "handfast:<{tag}>"))
 
     with_field(1)
     without_field()

@@ -21,12 +21,14 @@ Payloads = bytes | Sequence[bytes | None]
 class Fault:
     """Why a node has no answer to give. `lasting`: trying again will not help until somebody changes something."""
 
-    __slots__ = ("kind", "lasting", "text")
+    __slots__ = ("detail", "kind", "lasting", "text")
 
-    def __init__(self, kind: str, text: str, *, lasting: bool = False) -> None:
+    def __init__(self, kind: str, text: str, *, lasting: bool = False, detail: str = "") -> None:
         self.kind = kind
         self.text = text
         self.lasting = lasting
+        self.detail = detail
+        """What the server's error said besides its kind, as it came."""
 
     def __repr__(self) -> str:
         return f"Fault({self.kind}: {self.text})"

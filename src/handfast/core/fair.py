@@ -11,6 +11,9 @@ ours, lie between `s` and the hand-over, and validity may count from s + (H - T)
 more that costs; but a waiter asks again whenever its holder's ttl is over, and then counts from there.
 
 Whoever loses its connection asks again under the same owner, and finds itself in the queue, or holding the lock.
+
+In a cluster a push is only a hint to ask again. Its nodes pass all messages on to each other, but count only their own
+listeners: one who listens at the node that had the queue before is passed over, and told all the same.
 """
 
 from __future__ import annotations
@@ -218,9 +221,9 @@ async def _stand(io: Effects, lines: Lines, place: Place, attempt: _Attempt) -> 
                 attempt.message = b""
             elif attempt.message:
                 hold = attempt.handed_over(now)
-                if hold is not None and not group.guard:
+                if hold is not None and not group.guard and not group.clustered:
                     return hold
-                break  # guarded, the node must show its marker; too late, it is to be passed on
+                break  # guarded, the node must show its marker; of a cluster, the right one; too late, it is passed on
             waiting.stay(lines, place, now)
             if attempt.changed or place.given is not None or now >= again:
                 break

@@ -83,12 +83,15 @@ class Node:
 class Group:
     """N independent nodes of which a majority decides."""
 
-    def __init__(self, labels: Sequence[str], policy: Policy, *, guard: bool) -> None:
+    def __init__(self, labels: Sequence[str], policy: Policy, *, guard: bool, clustered: bool = False) -> None:
         self.nodes = [Node(i, label) for i, label in enumerate(labels)]
         self.n = len(self.nodes)
         self.need = majority(self.n)
         self.policy = policy
         self.guard = guard
+        self.clustered = clustered
+        """Names move between the servers of what is one node to us. What one of them pushes proves nothing then: it may
+        reach those whom the server does not count on."""
         self.plain = self.n == 1 and not guard
         """Nothing is to be known about the node beforehand."""
         self.fine = not guard

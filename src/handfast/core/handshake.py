@@ -46,7 +46,10 @@ def load_scripts() -> bytes:
     return b"".join(encode(b"SCRIPT", b"LOAD", lua.TEXT[name]) for name in lua.NAMES)
 
 
-def handshake(group: Group, node: Node, login: Login, now: Callable[[], float], warn: Callable[[str], None]) -> Steps:
+def handshake(
+    group: Group, node: Node, login: Login, now: Callable[[], float], warn: Callable[[str], None], moves: bool = False
+) -> Steps:
+    """`moves`: this is only where the node was last seen, so it has to show that it is a master."""
     name, password = (login.username or "default").encode(), login.password.encode()
     hello = [b"HELLO", b"3"]
     if login.password or login.username:
@@ -73,9 +76,14 @@ def handshake(group: Group, node: Node, login: Login, now: Callable[[], float], 
     # For those who come to wait; costs nothing until a read asks for it.
     questions += encode(b"CLIENT", b"TRACKING", b"ON", b"OPTIN")
     replies = yield questions + load_scripts(), 3 + len(lua.NAMES)
-    node.ladder = "delifeq" if type(replies[0]) is int else "delex" if type(replies[1]) is int else ""
+    node.ladder = "delifeq" if _knows(replies[0]) else "delex" if _knows(replies[1]) else ""
     node.tracks = node.pushes and type(replies[2]) is not Fault
     _refuse(replies[3:])
+    if moves:
+        (role,) = yield encode(b"ROLE"), 1
+        if type(role) is list and role[0] != b"master":
+            raise Rejected(Fault("replica", "is a replica, not a master: it cannot vote"))
+        # A user who may not ask meets the replica's errors instead.
     if group.n > 1 or group.guard:
         yield from _identify(group, node, now, warn)
 
@@ -112,6 +120,11 @@ def _identify(group: Group, node: Node, now: Callable[[], float], warn: Callable
             guard.adopt(group, node, raw, server_us, now())
     except ConfigError as error:
         raise Rejected(Fault("config", str(error).removeprefix(f"{node.label}: "), lasting=True)) from None
+
+
+def _knows(reply: Any) -> bool:
+    """The server has the command; one of a cluster may say that the probe's key lives elsewhere, or nowhere."""
+    return type(reply) is int or (type(reply) is Fault and reply.kind in ("MOVED", "ASK", "CLUSTERDOWN"))
 
 
 def _old(fault: Fault) -> bool:

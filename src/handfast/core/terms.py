@@ -110,7 +110,14 @@ class Settings:
         """Not renewed, or not for ever; or passed on."""
 
     def key(self, name: str) -> bytes:
-        """`prefix{name}`; exactly the name where it is to be shared with other implementations."""
+        """`prefix{name}`; exactly the name where it is to be shared with other implementations.
+
+        A name with a hash tag of its own keeps it, so that several names can live in one slot of a cluster:
+        `prefix<a{tag}>`. No name's key is like that of another, nor like a counter's, which ends differently.
+        """
+        start = name.find("{")
+        if self.key_start and start >= 0 and name.find("}", start) > start + 1:
+            return f"{self.policy.prefix}<{name}>".encode()
         return (self.key_start + name + self.key_end).encode()
 
     def terms_for(self, ttl: float) -> Terms:

@@ -8,6 +8,7 @@ over all waiting exchanges, not by a timer for each.
 from __future__ import annotations
 
 import asyncio
+import functools
 import types
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -16,12 +17,13 @@ from typing import Any, Final
 from handfast.core.effects import CLOSED, SILENT, Brief, Fault, Payloads, Poll, payload_for
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
-from handfast.core.quorum import Ballot
+from handfast.core.quorum import Ballot, Rounds
 from handfast.core.resp import encode
 from handfast.wire.channel import DISCARD, Channel, Subscription
-from handfast.wire.dial import Address
+from handfast.wire.dial import Address, Place
 from handfast.wire.ears import Ears, TaskBell
 from handfast.wire.faults import from_socket
+from handfast.wire.forward import ASKING, Forward
 from handfast.wire.link import GRACE, NOT_CONNECTED, LinkState
 from handfast.wire.waiter import Waiter, waiters_of
 
@@ -84,6 +86,17 @@ class Pipe(asyncio.Protocol):
         if (self.channel.ready or self.channel.fault is not None) and not self.shaken.done():
             self.shaken.set_result(None)
 
+    def hang_up(self) -> None:
+        """From any thread: end it, as if the server had done so."""
+        try:
+            self.link.lane.loop.call_soon_threadsafe(self._abort)
+        except RuntimeError:
+            pass  # the loop is closed, and with it the connection
+
+    def _abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
         fault = CLOSED if exc is None else from_socket(exc)
         if self.link.pipe is self:
@@ -100,6 +113,8 @@ class AioLink(LinkState):
         super().__init__(index, address, lane.group)
         self.lane = lane
         self.pipe: Pipe | None = None
+        self.address_now = address
+        """Where it was last looked for."""
         self.connecting: asyncio.Task[None] | None = None
         self.answered = 0
         """Requests answered so far."""
@@ -149,6 +164,8 @@ class AioLane(Ears):
         self._waiting: dict[float, deque[tuple[float, list[Waiter], list[int]]]] = {}
         """By patience: who waits, turn by turn. Patience counts from the write, not from the wish to write."""
         self._sweeper: asyncio.TimerHandle | None = None
+        self.sibling: Callable[[Place, int], AioLane] | None = None
+        """Of a cluster's node: the lane to another."""
 
     # -- connecting ------------------------------------------------------------------------------------------------
 
@@ -187,6 +204,8 @@ class AioLane(Ears):
             fault = from_socket(error)
         finally:
             link.connecting = None
+        if fault is not None:
+            fault = link.address_now.says(fault)
         backlog, link.backlog = link.backlog, []
         if pipe is None or fault is not None or self.closed:
             link.failed(fault or NOT_CONNECTED, self.loop.time())
@@ -209,11 +228,14 @@ class AioLane(Ears):
     async def _dial(self, link: AioLink) -> Pipe:
         """A connection whose handshake has ended."""
         address = link.address
-        if address.prepare is not None:
-            await self.loop.run_in_executor(None, address.prepare)
+        if address.prepare is not None or address.beacon is not None:
+            address = link.address_now = await self.loop.run_in_executor(None, address.located)
         # Credentials may come from somewhere slow.
         steps = await self.loop.run_in_executor(None, self.shake, link.index) if address.credentials else None
         pipe = Pipe(link, Channel(link.index, self.group, steps or self.shake(link.index), self._waiter))
+        if address.beacon is not None:
+            pipe.channel.strayed = functools.partial(self._strayed, link, address)
+            address.beacon.opened(pipe, address.place, Pipe.hang_up)
         try:
             if address.path:
                 await self.loop.create_unix_connection(lambda: pipe, address.path)
@@ -481,6 +503,38 @@ class AioLane(Ears):
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._sweeper = self.loop.call_at(when, self._sweep)
+
+    # -- going elsewhere -------------------------------------------------------------------------------------------
+
+    def _strayed(self, link: AioLink, address: Address, poll: Any, payload: bytes, fault: Fault) -> bool:
+        """See Channel.strayed. Others use this lane for other names, so it stays; the request goes on by another."""
+        belongs = address.beacon.astray(address.place, fault) if address.beacon is not None else None
+        if belongs is None or link.channel is None:
+            return False
+        slot, place, asking = belongs
+        width = 1 if type(poll) is self._waiter else poll.width
+        if self._n > 1 or self.sibling is None:
+            if not asking:  # one vote less, this time
+                shard: Any = address.beacon
+                shard.slot, shard.wish = slot, place
+                if link.pipe is not None:
+                    link.pipe.hang_up()
+            return False
+        if type(poll) is Rounds and len(poll.ballots) > 1:
+            return False  # of many names: each is asked for again where it belongs
+        if asking and width > 1 and type(poll) is not Rounds:
+            return False  # each of its commands would have to be asked for: sooner or later the move is over
+        self.sibling(place, slot).carry(
+            ASKING + payload if asking else payload, Forward(link.channel, poll, width, asking)
+        )
+        return True
+
+    def carry(self, payload: bytes, poll: Forward) -> None:
+        """Take over a request of another lane."""
+        link = self.links[0]
+        if link.channel is None and link.connecting is None:
+            self._start(force=True)
+        self._send_each(payload, poll)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ set; a lane that is found torn afterwards is not used again.
 from __future__ import annotations
 
 import _thread
+import functools
 import os
 import select
 import socket
@@ -19,16 +20,17 @@ import time
 import types
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from handfast.core.effects import CLOSED, SILENT, Fault, Payloads, Poll, payload_for
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.quorum import Ballot
 from handfast.wire.channel import DISCARD, Channel, Question, Subscription
-from handfast.wire.dial import Address, dial
+from handfast.wire.dial import Address, Place, dial
 from handfast.wire.ears import Ears
 from handfast.wire.faults import from_socket, wants_more
+from handfast.wire.forward import ASKING
 from handfast.wire.link import CONNECT_TIMEOUT, GRACE, NOT_CONNECTED, LinkState
 
 __all__ = ["Lane", "ThreadBell"]
@@ -74,6 +76,17 @@ class _Answer:
 
     def wake(self) -> None:
         """Nobody sleeps."""
+
+
+class _Astray(NamedTuple):
+    """A request that belongs elsewhere."""
+
+    poll: Any
+    payload: bytes
+    slot: int
+    place: Place
+    asking: bool
+    fault: Fault
 
 
 class ThreadBell:
@@ -137,6 +150,10 @@ class Lane(Ears):
         self._answer = _Answer()
         self._current: tuple[Payloads, Poll | None] = _NOBODY
         """The exchange under way, for nodes whose connection comes about during it."""
+        self._astray: deque[_Astray] = deque()
+        """What has to be asked elsewhere."""
+        self.detour: Callable[[Place, int, bytes], Any] | None = None
+        """Of a cluster: asks a node once for a key that is just being moved to it."""
 
     # -- connecting ------------------------------------------------------------------------------------------------
 
@@ -171,14 +188,19 @@ class Lane(Ears):
         channel: Channel | None = None
         fault: Fault | None = None
         try:
-            if address.prepare is not None:
-                address.prepare()
+            address = address.located()
             sock = dial(address, CONNECT_TIMEOUT)
+            if address.beacon is not None:
+                address.beacon.opened(sock, address.place, hang_up)
             channel = Channel(index, self.group, self.shake(index), _Answer)
+            if address.beacon is not None:
+                channel.strayed = functools.partial(self._strayed, index, address)
             _converse(sock, channel, blocking=address.tls is None)
             fault = channel.fault
         except Exception as error:  # whatever went wrong is this node's answer
             fault = from_socket(error)
+        if fault is not None:
+            fault = address.says(fault)
         if fault is not None and sock is not None:
             sock.close()
         self._arrived.append((index, sock, channel, fault))
@@ -386,6 +408,9 @@ class Lane(Ears):
 
     def _wait(self, seconds: float | None) -> None:
         """Poll once and handle what came; None: however long it takes."""
+        if self._astray:
+            self._follow(self._astray.popleft(), seconds)
+            return
         events = self._poller.poll(None if seconds is None else seconds * 1000)
         self.torn = True
         for fd, event in events:
@@ -426,6 +451,64 @@ class Lane(Ears):
         if channel.out:
             self._flush(link, channel)
 
+    # -- going elsewhere -------------------------------------------------------------------------------------------
+
+    def _strayed(self, index: int, address: Address, poll: Any, payload: bytes, fault: Fault) -> bool:
+        """See Channel.strayed. An operation is about one name, so the link follows it to where that is now."""
+        beacon = address.beacon
+        belongs = beacon.astray(address.place, fault) if beacon is not None else None
+        if belongs is None or poll is DISCARD:
+            return False
+        slot, place, asking = belongs
+        if asking and (poll.width if type(poll) is not _Answer else 1) > 1:
+            return False  # each of its commands would have to be asked for: sooner or later the move is over
+        if self.group.n == 1:
+            self._astray.append(_Astray(poll, payload, slot, place, asking, fault))
+        elif not asking:
+            self._point(self.links[index], slot, place)
+        return self.group.n == 1
+
+    def _point(self, link: Link, slot: int, place: Place) -> None:
+        """Look for the link's node elsewhere from now on."""
+        shard: Any = link.address.beacon
+        shard.slot, shard.wish = slot, place
+        if link.sock is not None:
+            hang_up(link.sock)
+
+    def _follow(self, stray: _Astray, seconds: float | None) -> None:
+        link = self.links[0]
+        if stray.asking and self.detour is not None:
+            reply = self.detour(stray.place, stray.slot, stray.payload)
+        else:
+            self.torn = True
+            self._point(link, stray.slot, stray.place)
+            if link.channel is not None:
+                self._down(link, stray.fault)
+            self.torn = False
+            self.connect(1, CONNECT_TIMEOUT if seconds is None else seconds)
+            if link.channel is not None:
+                self._send(link, stray.payload, stray.poll)
+                return
+            reply = link.fault or NOT_CONNECTED
+        if type(stray.poll) is _Answer:
+            stray.poll.set_result(reply)
+        else:
+            stray.poll.add(0, reply)
+
+    def ask_in_passing(self, payload: bytes, patience: float) -> Any:
+        """Ask the only node for a key of a slot that is just being moved to it."""
+        link = self.links[0]
+        if link.channel is None:
+            self.connect(1, patience)
+        if link.channel is None:
+            return link.fault or NOT_CONNECTED
+        answer = _Answer()
+        self._send(link, ASKING, DISCARD)
+        if link.channel is None:
+            return link.fault or NOT_CONNECTED
+        self._send(link, payload, answer)
+        return self._wait_for(answer, _clock() + patience)
+
     # -- ending ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -449,6 +532,14 @@ class Lane(Ears):
         self._turn_away()
         self._bell.close()
         self._rope.close()
+
+
+def hang_up(sock: socket.socket) -> None:
+    """From any thread: whoever uses the connection finds it closed."""
+    try:
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not an SSLSocket's own, which is for the thread that uses it
+    except OSError:
+        pass  # it is closed already
 
 
 def _timeval(seconds: float) -> bytes:

@@ -97,6 +97,7 @@ class Channel:
         "pending",
         "ready",
         "sent",
+        "strayed",
     )
 
     def __init__(self, index: int, group: Group, steps: Steps, question: type[Question]) -> None:
@@ -124,6 +125,8 @@ class Channel:
         """Why the connection is of no use any more."""
         self.heard: Callable[[int, Any], None] | None = None
         """Told of what the node pushes."""
+        self.strayed: Callable[[Any, bytes, Fault], bool] | None = None
+        """Of a server that may have moved: asked about a request's error; True if the answer comes from elsewhere."""
         self.name = b""
         """The pub/sub channel on which the node reaches this connection alone; empty before it has subscribed."""
         self._steps = steps
@@ -232,14 +235,18 @@ class Channel:
                     waiter.set_result(None)
 
     def _again(self, poll: Any, payload: bytes, reply: Any) -> bool:
-        """Load the scripts and send the request once more, if the server has forgotten them.
+        """Send the request once more: elsewhere, if the server says so; here, with the scripts, if it has forgotten them.
 
         Not for who has gone meanwhile and has undone what it asked for: it must not be carried out now.
         """
-        replies = reply if type(reply) is list else [reply]
-        if not payload or not any(type(r) is Fault and r.kind == "NOSCRIPT" for r in replies):
+        faults = [r for r in (reply if type(reply) is list else [reply]) if type(r) is Fault]
+        if not payload or not faults:
             return False
         if type(poll) is not self._question and (poll.over or (poll.waiter is not None and poll.waiter.over)):
+            return False
+        if self.strayed is not None and self.strayed(poll, payload, faults[0]):
+            return True
+        if not any(fault.kind == "NOSCRIPT" for fault in faults):
             return False
         self._expect(_Sink(len(lua.NAMES)))
         self._expect(poll)

@@ -39,6 +39,10 @@ class Ears:
         self.channel = b""
         """See Effects.channel."""
 
+    def share_ears(self, watches: dict[bytes, list[Watch]], mail: dict[bytes, Watch]) -> None:
+        """With other lanes, before anybody listens: what one of them hears is for whoever waits in any."""
+        self._watches, self.mail = watches, mail
+
     def watch(self, watch: Watch) -> None:
         """See Effects.watch."""
         for key in watch.keys:

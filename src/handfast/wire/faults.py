@@ -26,6 +26,7 @@ _MEANING: Final = {
     "WRONGTYPE": "the key holds something that is not a lock",
     "MOVED": "is a cluster node and the key lives elsewhere",
     "ASK": "is a cluster node and the key is moving",
+    "TRYAGAIN": "its cluster is just moving the keys of this name",
     "CLUSTERDOWN": "its cluster is down",
     "CROSSSLOT": "its cluster keeps these names in different slots",
     "EXHAUSTED": "its fence counter is used up",
@@ -53,7 +54,7 @@ def from_reply(text: str) -> Fault:
     meaning = _MEANING.get(code)
     if meaning is not None:
         detail = f" ({rest})" if code in ("NOPERM", "MOVED", "ASK") and rest else ""
-        return Fault(code, f"{code}: {meaning}{detail}", lasting=code in _LASTING)
+        return Fault(code, f"{code}: {meaning}{detail}", lasting=code in _LASTING, detail=rest)
     if "unknown command" in text.lower():
         hint = "; Redis 6.2 or Valkey is needed" if "hello" in text.lower() else ""
         return Fault("ERR", text + hint, lasting=True)

@@ -15,6 +15,8 @@ CONNECT_TIMEOUT: Final = 2.0
 """Seconds for a connection with TLS and handshake, which goes on in the background while others vote."""
 PREPARE_TIMEOUT: Final = 10.0
 """More seconds for an address that has to be prepared first: an embedded server may have to be started."""
+FIND_TIMEOUT: Final = 1.0
+"""More seconds for an address that has to be found first."""
 GRACE: Final = 0.1
 """Seconds that a first use waits for the remaining nodes once a majority is connected."""
 HUNG: Final = 2.5
@@ -22,8 +24,9 @@ HUNG: Final = 2.5
 RETRY_LEAST: Final = 0.01
 RETRY_FIRST: Final = 0.05
 RETRY_MOST: Final = 2.0
+RETRY_MOVING: Final = 0.2
 """Seconds between tries to connect a node that is down: doubled from the first to the most; at least the least, even
-if nothing goes without it."""
+if nothing goes without it. One that may move is looked for more often: it may be up again elsewhere."""
 
 
 class LinkState:
@@ -46,7 +49,9 @@ class LinkState:
 
     @property
     def connect_timeout(self) -> float:
-        return CONNECT_TIMEOUT if self.address.prepare is None else CONNECT_TIMEOUT + PREPARE_TIMEOUT
+        if self.address.prepare is not None:
+            return CONNECT_TIMEOUT + PREPARE_TIMEOUT
+        return CONNECT_TIMEOUT if self.address.beacon is None else CONNECT_TIMEOUT + FIND_TIMEOUT
 
     def connected(self, channel: Channel) -> None:
         self.channel, self.fault, self.failures, self.asked_at = channel, None, 0, 0.0
@@ -57,7 +62,8 @@ class LinkState:
         self.failed_at = now if self.channel is None else float("-inf")
         self.channel, self.fault, self.asked_at = None, fault, 0.0
         self.group.failed(self.index, fault)
-        self.retry_at = now + min(RETRY_MOST, RETRY_FIRST * 2.0 ** min(self.failures, 10))
+        most = RETRY_MOST if self.address.beacon is None else RETRY_MOVING
+        self.retry_at = now + min(most, RETRY_FIRST * 2.0 ** min(self.failures, 10))
         self.failures += 1
 
     def due(self, now: float, *, force: bool) -> bool:

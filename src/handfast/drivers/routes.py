@@ -1,0 +1,48 @@
+"""Which connections a lock's operations use. Mostly there is one set of them; on a cluster each name has its own node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from handfast.errors import ConfigError
+from handfast.topology.cluster import Cluster, Shard, slot_of
+from handfast.wire.dial import Address, Place
+
+__all__ = ["Route", "Routes"]
+
+Route = tuple[Place | None, ...]
+"""Of each cluster among a client's servers: the node; None while that is not known."""
+
+
+class Routes:
+    """The ways to the servers of a client, at least one of which is a cluster."""
+
+    def __init__(self, addresses: Sequence[Address]) -> None:
+        self._addresses = addresses
+        self._clusters: list[Cluster] = [address.cluster for address in addresses if address.cluster is not None]
+
+    def of(self, slot: int) -> Route:
+        return tuple([cluster.places[slot] for cluster in self._clusters])
+
+    def addresses(self, route: Route, slot: int) -> list[Address]:
+        """For connections that take this route, made for this slot first of all."""
+        wishes = iter(route)
+        return [
+            each if each.cluster is None else each._replace(beacon=Shard(each.cluster, next(wishes), slot))
+            for each in self._addresses
+        ]
+
+    @staticmethod
+    def taken(addresses: Sequence[Address]) -> Route:
+        """The route of connections to these, which may have been sent on to other nodes."""
+        return tuple([each.beacon.wish for each in addresses if isinstance(each.beacon, Shard)])
+
+    @staticmethod
+    def check(names: Sequence[str], keys: Sequence[bytes]) -> None:
+        """Several names of one lock must live on one node."""
+        if len({slot_of(key) for key in keys}) > 1:
+            shown = " and ".join(repr(f"{{t}}{name}") for name in names[:2])
+            raise ConfigError(
+                f"a cluster keeps {', '.join(map(repr, names))} in different slots, and no command takes both at once: "
+                f"give the names a common hash tag, as in {shown}"
+            )

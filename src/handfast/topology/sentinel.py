@@ -1,0 +1,171 @@
+"""The master of a group that Sentinel looks after: asked for before each connection, and told of when it changes.
+
+Every sentinel is asked, and the answer with the latest configuration epoch counts: one that is cut off from the others
+would go on naming the old master. A thread listens to all of them for a new master; connections to the old one are then
+hung up, which otherwise might be noticed late or, where the old master is merely cut off from the others, not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from handfast import log
+from handfast.errors import ConfigError
+from handfast.topology.asking import once
+from handfast.topology.connections import Connections, Place
+
+__all__ = ["SentinelMaster"]
+
+SWITCH: Final = "+switch-master"
+LISTEN_AGAIN: Final = 0.5
+"""Seconds after which to listen again to a sentinel that was lost."""
+
+
+class SentinelMaster:
+    """A beacon: the master by this name."""
+
+    def __init__(self, name: str, sentinels: Sequence[Place], options: dict[str, Any]) -> None:
+        self.name = name
+        self.sentinels = list(sentinels)
+        self._options = options
+        """For redis-py's connections to the sentinels."""
+        self._connections = Connections()
+        self._known: tuple[int, Place] | None = None
+        """Configuration epoch and place, as last heard."""
+        self._lock = threading.Lock()
+        self._listener: tuple[int, asyncio.AbstractEventLoop] | None = None
+        """Of this process, by its id."""
+        self._closed = False
+
+    def find(self) -> Place:
+        """See wire.dial.Beacon."""
+        self._listen()
+        with ThreadPoolExecutor(len(self.sentinels)) as pool:
+            answers = list(pool.map(self._ask, self.sentinels))
+        found = [answer for answer in answers if isinstance(answer, tuple)]
+        if found:
+            epoch, place = max(found)
+            self._now_at(epoch, place)
+            return place
+        said = "; ".join(f"{host}:{port} {answer}" for (host, port), answer in zip(self.sentinels, answers, strict=True))
+        message = f"no sentinel names a master {self.name!r}: {said}"
+        if all(answer == _UNKNOWN for answer in answers):
+            raise ConfigError(message)
+        raise LookupError(message)
+
+    def _ask(self, sentinel: Place) -> tuple[int, Place] | str:
+        """What one sentinel says: epoch and place, or why it says nothing."""
+        import redis
+
+        host, port = sentinel
+        client: Any = redis.Redis(host=host, port=port, **once(), **self._options)
+        try:
+            state = client.execute_command("SENTINEL MASTER", self.name)
+            if isinstance(state, list):  # as RESP2 has it
+                state = dict(zip(state[::2], state[1::2], strict=True))
+            told = {_text(word): _text(value) for word, value in state.items()}
+            return int(told["config-epoch"]), (told["ip"], int(told["port"]))
+        except redis.ResponseError as error:
+            return _UNKNOWN if "No such master" in str(error) else f"says {error}"
+        except (redis.RedisError, OSError) as error:
+            return f"did not answer ({error})"
+        finally:
+            client.close()
+
+    def _now_at(self, epoch: int, place: Place) -> None:
+        with self._lock:
+            if self._known is not None and (epoch < self._known[0] or place == self._known[1]):
+                return
+            self._known = (epoch, place)
+        self._connections.hang_up(lambda _, old: old != place)
+
+    def opened(self, connection: Any, place: Place, hang_up: Callable[[Any], None]) -> None:
+        """See wire.dial.Beacon."""
+        self._connections.opened(connection, self, place, hang_up)
+
+    def astray(self, place: Place, fault: Any) -> None:
+        """See wire.dial.Beacon."""
+        if fault.kind in ("READONLY", "MASTERDOWN", "replica"):
+            self._connections.hang_up(lambda _, old: old == place)
+
+    # -- being told ------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Begin to, if this process does not yet."""
+        with self._lock:
+            if self._closed or (self._listener is not None and self._listener[0] == os.getpid()):
+                return
+            loop = asyncio.new_event_loop()
+            self._listener = (os.getpid(), loop)
+        threading.Thread(target=self._run, args=(loop,), name="handfast-sentinel", daemon=True).start()
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            loop.run_until_complete(self._hear_all(loop))
+        except asyncio.CancelledError:
+            pass  # the client was closed
+        finally:
+            loop.close()
+
+    async def _hear_all(self, loop: asyncio.AbstractEventLoop) -> None:
+        await asyncio.gather(*[self._hear(sentinel, loop) for sentinel in self.sentinels])
+
+    async def _hear(self, sentinel: Place, loop: asyncio.AbstractEventLoop) -> None:
+        import redis.asyncio
+
+        host, port = sentinel
+        while True:
+            client = redis.asyncio.Redis(host=host, port=port, **{**_endless(), **self._options})
+            try:
+                async with client.pubsub() as pubsub:
+                    await pubsub.subscribe(SWITCH)
+                    async for message in pubsub.listen():
+                        # The first says that we are subscribed: what came before that is asked for.
+                        words = _text(message["data"]).split() if message["type"] == "message" else [self.name]
+                        if words[0] == self.name:
+                            answer = await loop.run_in_executor(None, self._ask, sentinel)
+                            if isinstance(answer, tuple):
+                                self._now_at(*answer)
+            except (redis.RedisError, OSError) as error:
+                log.debug("sentinel %s:%s tells nothing at present: %s", host, port, error)
+            finally:
+                await client.aclose()
+            await asyncio.sleep(LISTEN_AGAIN)
+
+    def forked(self) -> None:
+        """In the child: what the parent's threads held is not ours."""
+        self._lock = threading.Lock()
+        self._connections = Connections()
+
+    def close(self) -> None:
+        """Listen no more."""
+        with self._lock:
+            self._closed = True
+            listener, self._listener = self._listener, None
+        if listener is not None and listener[0] == os.getpid():
+            try:
+                listener[1].call_soon_threadsafe(_cancel_all, listener[1])
+            except RuntimeError:
+                pass  # it has ended by itself
+
+
+_UNKNOWN: Final = "does not know it"
+
+
+def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _endless() -> dict[str, Any]:
+    """Who listens has all the time in the world; a peer that is gone without a word is found by the system."""
+    return {**once(), "socket_timeout": None, "socket_keepalive": True, "health_check_interval": 0}

@@ -1,0 +1,37 @@
+"""A request that a cluster's node has sent on to another."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from handfast.core.resp import encode
+from handfast.wire.channel import Channel
+
+__all__ = ["ASKING", "Forward"]
+
+ASKING: Final = encode(b"ASKING")
+"""Before a request for a key whose slot is just being moved to the node."""
+
+
+class Forward:
+    """The poll of a request that another lane has sent on: its answer goes back there."""
+
+    guarded = False
+    decided = False
+
+    def __init__(self, channel: Channel, poll: Any, width: int, asking: bool) -> None:
+        self.channel = channel
+        self.poll = poll
+        self.width = width + asking
+        self.asking = asking
+        """The first reply is to ASKING: it says nothing."""
+
+    def __getattr__(self, word: str) -> Any:
+        """Whether somebody still waits (`over`, `waiter`) is as it is there; a question waits for itself."""
+        return self.poll if word == "waiter" and not hasattr(self.poll, "waiter") else getattr(self.poll, word)
+
+    def add(self, node: int, reply: Any) -> bool:
+        if self.asking and type(reply) is list:
+            reply = reply[1] if self.width == 2 else reply[1:]
+        self.channel.answer(self.poll, reply)
+        return False
