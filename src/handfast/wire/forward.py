@@ -18,6 +18,8 @@ class Forward:
 
     guarded = False
     decided = False
+    over: bool
+    waiter: Any
 
     def __init__(self, channel: Channel, poll: Any, width: int, asking: bool) -> None:
         self.channel = channel
