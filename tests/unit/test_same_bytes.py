@@ -35,7 +35,7 @@ from handfast.options import policy
 from handfast.testing import Server, Servers, available
 from handfast.urls import parse
 from handfast.wire import channel
-from handfast.wire.blocking import ThreadBell
+from handfast.wire.bells import ThreadBell
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 

@@ -4,16 +4,59 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from handfast.core.effects import Watch
+from handfast.core.effects import Fault, Watch
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
+from handfast.core.quorum import Rounds
 from handfast.drivers.aio import AioDriver
 from handfast.drivers.routes import Route, Routes
 from handfast.topology.cluster import slot_of
 from handfast.wire.dial import Address, Place
+from handfast.wire.forward import ASKING, Forward
+from handfast.wire.pipe import AioLink
 
 __all__ = ["AioFleet"]
+
+
+class FleetLane(AioDriver):
+    """The connections to one node of a cluster, or to one of each of several."""
+
+    def __init__(self, *args: Any, sibling: Callable[[Place, int], FleetLane]) -> None:
+        super().__init__(*args)
+        self._sibling = sibling
+        """The lane to another node."""
+
+    def _strayed(self, link: AioLink, address: Address, poll: Any, payload: bytes, fault: Fault) -> bool:
+        """See Channel.strayed. Others use this lane for other names, so it stays; the request goes on by another."""
+        belongs = address.beacon.astray(address.place, fault) if address.beacon is not None else None
+        if belongs is None or link.channel is None:
+            return False
+        slot, place, asking = belongs
+        width = 1 if type(poll) is self._waiter else poll.width
+        if self._n > 1:
+            if not asking:  # one vote less, this time
+                shard: Any = address.beacon
+                shard.slot, shard.wish = slot, place
+                if link.pipe is not None:
+                    link.pipe.hang_up()
+            return False
+        if type(poll) is Rounds and len(poll.ballots) > 1:
+            return False  # of many names: each is asked for again where it belongs
+        if asking and width > 1 and type(poll) is not Rounds:
+            return False  # each of its commands would have to be asked for: sooner or later the move is over
+        self._sibling(place, slot).carry(
+            ASKING + payload if asking else payload, Forward(link.channel, poll, width, asking)
+        )
+        return True
+
+    def carry(self, payload: bytes, poll: Forward) -> None:
+        """Take over a request of another lane."""
+        link = self.links[0]
+        if link.channel is None and link.connecting is None:
+            self._start(force=True)
+        self._send_each(payload, poll)
 
 
 class AioFleet:
@@ -30,24 +73,24 @@ class AioFleet:
         self._routes = Routes(addresses)
         self._shake = shake
         self.loop = loop
-        self._lanes: dict[Route, AioDriver] = {}
+        self._lanes: dict[Route, FleetLane] = {}
         self._watches: dict[bytes, list[Watch]] = {}
         self._mail: dict[bytes, Watch] = {}
 
-    def at(self, key: bytes) -> AioDriver:
+    def at(self, key: bytes) -> FleetLane:
         """The lane for a key."""
         slot = slot_of(key)
         route = self._routes.of(slot)
         return self._lanes.get(route) or self._lane(route, slot)
 
-    def _lane(self, route: Route, slot: int) -> AioDriver:
-        lane = AioDriver(self._group, self._routes.addresses(route, slot), self._shake, self.loop)
+    def _lane(self, route: Route, slot: int) -> FleetLane:
+        addresses = self._routes.addresses(route, slot)
+        lane = FleetLane(self._group, addresses, self._shake, self.loop, sibling=self._sibling)
         lane.share_ears(self._watches, self._mail)
-        lane.sibling = self._sibling
         self._lanes[route] = lane
         return lane
 
-    def _sibling(self, place: Place, slot: int) -> AioDriver:
+    def _sibling(self, place: Place, slot: int) -> FleetLane:
         return self._lanes.get((place,)) or self._lane((place,), slot)
 
     async def close(self) -> None:

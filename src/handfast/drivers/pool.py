@@ -8,7 +8,7 @@ from typing import Any, Final
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.drivers.routes import Route, Routes
-from handfast.drivers.threads import ThreadDriver
+from handfast.drivers.wandering import WanderingDriver
 from handfast.topology.cluster import slot_of
 from handfast.wire.dial import Place
 
@@ -27,22 +27,21 @@ class LanePool:
         self._group = group
         self._routes = routes
         self._shake = shake
-        self._idle: dict[Route, list[ThreadDriver]] = {}
+        self._idle: dict[Route, list[WanderingDriver]] = {}
         self._closed = False
 
-    def take(self, key: bytes) -> ThreadDriver:
+    def take(self, key: bytes) -> WanderingDriver:
         slot = slot_of(key)
         return self._take(self._routes.of(slot), slot)
 
-    def _take(self, route: Route, slot: int) -> ThreadDriver:
+    def _take(self, route: Route, slot: int) -> WanderingDriver:
         try:
             return self._idle[route].pop()
         except (KeyError, IndexError):
-            lane = ThreadDriver(self._group, self._routes.addresses(route, slot), self._shake)
-            lane.detour = self._in_passing
-            return lane
+            addresses = self._routes.addresses(route, slot)
+            return WanderingDriver(self._group, addresses, self._shake, detour=self._in_passing)
 
-    def give_back(self, lane: ThreadDriver) -> None:
+    def give_back(self, lane: WanderingDriver) -> None:
         """For the next; under the node that it leads to now."""
         route = self._routes.taken([link.address for link in lane.links])
         idle = self._idle.setdefault(route, [])

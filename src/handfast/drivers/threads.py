@@ -10,7 +10,8 @@ from typing import Any, Final, TypeVar
 
 from handfast.core.effects import Fault, Payloads, Poll
 from handfast.drivers import clock
-from handfast.wire.blocking import Lane, ThreadBell
+from handfast.wire.bells import ThreadBell
+from handfast.wire.blocking import Lane
 
 __all__ = ["Done", "ThreadDriver", "ThreadLobby", "run"]
 

@@ -10,119 +10,31 @@ from __future__ import annotations
 import asyncio
 import functools
 import types
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
-from handfast.core.effects import CLOSED, SILENT, Brief, Fault, Payloads, Poll, payload_for
+from handfast.core.effects import Brief, Fault, Payloads, Poll, payload_for
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
-from handfast.core.quorum import Ballot, Rounds
+from handfast.core.quorum import Ballot
 from handfast.core.resp import encode
 from handfast.wire.channel import DISCARD, Channel, Subscription
-from handfast.wire.dial import Address, Place
+from handfast.wire.dial import Address
 from handfast.wire.ears import Ears, TaskBell
 from handfast.wire.faults import from_socket
-from handfast.wire.forward import ASKING, Forward
-from handfast.wire.link import GRACE, NOT_CONNECTED, LinkState
+from handfast.wire.link import GRACE, NOT_CONNECTED
+from handfast.wire.patience import Patience
+from handfast.wire.pipe import AioLink, Pipe
 from handfast.wire.waiter import Waiter, waiters_of
 
 __all__ = ["AioLane"]
 
-SWEEP_EVERY: Final = 0.02
-"""Seconds between two looks at who has waited too long, unless somebody's patience ends sooner."""
-
-
-QUEUE_PATIENCE: Final = 10
-"""How many times its patience an exchange waits on for nodes that are busy answering others before it."""
 PING: Final = encode(b"PING")
 CROWD: Final = 200
 """When so many have been resumed, what they sent leaves before the others come: the servers work meanwhile."""
 
 
-class Pipe(asyncio.Protocol):
-    """One connection. A link may have had others before it, whose end must not be taken for this one's."""
-
-    def __init__(self, link: AioLink, channel: Channel) -> None:
-        self.link = link
-        self.channel = channel
-        self.shaken: asyncio.Future[None] = link.lane.loop.create_future()
-        """Done when the handshake has ended, one way or the other."""
-        self.transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self._write()
-
-    def _write(self) -> None:
-        if self.channel.out and self.transport is not None:
-            self.transport.write(b"".join(self.channel.out))
-            self.channel.out.clear()
-
-    def data_received(self, data: bytes) -> None:
-        link, channel = self.link, self.channel
-        if link.pipe is not self:
-            self._shake(data)
-            return
-        lane, pending = link.lane, channel.pending
-        before = len(pending)
-        lane.reading = True
-        try:
-            channel.feed(data)
-        finally:  # an interrupt must not leave everybody asleep
-            lane.reading = False
-        link.answered += before - len(pending)
-        link.asked_at = lane.loop.time() if pending else 0.0
-        if channel.fault is not None:
-            lane.down(link, channel.fault)
-        elif channel.out:
-            lane.turn()
-        lane.wake()
-
-    def _shake(self, data: bytes) -> None:
-        self.channel.feed(data)
-        self._write()
-        if (self.channel.ready or self.channel.fault is not None) and not self.shaken.done():
-            self.shaken.set_result(None)
-
-    def hang_up(self) -> None:
-        """From any thread: end it, as if the server had done so."""
-        try:
-            self.link.lane.loop.call_soon_threadsafe(self._abort)
-        except RuntimeError:
-            pass  # the loop is closed, and with it the connection
-
-    def _abort(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        fault = CLOSED if exc is None else from_socket(exc)
-        if self.link.pipe is self:
-            self.link.lane.down(self.link, fault)
-        elif not self.shaken.done():
-            self.channel.fail(fault)
-            self.shaken.set_result(None)
-
-
-class AioLink(LinkState):
-    """A node's place in the lane."""
-
-    def __init__(self, index: int, address: Address, lane: AioLane) -> None:
-        super().__init__(index, address, lane.group)
-        self.lane = lane
-        self.pipe: Pipe | None = None
-        self.address_now = address
-        """Where it was last looked for."""
-        self.connecting: asyncio.Task[None] | None = None
-        self.answered = 0
-        """Requests answered so far."""
-        self.backlog: list[tuple[bytes, Poll]] = []
-        """What to send once connected, for those who then still wait."""
-
-
-class AioLane(Ears):
+class AioLane(Ears, Patience):
     """One link to each node of a group, on one event loop."""
 
     bell = TaskBell
@@ -134,7 +46,8 @@ class AioLane(Ears):
         shake: Callable[[int], Steps],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        super().__init__()
+        Ears.__init__(self)
+        Patience.__init__(self)
         self.group = group
         self.shake = shake
         self.loop = loop
@@ -156,16 +69,6 @@ class AioLane(Ears):
         self._shared: list[bytes] = []
         self._polls: list[Any] = []
         """This turn's payloads that go to all nodes alike, and their polls."""
-        self._fresh: list[Waiter] = []
-        """Who began to wait in this turn, all with the same patience."""
-        self._patience = 0.0
-        self._batches: list[tuple[float, list[Waiter]]] = []
-        """Those before them, with another patience."""
-        self._waiting: dict[float, deque[tuple[float, list[Waiter], list[int]]]] = {}
-        """By patience: who waits, turn by turn. Patience counts from the write, not from the wish to write."""
-        self._sweeper: asyncio.TimerHandle | None = None
-        self.sibling: Callable[[Place, int], AioLane] | None = None
-        """Of a cluster's node: the lane to another."""
 
     # -- connecting ------------------------------------------------------------------------------------------------
 
@@ -369,18 +272,6 @@ class AioLane(Ears):
         self.turn()
         return all_up
 
-    def _regroup(self, patience: float) -> None:
-        """Who waits from now on has this patience."""
-        if self._fresh:
-            self._batches.append((self._patience, self._fresh))
-            self._fresh = []
-        self._patience = patience
-
-    @staticmethod
-    def _silence(waiter: Waiter) -> None:
-        if not waiter.over:
-            waiter.set_result(SILENT)
-
     def wake_soon(self) -> None:
         """See Waker."""
         if not self.reading:
@@ -450,14 +341,7 @@ class AioLane(Ears):
         self._shared.clear()
         polls.clear()
         if self._fresh:
-            self._regroup(self._patience)
-            marks = [link.answered + len(link.channel.pending) if link.channel else 0 for link in self.links]
-            least = min(patience for patience, _ in self._batches)
-            for patience, waiters in self._batches:
-                self._waiting.setdefault(patience, deque()).append((now + patience, waiters, marks))
-            self._batches.clear()
-            if self._sweeper is None or self._sweeper.when() > now + least:
-                self._sweep_at(now + min(SWEEP_EVERY, least))
+            self._plan_sweep(now)
 
     def _answer(self, poll: Any, link: AioLink) -> None:
         """What a node that is not connected says."""
@@ -468,73 +352,11 @@ class AioLane(Ears):
         elif poll.add(link.index, fault) and not poll.waiter.over:
             poll.waiter.set_result(None)
 
-    def _is_over(self, end: float, waiters: list[Waiter], marks: list[int], now: float, patience: float) -> bool:
-        """All nodes have answered this turn's requests; or patience is over, and no answer is on its way.
-
-        A node that works through a long queue answers all the time: it is slow, not silent, and is given longer.
-        """
-        behind = [link for link, mark in zip(self.links, marks, strict=True) if link.channel and link.answered < mark]
-        if not behind:
-            return all(waiter.over for waiter in waiters) or now >= end
-        if now < end:
-            return False
-        return now >= end + QUEUE_PATIENCE * patience or all(now - link.asked_at > patience for link in behind)
-
-    def _sweep(self) -> None:
-        """Wake exchanges whose patience is over; give up connections whose node hangs."""
-        now = self.loop.time()
-        for patience, queue in list(self._waiting.items()):
-            while queue and self._is_over(*queue[0], now, patience):
-                for waiter in queue.popleft()[1]:
-                    if not waiter.over:
-                        waiter.set_result(SILENT)
-            if not queue:
-                del self._waiting[patience]
-        for link in self.links:
-            fault = link.hangs(now) if link.channel is not None else None
-            if fault is not None:
-                self.down(link, fault)
-        self._sweeper = None
-        if self._waiting or any(link.asked_at for link in self.links if link.channel is not None):
-            ends = [queue[0][0] for queue in self._waiting.values() if queue[0][0] > now]
-            self._sweep_at(min([now + SWEEP_EVERY, *ends]))
-
-    def _sweep_at(self, when: float) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        self._sweeper = self.loop.call_at(when, self._sweep)
-
-    # -- going elsewhere -------------------------------------------------------------------------------------------
-
     def _strayed(self, link: AioLink, address: Address, poll: Any, payload: bytes, fault: Fault) -> bool:
-        """See Channel.strayed. Others use this lane for other names, so it stays; the request goes on by another."""
-        belongs = address.beacon.astray(address.place, fault) if address.beacon is not None else None
-        if belongs is None or link.channel is None:
-            return False
-        slot, place, asking = belongs
-        width = 1 if type(poll) is self._waiter else poll.width
-        if self._n > 1 or self.sibling is None:
-            if not asking:  # one vote less, this time
-                shard: Any = address.beacon
-                shard.slot, shard.wish = slot, place
-                if link.pipe is not None:
-                    link.pipe.hang_up()
-            return False
-        if type(poll) is Rounds and len(poll.ballots) > 1:
-            return False  # of many names: each is asked for again where it belongs
-        if asking and width > 1 and type(poll) is not Rounds:
-            return False  # each of its commands would have to be asked for: sooner or later the move is over
-        self.sibling(place, slot).carry(
-            ASKING + payload if asking else payload, Forward(link.channel, poll, width, asking)
-        )
-        return True
-
-    def carry(self, payload: bytes, poll: Forward) -> None:
-        """Take over a request of another lane."""
-        link = self.links[0]
-        if link.channel is None and link.connecting is None:
-            self._start(force=True)
-        self._send_each(payload, poll)
+        """See Channel.strayed."""
+        if address.beacon is not None:
+            address.beacon.astray(address.place, fault)
+        return False
 
     # -- ending ----------------------------------------------------------------------------------------------------
 

@@ -15,25 +15,25 @@ import functools
 import os
 import select
 import socket
-import struct
 import time
 import types
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from handfast.core.effects import CLOSED, SILENT, Fault, Payloads, Poll, payload_for
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.quorum import Ballot
+from handfast.wire.bells import pull
 from handfast.wire.channel import DISCARD, Channel, Question, Subscription
-from handfast.wire.dial import Address, Place, dial
+from handfast.wire.dial import Address, dial
 from handfast.wire.ears import Ears
 from handfast.wire.faults import from_socket, wants_more
-from handfast.wire.forward import ASKING
 from handfast.wire.link import CONNECT_TIMEOUT, GRACE, NOT_CONNECTED, LinkState
+from handfast.wire.sockets import converse, hang_up, timeval
 
-__all__ = ["Lane", "ThreadBell"]
+__all__ = ["Answer", "Lane", "Link"]
 
 IDLE_CHECK: Final = 0.05
 """A lane that rested longer is checked for connections that the server has closed."""
@@ -59,7 +59,7 @@ class Link(LinkState):
         """Seconds after which a blocking receive gives up."""
 
 
-class _Answer:
+class Answer:
     """The future of a question: it has no need to wake anybody, who asked looks at it."""
 
     __slots__ = ("over", "reply")
@@ -76,52 +76,6 @@ class _Answer:
 
     def wake(self) -> None:
         """Nobody sleeps."""
-
-
-class _Astray(NamedTuple):
-    """A request that belongs elsewhere."""
-
-    poll: Any
-    payload: bytes
-    slot: int
-    place: Place
-    asking: bool
-    fault: Fault
-
-
-class ThreadBell:
-    """Wakes one thread, parked with or without a lane. A lock that is free when it has rung."""
-
-    __slots__ = ("rope", "silent")
-
-    def __init__(self) -> None:
-        self.silent = _thread.allocate_lock()
-        self.silent.acquire()
-        self.rope: socket.socket | None = None
-        """Of the lane in which its thread is parked."""
-
-    def ring(self) -> None:
-        try:
-            self.silent.release()
-        except RuntimeError:
-            return  # it has rung already
-        rope = self.rope
-        if rope is not None:
-            pull(rope)
-
-    def note(self) -> None:
-        try:
-            self.silent.release()
-        except RuntimeError:
-            pass  # it has rung already, perhaps by another thread just now
-
-
-def pull(rope: socket.socket) -> None:
-    """Wake whoever polls the lane."""
-    try:
-        rope.send(b"!")
-    except OSError:
-        pass  # it is full, so the bell rings already; or the lane is closed
 
 
 class Lane(Ears):
@@ -147,13 +101,9 @@ class Lane(Ears):
         self._bell_fd = self._bell.fileno()
         self._poller.register(self._bell_fd, select.POLLIN)
         self.torn = False
-        self._answer = _Answer()
+        self._answer = Answer()
         self._current: tuple[Payloads, Poll | None] = _NOBODY
         """The exchange under way, for nodes whose connection comes about during it."""
-        self._astray: deque[_Astray] = deque()
-        """What has to be asked elsewhere."""
-        self.detour: Callable[[Place, int, bytes], Any] | None = None
-        """Of a cluster: asks a node once for a key that is just being moved to it."""
 
     # -- connecting ------------------------------------------------------------------------------------------------
 
@@ -192,10 +142,10 @@ class Lane(Ears):
             sock = dial(address, CONNECT_TIMEOUT)
             if address.beacon is not None:
                 address.beacon.opened(sock, address.place, hang_up)
-            channel = Channel(index, self.group, self.shake(index), _Answer)
+            channel = Channel(index, self.group, self.shake(index), Answer)
             if address.beacon is not None:
                 channel.strayed = functools.partial(self._strayed, index, address)
-            _converse(sock, channel, blocking=address.tls is None)
+            converse(sock, channel, blocking=address.tls is None)
             fault = channel.fault
         except Exception as error:  # whatever went wrong is this node's answer
             fault = from_socket(error)
@@ -294,7 +244,7 @@ class Lane(Ears):
         answer.over, answer.reply = False, SILENT
         if patience != link.patience:
             link.patience = patience
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(patience * COARSE))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(patience * COARSE))
         self.torn = True  # an interrupt may come between the bytes and us
         link.asked_at = now
         channel.pending.append(answer)
@@ -315,7 +265,7 @@ class Lane(Ears):
         self.torn = False
         if answer.over:
             return answer.reply
-        self._answer = _Answer()  # this one may be answered late
+        self._answer = Answer()  # this one may be answered late
         return self._wait_for(answer, now + patience)
         yield
 
@@ -325,11 +275,11 @@ class Lane(Ears):
         self._inspect(now)
         if link.channel is None:
             return link.fault or NOT_CONNECTED
-        answer = _Answer()
+        answer = Answer()
         self._send(link, payload, answer)
         return self._wait_for(answer, now + patience)
 
-    def _wait_for(self, answer: _Answer, end: float) -> Any:
+    def _wait_for(self, answer: Answer, end: float) -> Any:
         try:
             while not answer.over and (left := end - _clock()) > 0:
                 self._wait(left)
@@ -408,9 +358,6 @@ class Lane(Ears):
 
     def _wait(self, seconds: float | None) -> None:
         """Poll once and handle what came; None: however long it takes."""
-        if self._astray:
-            self._follow(self._astray.popleft(), seconds)
-            return
         events = self._poller.poll(None if seconds is None else seconds * 1000)
         self.torn = True
         for fd, event in events:
@@ -451,63 +398,11 @@ class Lane(Ears):
         if channel.out:
             self._flush(link, channel)
 
-    # -- going elsewhere -------------------------------------------------------------------------------------------
-
     def _strayed(self, index: int, address: Address, poll: Any, payload: bytes, fault: Fault) -> bool:
-        """See Channel.strayed. An operation is about one name, so the link follows it to where that is now."""
-        beacon = address.beacon
-        belongs = beacon.astray(address.place, fault) if beacon is not None else None
-        if belongs is None or poll is DISCARD:
-            return False
-        slot, place, asking = belongs
-        if asking and (poll.width if type(poll) is not _Answer else 1) > 1:
-            return False  # each of its commands would have to be asked for: sooner or later the move is over
-        if self.group.n == 1:
-            self._astray.append(_Astray(poll, payload, slot, place, asking, fault))
-        elif not asking:
-            self._point(self.links[index], slot, place)
-        return self.group.n == 1
-
-    def _point(self, link: Link, slot: int, place: Place) -> None:
-        """Look for the link's node elsewhere from now on."""
-        shard: Any = link.address.beacon
-        shard.slot, shard.wish = slot, place
-        if link.sock is not None:
-            hang_up(link.sock)
-
-    def _follow(self, stray: _Astray, seconds: float | None) -> None:
-        link = self.links[0]
-        if stray.asking and self.detour is not None:
-            reply = self.detour(stray.place, stray.slot, stray.payload)
-        else:
-            self.torn = True
-            self._point(link, stray.slot, stray.place)
-            if link.channel is not None:
-                self._down(link, stray.fault)
-            self.torn = False
-            self.connect(1, CONNECT_TIMEOUT if seconds is None else seconds)
-            if link.channel is not None:
-                self._send(link, stray.payload, stray.poll)
-                return
-            reply = link.fault or NOT_CONNECTED
-        if type(stray.poll) is _Answer:
-            stray.poll.set_result(reply)
-        else:
-            stray.poll.add(0, reply)
-
-    def ask_in_passing(self, payload: bytes, patience: float) -> Any:
-        """Ask the only node for a key of a slot that is just being moved to it."""
-        link = self.links[0]
-        if link.channel is None:
-            self.connect(1, patience)
-        if link.channel is None:
-            return link.fault or NOT_CONNECTED
-        answer = _Answer()
-        self._send(link, ASKING, DISCARD)
-        if link.channel is None:
-            return link.fault or NOT_CONNECTED
-        self._send(link, payload, answer)
-        return self._wait_for(answer, _clock() + patience)
+        """See Channel.strayed."""
+        if address.beacon is not None:
+            address.beacon.astray(address.place, fault)
+        return False
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
@@ -532,32 +427,3 @@ class Lane(Ears):
         self._turn_away()
         self._bell.close()
         self._rope.close()
-
-
-def hang_up(sock: socket.socket) -> None:
-    """From any thread: whoever uses the connection finds it closed."""
-    try:
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not an SSLSocket's own, which is for the thread that uses it
-    except OSError:
-        pass  # it is closed already
-
-
-def _timeval(seconds: float) -> bytes:
-    """As setsockopt wants it; nothing at all would mean for ever."""
-    whole, part = divmod(max(1, round(seconds * 1e6)), 1_000_000)
-    return struct.pack("ll", whole, part)
-
-
-def _converse(sock: socket.socket, channel: Channel, *, blocking: bool) -> None:
-    """The handshake; ends with the channel ready or at fault, and the socket as it is to be used (see Link.flags)."""
-    end = _clock() + CONNECT_TIMEOUT
-    while not channel.ready and channel.fault is None:
-        sock.settimeout(max(0.001, end - _clock()))
-        if channel.out:
-            sock.sendall(b"".join(channel.out))
-            channel.out.clear()
-        data = sock.recv(65536)
-        if not data:
-            channel.fail(CLOSED)
-        channel.feed(data)
-    sock.setblocking(blocking)
