@@ -23,16 +23,11 @@ from handfast.core.terms import Terms
 from handfast.drivers.aio import AioDriver
 from handfast.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended
-from handfast.facade import (
-    BaseClient,
-    ClientOptions,
-    LockOptions,
-    Seconds,
-    Servers,
-    patience_of,
-    template_key,
-)
+from handfast.facade import BaseClient, patience_of
+from handfast.given import ClientOptions, LockOptions, Servers
 from handfast.lease import Entry, LeaseView, LockView
+from handfast.options import Seconds
+from handfast.templates import template_key
 
 if TYPE_CHECKING:
     from handfast.core.census import Holder

@@ -13,10 +13,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack
 
 from handfast import log
-from handfast.backoff import Backoff
 from handfast.core import guard
 from handfast.core.commands import Request
 from handfast.core.group import Group
@@ -28,6 +27,7 @@ from handfast.drivers import clock
 from handfast.endpoints import Endpoints
 from handfast.errors import ConfigError
 from handfast.events import Event
+from handfast.given import ClientOptions, LockOptions, RareOptions
 from handfast.lease import Entry, LeaseView, LockView
 from handfast.options import Policy, Seconds, duration, names_of, owner_of, policy
 from handfast.wire.dial import Address
@@ -36,66 +36,7 @@ if TYPE_CHECKING:
     from handfast.drivers.routes import Routes
     from handfast.watchdog import Watchdog
 
-__all__ = [
-    "BaseClient",
-    "ClientOptions",
-    "LockOptions",
-    "RareOptions",
-    "Seconds",
-    "Servers",
-    "patience_of",
-    "template_key",
-]
-
-Servers = str | Sequence[str] | None
-"""A URL, several of them for a quorum, or None for $HANDFAST_URL."""
-
-
-class RareOptions(TypedDict, total=False):
-    """What else can be set on a lock; on a client it is the default of its locks."""
-
-    tries: int | None
-    backoff: Backoff
-    drift: float
-    """Share by which clock rates may differ."""
-    node_timeout: Seconds | None
-    max_ttl: Seconds
-    max_hold: Seconds | None
-    """End renewal after this long: for holders that hang."""
-    prefix: str
-    label: str
-    """Shown in the owner."""
-    on_lost: Literal["cancel", "event"]
-    """asyncio only: whether a lost lease cancels the body of its `async with`."""
-    replicas: int
-    """Replicas that must confirm a grant."""
-    durable: bool
-    """A grant must be on the server's disk."""
-
-
-class LockOptions(RareOptions, total=False):
-    """What can be set on a lock; on a client it is the default of its locks."""
-
-    ttl: Seconds
-    """How long the lease lasts on the servers unless renewed."""
-    wait: Seconds | None
-    """How long to wait for it: None without end, 0 not at all."""
-    renew: bool
-    """Renewed by the watchdog until released."""
-    fence: bool
-    """Give each acquisition a token."""
-    fair: bool
-    """First come, first served, across processes; on one node only."""
-    cohort: int
-    """How many times a process may pass the lock on to its own next waiter without asking a server."""
-
-
-class ClientOptions(LockOptions, total=False):
-    """What can be set on a client."""
-
-    guard: bool
-    """Keep restarted nodes from voting; the default is on for a quorum, off for one node."""
-
+__all__ = ["BaseClient", "patience_of"]
 
 _new = object.__new__
 SHORT_NAME = 256
@@ -444,40 +385,3 @@ os.register_at_fork(after_in_child=_after_fork)
 def patience_of(wait: object) -> float | None:
     """How long a call waits, as it says."""
     return None if wait is None else 0.0 if wait == 0 and type(wait) is int else duration(wait, "wait", zero=True)
-
-
-def template_key(function: Callable[..., Any], template: object) -> Callable[..., str]:
-    """How to make a lock's name from a call's arguments; a bad template is found at decoration."""
-    if not isinstance(template, str) or not template:
-        raise ConfigError(f"locked() takes a name such as 'report:{{user_id}}', not {template!r}")
-    import inspect
-
-    signature = inspect.signature(function)
-    for word in _fields(template):
-        if word not in signature.parameters:
-            raise ConfigError(
-                f"locked({template!r}): {function.__qualname__}{signature} has no parameter {word or 'without a name'!r}"
-            )
-
-    def key(*args: Any, **kwargs: Any) -> str:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return template.format(**bound.arguments)
-
-    return key
-
-
-def _fields(template: str) -> list[str]:
-    """The parameters that a template names, also inside format specifications."""
-    import string
-
-    try:
-        parts = list(string.Formatter().parse(template))
-    except ValueError as error:
-        raise ConfigError(f"locked({template!r}): {error}") from None
-    words: list[str] = []
-    for _, field, spec, _ in parts:
-        if field is not None:
-            words.append(field.split(".")[0].split("[")[0])
-            words += _fields(spec or "")
-    return words

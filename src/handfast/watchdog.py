@@ -2,9 +2,8 @@
 
 Its own thread, because a blocked event loop or a busy main thread must not lose a lock. The thread runs an asyncio loop,
 so that the renewals of one client never wait for the hung server of another; it has its own connections to every
-client's nodes. Holds lie in slots of a few milliseconds by the time at which they must be looked at next: to be
-renewed, to be tried again, or to be declared lost. A heap orders the slots, not the holds: leases that come and go
-between two renewals cost a set insertion and a removal.
+client's nodes. Holds are kept by the time at which they must be looked at next (roster.py): to be renewed, to be tried
+again, or to be declared lost.
 
 A hold is filed under its deadline while its renewal is under way, so LOST comes on time though all servers hang.
 """
@@ -14,7 +13,6 @@ from __future__ import annotations
 import _thread
 import asyncio
 import concurrent.futures
-import heapq
 import logging
 import os
 import threading
@@ -28,10 +26,10 @@ from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.hold import HELD, LOST, NURSERY_TTL, Hold
 from handfast.core.quorum import Ballot
-from handfast.core.terms import Settings
 from handfast.drivers import clock
 from handfast.drivers.aio import AioDriver
 from handfast.errors import HandfastError
+from handfast.roster import FOREVER, Roster
 from handfast.wire.dial import Address
 
 if TYPE_CHECKING:
@@ -41,7 +39,6 @@ __all__ = ["Watchdog", "attach"]
 
 logger = logging.getLogger("handfast")
 
-SLOTS_PER_SECOND: Final = 200
 BATCH: Final = 500
 """Holds per write: large enough to fill packets, small enough not to hold up a deadline."""
 NURSERY_SHARE: Final = 1 / 12
@@ -56,7 +53,6 @@ CLOSE_PATIENCE: Final = 0.5
 RELEASE_SOONEST: Final = 0.02
 RELEASE_LATEST: Final = 1.0
 """Seconds between two tries to release something at a node that cannot be asked: doubled from the one to the other."""
-FOREVER: Final = float("inf")
 
 
 class Charge:
@@ -74,11 +70,7 @@ class Watchdog:
     """The scheduler of this process; made when the first client needs it, ended when the last one is closed."""
 
     def __init__(self, first: Charge) -> None:
-        self._lock = threading.Lock()
-        self._slots: dict[int, set[Hold]] = {}
-        self._order: list[int] = []
-        self._tending: set[Hold] = set()
-        """Taken out of their slots and not filed again yet."""
+        self._roster = Roster()
         self.nursery: set[Hold] = set()
         """New holds, not filed yet. Only single steps that are atomic touch it, so it needs no lock."""
         self.nursing = FOREVER
@@ -89,7 +81,6 @@ class Watchdog:
         self._left: deque[Hold] = deque()
         """Holds whose lease nobody has any more, or whose release was interrupted: to be released from here."""
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._wakes_at = FOREVER
         self._loop = asyncio.new_event_loop()
         self._bell = asyncio.Event()
         # In two steps: Thread.start() waits for the thread, and an interrupt there leaves a broken lock behind.
@@ -127,11 +118,7 @@ class Watchdog:
     def remove(self, hold: Hold) -> None:
         """It was released, or will be by the caller."""
         self.nursery.discard(hold)
-        if hold.slot:
-            with self._lock:
-                holds = self._slots.get(hold.slot)
-                if holds is not None:
-                    holds.discard(hold)
+        self._roster.remove(hold)
 
     def finish(self, hold: Hold) -> None:
         """Release from here what its owner cannot release. Takes no lock: finalizers may call it at any point."""
@@ -143,24 +130,7 @@ class Watchdog:
         self._call(self._mend_soon, group)
 
     def _file(self, hold: Hold, at: float) -> None:
-        slot = int(at * SLOTS_PER_SECOND) + 1
-        with self._lock:
-            self._tending.discard(hold)
-            if hold.slot != slot:
-                old = self._slots.get(hold.slot)
-                if old is not None:
-                    old.discard(hold)
-                hold.slot = slot
-            holds = self._slots.get(slot)
-            if holds is None:
-                self._slots[slot] = {hold}
-                heapq.heappush(self._order, slot)
-            else:
-                holds.add(hold)
-            early = at < self._wakes_at
-            if early:
-                self._wakes_at = at
-        if early:
+        if self._roster.file(hold, at):
             self._ring()
 
     def _ring(self) -> None:
@@ -174,7 +144,7 @@ class Watchdog:
 
     def adopt(self, charge: Charge) -> bool:
         """Watch over one more client; False if this watchdog has ended."""
-        with self._lock:
+        with self._roster.lock:
             if not self._ended:
                 self._charges[charge.group] = charge
             return not self._ended
@@ -189,8 +159,8 @@ class Watchdog:
 
     def held(self, group: Group) -> list[Hold]:
         """A client's holds that are being watched."""
-        with self._lock:
-            holds = {*self.nursery, *self._tending, *(hold for slot in self._slots.values() for hold in slot)}
+        with self._roster.lock:
+            holds = {*self.nursery, *self._roster.everybody()}
         return [h for h in holds if h.state == HELD and h.group is group]
 
     # -- in the watchdog's thread ----------------------------------------------------------------------------------
@@ -213,17 +183,17 @@ class Watchdog:
             if clock.now() >= self._look_at:
                 self._look_at = FOREVER
                 self._file_nursery()
-            for settings, holds in self._due(clock.now()).items():
+            for settings, holds in self._roster.due(clock.now()).items():
                 self._start(self._tend(settings.group, holds))
-            with self._lock:
+            with self._roster.lock:
                 if not self._charges and not self._tasks:
                     self._ended = True
                     return
-                wakes_at = self._order[0] / SLOTS_PER_SECOND if self._order else FOREVER
+                wakes_at = self._roster.next()
                 if self.nursing < FOREVER:
                     self._look_at = min(self._look_at, clock.now() + self.nursing * NURSERY_SHARE)
                     wakes_at = min(wakes_at, self._look_at)
-                self._wakes_at = wakes_at
+                self._roster.wakes_at = wakes_at
             timer = None
             if wakes_at < FOREVER:
                 timer = self._loop.call_later(max(0.0, wakes_at - clock.now()), self._bell.set)
@@ -258,25 +228,12 @@ class Watchdog:
         if not self._charges:
             self._bell.set()
 
-    def _due(self, now: float) -> dict[Settings, list[Hold]]:
-        """Take out what must be looked at now, in batches that can share a write."""
-        due: dict[Settings, list[Hold]] = {}
-        with self._lock:
-            last = int(now * SLOTS_PER_SECOND)
-            while self._order and self._order[0] <= last:
-                holds = self._slots.pop(heapq.heappop(self._order))
-                self._tending |= holds
-                for hold in holds:
-                    # Same settings: same copies to wait for, same patience.
-                    due.setdefault(hold.settings, []).append(hold)
-        return due
-
     async def _tend(self, group: Group, holds: list[Hold]) -> None:
         now = clock.now()
         batch: list[Hold] = []
         for hold in holds:
             if hold.state != HELD:
-                self._tending.discard(hold)
+                self._roster.tended(hold)
                 continue
             self._file(hold, hold.deadline)
             if renewal.expire(hold, now):
@@ -413,7 +370,7 @@ class Watchdog:
             charge.mending.cancel()
         if charge.driver is not None:
             await charge.driver.close()
-        with self._lock:
+        with self._roster.lock:
             self._charges.pop(group, None)
         self._bell.set()
 
@@ -457,11 +414,10 @@ def _forget_all() -> None:
     global _current, _guard
     dog, _current, _guard = _current, None, threading.Lock()
     if dog is not None:
-        for holds in (dog.nursery, dog._tending, *dog._slots.values()):
-            for hold in list(holds):
-                # Nobody is told: a watcher's lock may have been taken by a thread that does not exist here.
-                hold.watchers = ()
-                hold.lose("held by the parent process: a fork inherits no lease")
+        for hold in {*dog.nursery, *dog._roster.everybody()}:
+            # Nobody is told: a watcher's lock may have been taken by a thread that does not exist here.
+            hold.watchers = ()
+            hold.lose("held by the parent process: a fork inherits no lease")
 
 
 os.register_at_fork(after_in_child=_forget_all)

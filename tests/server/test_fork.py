@@ -140,7 +140,7 @@ def test_a_lease_is_not_inherited_even_in_the_moment_of_its_renewal(client: hand
     """The watchdog has taken it out to renew it, and the fork strikes."""
     lease = client.lock("a", ttl=0.5).acquire(wait=0)
     dog = client._watchdog()
-    taken = dog._due(clock.now() + 60)
+    taken = dog._roster.due(clock.now() + 60)
     try:
         assert [lease._hold] in taken.values()
         assert in_child(lambda: look(lease)) == LOOKS_LOST

@@ -1,0 +1,60 @@
+"""What can be given to connect() and to lock(), for type checkers; options.py checks it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+from handfast.backoff import Backoff
+from handfast.options import Seconds
+
+__all__ = ["ClientOptions", "LockOptions", "RareOptions", "Servers"]
+
+Servers = str | Sequence[str] | None
+"""A URL, several of them for a quorum, or None for $HANDFAST_URL."""
+
+
+class RareOptions(TypedDict, total=False):
+    """What else can be set on a lock; on a client it is the default of its locks."""
+
+    tries: int | None
+    backoff: Backoff
+    drift: float
+    """Share by which clock rates may differ."""
+    node_timeout: Seconds | None
+    max_ttl: Seconds
+    max_hold: Seconds | None
+    """End renewal after this long: for holders that hang."""
+    prefix: str
+    label: str
+    """Shown in the owner."""
+    on_lost: Literal["cancel", "event"]
+    """asyncio only: whether a lost lease cancels the body of its `async with`."""
+    replicas: int
+    """Replicas that must confirm a grant."""
+    durable: bool
+    """A grant must be on the server's disk."""
+
+
+class LockOptions(RareOptions, total=False):
+    """What can be set on a lock; on a client it is the default of its locks."""
+
+    ttl: Seconds
+    """How long the lease lasts on the servers unless renewed."""
+    wait: Seconds | None
+    """How long to wait for it: None without end, 0 not at all."""
+    renew: bool
+    """Renewed by the watchdog until released."""
+    fence: bool
+    """Give each acquisition a token."""
+    fair: bool
+    """First come, first served, across processes; on one node only."""
+    cohort: int
+    """How many times a process may pass the lock on to its own next waiter without asking a server."""
+
+
+class ClientOptions(LockOptions, total=False):
+    """What can be set on a client."""
+
+    guard: bool
+    """Keep restarted nodes from voting; the default is on for a quorum, off for one node."""

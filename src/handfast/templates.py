@@ -1,0 +1,47 @@
+"""Names of locks made from the arguments of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from handfast.errors import ConfigError
+
+__all__ = ["template_key"]
+
+
+def template_key(function: Callable[..., Any], template: object) -> Callable[..., str]:
+    """How to make a lock's name from a call's arguments; a bad template is found at decoration."""
+    if not isinstance(template, str) or not template:
+        raise ConfigError(f"locked() takes a name such as 'report:{{user_id}}', not {template!r}")
+    import inspect
+
+    signature = inspect.signature(function)
+    for word in _fields(template):
+        if word not in signature.parameters:
+            raise ConfigError(
+                f"locked({template!r}): {function.__qualname__}{signature} has no parameter {word or 'without a name'!r}"
+            )
+
+    def key(*args: Any, **kwargs: Any) -> str:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return template.format(**bound.arguments)
+
+    return key
+
+
+def _fields(template: str) -> list[str]:
+    """The parameters that a template names, also inside format specifications."""
+    import string
+
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError(f"locked({template!r}): {error}") from None
+    words: list[str] = []
+    for _, field, spec, _ in parts:
+        if field is not None:
+            words.append(field.split(".")[0].split("[")[0])
+            words += _fields(spec or "")
+    return words
