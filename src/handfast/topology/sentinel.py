@@ -65,11 +65,17 @@ class SentinelMaster:
         host, port = sentinel
         client: Any = redis.Redis(host=host, port=port, **once(), **self._options)
         try:
+            # The epoch first: a change between the two then belongs to a later epoch, not to an earlier one. The address
+            # is asked for by itself: while replicas are being told, the leader of a failover still describes the old
+            # master, under the new epoch.
             state = client.execute_command("SENTINEL MASTER", self.name)
             if isinstance(state, list):  # as RESP2 has it
                 state = dict(zip(state[::2], state[1::2], strict=True))
             told = {_text(word): _text(value) for word, value in state.items()}
-            return int(told["config-epoch"]), (told["ip"], int(told["port"]))
+            address = client.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self.name)
+            if address is None:
+                return _UNKNOWN
+            return int(told["config-epoch"]), (_text(address[0]), int(address[1]))
         except redis.ResponseError as error:
             return _UNKNOWN if "No such master" in str(error) else f"says {error}"
         except (redis.RedisError, OSError) as error:
@@ -79,10 +85,12 @@ class SentinelMaster:
 
     def _now_at(self, epoch: int, place: Place) -> None:
         with self._lock:
-            if self._known is not None and (epoch < self._known[0] or place == self._known[1]):
+            known = self._known
+            if known is not None and epoch < known[0]:
                 return
             self._known = (epoch, place)
-        self._connections.hang_up(lambda _, old: old != place)
+        if known is None or known[1] != place:
+            self._connections.hang_up(lambda _, old: old != place)
 
     def opened(self, connection: Any, place: Place, hang_up: Callable[[Any], None]) -> None:
         """See wire.dial.Beacon."""

@@ -23,7 +23,7 @@ HUNG: Final = 2.5
 """Seconds without any answer after which a connection is given up: its node hangs, and requests would pile up."""
 RETRY_LEAST: Final = 0.01
 RETRY_FIRST: Final = 0.05
-RETRY_MOST: Final = 2.0
+RETRY_MOST: Final = 0.5
 RETRY_MOVING: Final = 0.2
 """Seconds between tries to connect a node that is down: doubled from the first to the most; at least the least, even
 if nothing goes without it. One that may move is looked for more often: it may be up again elsewhere."""

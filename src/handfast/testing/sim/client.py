@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from handfast.core import commands, fair, guard, mutex, renewal
@@ -20,6 +21,7 @@ from handfast.core.lineup import line_up
 from handfast.core.quorum import Ballot
 from handfast.core.terms import Settings, Terms
 from handfast.errors import HandfastError
+from handfast.lease import Entry
 from handfast.options import Policy
 from handfast.testing.sim.lane import Lane
 from handfast.testing.sim.net import Net
@@ -49,24 +51,25 @@ class Client:
         clock: Clock,
         *,
         guard: bool,
+        life: int = 0,
     ) -> None:
         self.world = world
-        self.name = f"c{where}"
+        self.name = f"c{where}" if not life else f"c{where}.{life}"
+        self.life = life
+        """Which process of this machine it is."""
         self.where = where
         self.clock = clock
         self.observer = observer
         self.group = Group([f"n{node.index}" for node in nodes], policy, guard=guard)
-        self.settings = Settings(self.group, policy, b"c%d::" % where)
+        self.settings = Settings(self.group, policy, self.name.encode() + b"::")
         self.actor = Actor(world, self.name)
         self.lines = Lines(nullcontext(), self._warn, lambda place, seconds, outcome: None)
         self.tasks: list[Task] = []
         """Of users."""
-
-        def told(node: int, data: bytes, again: bool) -> None:
-            observer.told(self, node, data, again)
+        self._presented: dict[Any, Entry] = {}
 
         def lane(actor: Actor) -> Lane:
-            return Lane(actor, clock, where, self.group, net, nodes, self._shake, told)
+            return Lane(actor, clock, where, self.group, net, nodes, self._shake, partial(observer.told, self))
 
         self.io = lane(self.actor)
         self.dog = Watchdog(self, lane(Actor(world, f"{self.name} watchdog")))
@@ -85,13 +88,21 @@ class Client:
         self.actor.go_on()
         self.dog.actor.go_on()
 
+    def crash(self, *, silently: bool = False) -> None:
+        """kill -9: the kernel closes its connections. If the whole machine loses its power, nobody does."""
+        for lane in (self.io, self.dog.io):
+            lane.actor.die()
+            for link in lane.links:
+                if link.connection is not None and not silently:
+                    link.connection.give_up()
+
     # -- as aio.Client and aio.Lease do it -------------------------------------------------------------------------
 
-    def request(self, name: str) -> Request:
-        return Request(self.settings, name, None)
+    def request(self, names: str | tuple[str, ...], owner: bytes | None = None) -> Request:
+        return Request(self.settings, names, owner)
 
-    async def acquire(self, request: Request, wait: float | None) -> Hold:
-        terms, hold = self.settings.terms, None
+    async def acquire(self, request: Request, wait: float | None, ttl: float | None = None) -> Hold:
+        terms, hold = self.settings.terms if ttl is None else self.settings.terms_for(ttl), None
         if wait == 0 and self.settings.fair:
             hold = await fair.try_acquire(self.io, request, terms, self)
         elif wait == 0 or not (self.settings.fair or self.lines.waited_for(request)):
@@ -102,9 +113,21 @@ class Client:
         return hold
 
     async def release(self, hold: Hold) -> bool:
+        if hold in self.dog.renewing:
+            self.world.happened["30"] += 1
+        if hold.presented and not self._leave(hold):
+            return True
         if self.settings.cohort and self._pass_on(hold):
             return True
         return await mutex.release(self.io, hold, self)
+
+    def _leave(self, hold: Hold) -> bool:
+        """One hold less under its owner; True if it was the last, and the key goes with it."""
+        last = self._presented[hold.owner, hold.keys].leave()
+        if not last and hold.leave():
+            hold.end()
+            self._ending(hold)
+        return last
 
     async def extend(self, hold: Hold, ttl: float) -> None:
         soon = self.clock.now() + hold.settings.policy.validity(ttl)
@@ -127,8 +150,8 @@ class Client:
         return True
 
     def _watch(self, hold: Hold) -> None:
-        if self.settings.cohort:
-            self.lines.newest[hold.key] = hold
+        if self.settings.cohort and not hold.presented:
+            self.lines.newest[hold.key or hold.keys] = hold
         self.dog.add(hold)
         if not self.group.all_vote:
             self.dog.mend_soon()
@@ -136,6 +159,14 @@ class Client:
     # -- see core.hold.Keeper --------------------------------------------------------------------------------------
 
     def _granted(self, hold: Hold) -> Hold:
+        if hold.presented:
+            key = (hold.owner, hold.keys)
+            entry = self._presented.get(key)
+            if entry is None:
+                Entry(self._presented, key, None).token = hold.token
+            else:
+                entry.count += 1
+                hold.token = entry.token
         self.observer.granted(self, hold)
         self._watch(hold)
         return hold
@@ -164,6 +195,8 @@ class Watchdog:
         self.io = lane
         self.actor = lane.actor
         self.mending: Task | None = None
+        self.renewing: dict[Hold, None] = {}
+        """Those of which a renewal is under way."""
         self._slots: dict[int, dict[Hold, None]] = {}
 
     def add(self, hold: Hold) -> None:
@@ -221,8 +254,14 @@ class Watchdog:
         holds = [hold for hold in holds if hold.state == HELD and now < hold.deadline]
         if not holds:
             return
+        deadlines = [hold.deadline for hold in holds]
+        self.renewing.update(dict.fromkeys(holds))
         await renewal.renew(io, group, holds, heal=True)
         now = io.now()
+        for hold in holds:
+            self.renewing.pop(hold, None)
+        if any(now >= deadline for deadline in deadlines):
+            self.client.world.happened["31"] += 1
         for hold in holds:
             if hold.state == LOST:
                 self._lost(hold)

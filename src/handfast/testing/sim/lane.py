@@ -100,7 +100,7 @@ class Link(LinkState):
         data = b"".join(channel.out) + more
         channel.out.clear()
         if data and self.connection is not None:
-            self.lane.told(self.index, data, again)
+            self.lane.told(self.connection, self.index, data, again)
             self.connection.send(data)
 
     def _ended(self, fault: Fault | None) -> None:
@@ -185,7 +185,7 @@ class Lane(Ears):
         net: Net,
         nodes: Sequence[Node],
         shake: Callable[[int], Steps],
-        told: Callable[[int, bytes, bool], None],
+        told: Callable[[Connection, int, bytes, bool], None],
     ) -> None:
         super().__init__()
         self.actor = actor
@@ -195,7 +195,7 @@ class Lane(Ears):
         self.net = net
         self.shake = shake
         self.told = told
-        """Told of each write: to whom, what, and whether it belongs to an exchange that was under way already."""
+        """Told of each write: on which connection, to whom, what, and whether it belongs to an exchange that was under way."""
         self.wall_ahead = 0.0
         """Seconds by which this machine's wall clock is wrong."""
         self.up = 0

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from handfast import lua
 from handfast.testing.sim.world import Actor, World
 
 __all__ = ["Connection", "Net", "Server", "UserEnd"]
@@ -21,6 +22,10 @@ RESENT: Final = 0.2
 """Seconds after which a lost packet is sent again, doubled with each loss: as Linux does it."""
 ORPHANS: Final = 0.5
 """How often what is stuck on a connection that was given up is delivered all the same."""
+
+
+_ACQUIRE: Final = (lua.SHA["acquire"], lua.SHA["claim"], b"\r\nNX\r\n")
+"""What makes a lock."""
 
 
 class UserEnd(Protocol):
@@ -99,6 +104,8 @@ class Net:
         """How often something is slow, and by how much at most."""
         self.slowest = 0.0
         self.loss = 0.0
+        self.ttl = float("inf")
+        """What is on its way for longer than this is late."""
         self.far: dict[tuple[int, int], float] = {}
         """More seconds, by client and node."""
         self._cut: set[tuple[int, int, int]] = set()
@@ -115,13 +122,21 @@ class Net:
         """Bring something to the other end."""
         stuck = connection.stuck[up]
         if stuck or (self._cut and (connection.where, connection.server.index, up) in self._cut):
-            stuck.append((call, args))
+            stuck.append((self.world.now, call, args))
             return
         at = self.world.now + self._delay(connection)
         if at < connection.last[up]:
             at = connection.last[up]
         connection.last[up] = at
+        if args and at - self.world.now > self.ttl:
+            self._late(up, args[0])
         (connection.server.actor if up else connection.user).at(at, call, connection, *args)
+
+    def _late(self, up: int, data: bytes) -> None:
+        if not up:
+            self.world.happened["4"] += 1
+        elif any(each in data for each in _ACQUIRE):
+            self.world.happened["5"] += 1
 
     def _delay(self, connection: Connection) -> float:
         chance = self.world.rng.random
@@ -158,7 +173,9 @@ class Net:
                 if stuck and (connection.where, connection.server.index, up) not in self._cut:
                     held = list(stuck)
                     stuck.clear()
-                    for call, args in held:
+                    for since, call, args in held:
+                        if args and self.world.now - since > self.ttl:
+                            self._late(up, args[0])
                         self.carry(connection, up, call, *args)
 
     def ended(self, connection: Connection) -> None:

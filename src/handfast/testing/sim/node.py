@@ -47,6 +47,9 @@ class Witness(Protocol):
 
     def complain(self, number: int, text: str) -> None: ...
     def voted(self, node: Node, owner: bytes) -> None: ...
+    def passed_on(
+        self, node: Node, script: str, key: bytes, by: bytes, waiting: list[bytes], reply: Any
+    ) -> None: ...
 
 
 class Node(Store):
@@ -57,6 +60,8 @@ class Node(Store):
         self._witness = witness
         self._net = net
         self.up = True
+        self._dark = False
+        """Its machine has no power."""
         self.life = 0
         self.forgot_at = NEVER
         """When it last lost its data."""
@@ -65,6 +70,7 @@ class Node(Store):
         self.tracks = True
         self._loaded: set[bytes] = set()
         self._connections: dict[Connection, None] = {}
+        self.save()
         self._name()
 
     def _name(self) -> None:
@@ -76,22 +82,37 @@ class Node(Store):
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
-    def kill(self) -> None:
-        """kill -9: its connections are gone, and what was on its way to it."""
+    def kill(self, *, silently: bool = False) -> None:
+        """kill -9: its connections are gone, and what was on its way to it. A machine that loses its power says nothing."""
         self.up = False
-        for connection in self._connections:
-            connection.break_off()
+        self._dark = silently
+        if not silently:
+            for connection in self._connections:
+                connection.break_off()
         self._connections.clear()
         self.channels.clear()
         self.tracked.clear()
 
-    def start(self, empty: bool) -> None:
+    def start(self, memory: str) -> None:
+        """`memory`: all, none, or old: what was on its disk a second before it was killed."""
         self.up = True
+        self._dark = False
         self.life += 1
         self._loaded.clear()
         self._name()
-        if empty:
+        if memory == "none":
             self.forget()
+        elif memory == "old":
+            self.roll_back()
+            self.forgot_at = self.world.now
+
+    def save(self) -> None:
+        """What a later `roll_back` comes back to: an append-only file that is written every second."""
+        self._saved = (dict(self.data), dict(self.ends), {name: list(queue) for name, queue in self.queues.items()})
+
+    def roll_back(self) -> None:
+        self.data, self.ends, self.queues = self._saved
+        self.save()
 
     def forget(self) -> None:
         self.empty()
@@ -117,7 +138,7 @@ class Node(Store):
         if self.up:
             self._connections[connection] = None
             self._net.carry(connection, 0, connection.end.accepted)
-        else:
+        elif not self._dark:
             self._net.carry(connection, 0, connection.end.refused)
 
     def left(self, connection: Connection) -> None:
@@ -127,7 +148,10 @@ class Node(Store):
 
     def receive(self, connection: Connection, data: bytes) -> None:
         if connection not in self._connections:
-            connection.break_off()
+            if self._dark:  # half-open: nobody is told that nobody is there
+                self.world.happened["21"] += 1
+            else:
+                connection.break_off()
             return
         out: list[bytes] = []
         connection.out = out
@@ -151,16 +175,23 @@ class Node(Store):
     def _call(self, words: list[bytes]) -> Any:
         name = words[0]
         if self.mood and name not in _CALM and (name in _WRITES or not self.mood.startswith("-OOM")):
+            self.world.happened["25 " + self.mood[1:].partition(" ")[0]] += 1
             return self.mood
         if name == b"EVALSHA":
             if words[1] not in self._loaded:
+                self.world.happened["25 NOSCRIPT"] += 1
                 return "-NOSCRIPT No matching script. Please use EVAL."
             count = 3 + int(words[2])
             script, run = SCRIPTS[words[1]]
             if script == "acquire" or script == "claim":
                 self._witness.voted(self, words[count])
-            reply = run(self, words[3:count], words[count:])
+            keys = words[3:count]
+            waiting = list(self.queues.get(keys[1], ())) if script == "claim" or script == "pass" else []
+            holder = self.shows(keys[0])
+            reply = run(self, keys, words[count:])
             self.world.note("run", self.index, script, words[count], reply)
+            if waiting and self.shows(keys[0]) != holder:
+                self._witness.passed_on(self, script, keys[0], words[count], waiting, reply)
             return reply
         command = _COMMANDS.get(name)
         return command(self, words) if command is not None else f"-ERR unknown command '{name.decode()}'"

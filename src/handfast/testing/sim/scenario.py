@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any, Final, NamedTuple
 
 from handfast.core import guard
+from handfast.errors import ConfigError, NotAcquired
 from handfast.testing.sim.client import Client
-from handfast.testing.sim.faults import DRIFT, STORM, Plan, Storm, draw
 from handfast.testing.sim.lane import EPOCH
 from handfast.testing.sim.net import Net
 from handfast.testing.sim.node import Node
 from handfast.testing.sim.observer import Observer, Violation
+from handfast.testing.sim.plan import DRIFT, Plan, draw
+from handfast.testing.sim.storm import Storm
 from handfast.testing.sim.user import User
 from handfast.testing.sim.world import Circles, Clock, Task, World
 
@@ -20,8 +23,12 @@ __all__ = ["Outcome", "Scenario", "run"]
 
 AUDIT_EVERY: Final = 0.05
 YEAR: Final = 365 * 86400.0
-CALM: Final = 1.0
+BEFORE: Final = 1.0
 """Seconds before the storm, for the deployment to be opened."""
+SETTLED: Final = 5.0
+"""Seconds after the last fault within which every connection is made again."""
+SAVED_EVERY: Final = 1.0
+CROWD: Final = 50
 
 
 class Outcome(NamedTuple):
@@ -34,6 +41,9 @@ class Outcome(NamedTuple):
     digest: str
     violation: BaseException | None
     sums: dict[str, Any]
+    happened: Counter[str]
+    """See faults.py."""
+    cancelled_at: Counter[tuple[str, int]]
     recent: list[tuple[float, str, tuple[Any, ...]]]
 
 
@@ -44,53 +54,128 @@ class Scenario:
         self.plan = plan
         self.world = world = World(seed, tell=tell)
         self.net = Net(world)
+        self.net.ttl = plan.ttl
         self.observer = Observer(world, plan.owed)
         self.nodes = [Node(world, self.net, i, self._clock(EPOCH), self.observer) for i in range(plan.nodes)]
-        self.observer.nodes = self.nodes
-        chosen = plan.policy()
-        self.clients = [
-            Client(world, self.net, self.nodes, self.observer, i, chosen, self._clock(1000.0 * (i + 1)), guard=plan.guard)
-            for i in range(plan.clients)
-        ]
-        for client in self.clients:
-            if "wrong wall clocks" in plan.faults:
-                client.io.wall_ahead = world.rng.choice((-YEAR, -1.0, 0.0, 1.0, YEAR))
+        if "slow clock forgets" in plan.faults:
+            self.nodes[0].clock = Clock(world, EPOCH - 3600.0, 1 - DRIFT)
+        if "drift" in plan.faults:
+            world.happened["18"] += 1
+        self.observer.nodes = self.observer.ledger.nodes = self.nodes
+        self.strangers: list[Client] = []
+        """Clients with another max_ttl than the namespace has."""
+        self._clocks = [self._clock(1000.0 * (i + 1)) for i in range(plan.clients)]
+        self.clients = self.observer.clients = [self._client(i) for i in range(plan.clients)]
         if "no tracking" in plan.faults:
             for node in self.nodes:
                 node.tracks = world.rng.random() < 0.5
         self.users: list[User] = []
+        self.storm: Storm | None = None
 
     def _clock(self, offset: float) -> Clock:
         most = 0.05 if "wild drift" in self.plan.faults else DRIFT if "drift" in self.plan.faults else 0.0
         return Clock(self.world, offset, 1 + most * self.world.rng.uniform(-1, 1))
+
+    def _client(self, where: int, life: int = 0) -> Client:
+        plan, rng = self.plan, self.world.rng
+        strange = "another max_ttl" in plan.faults and where == plan.clients - 1
+        chosen = plan.policy(max_ttl=2 * plan.max_ttl) if strange else plan.policy()
+        client = Client(
+            self.world, self.net, self.nodes, self.observer, where, chosen, self._clocks[where],
+            guard=plan.guard, life=life,
+        )  # fmt: skip
+        if strange and plan.guard:
+            self.strangers.append(client)
+        if "wrong wall clocks" in plan.faults:
+            client.io.wall_ahead = rng.choice((-YEAR, -1.0, 0.0, 1.0, YEAR))
+            self.world.happened["40"] += client.io.wall_ahead == YEAR
+        return client
 
     def play(self) -> None:
         world, plan = self.world, self.plan
         if plan.guard:
             first = self.clients[0]
             Task(first.actor, guard.bootstrap(first.io, first.group), "bootstrap", _finish)
+        if "rolled-back restart" in plan.faults:
+            world.at(SAVED_EVERY, self._save)
         world.at(AUDIT_EVERY, self._audit)
-        world.run(CALM)
-        self.users = [User(client, plan, i) for client in self.clients for i in range(plan.users)]
-        storm = Storm(self)
-        world.run(CALM + STORM)
+        world.run(BEFORE)
+        self.storm = storm = Storm(self)
+        self.observer.quiet = lambda: world.now > storm.quiet_at + SETTLED
+        for client in self.clients:
+            self._populate(client)
+        world.run(BEFORE + plan.storm)
         storm.over = True
-        self._mend()
+        self._mend(storm)
         world.run(world.now + plan.max_ttl * 1.1 + 0.5)
         for user in self.users:
             user.last = world.now
         world.run(world.now + plan.patience + plan.max_ttl + 5.0)
         # What was left for the watchdog to release, and every ttl.
-        self.observer.at_rest(self.clients)
+        self.observer.at_rest()
 
-    def _mend(self) -> None:
+    @property
+    def calm(self) -> bool:
+        return self.storm is None or self.storm.over
+
+    def _populate(self, client: Client) -> None:
+        self.users += [User(self, client, i) for i in range(self.plan.users)]
+
+    def _mend(self, storm: Storm) -> None:
         """Faults that are under way end soon by themselves; the rest ends now."""
         self.world.note("FAULT", "all is mended")
         self.net.mend_all()
+        if storm.quiet_at == float("inf"):
+            storm.quiet_at = self.world.now
 
     def _audit(self) -> None:
         self.observer.audit()
         self.world.at(self.world.now + AUDIT_EVERY, self._audit)
+
+    def _save(self) -> None:
+        for node in self.nodes:
+            if node.up:
+                node.save()
+        if not self.calm:
+            self.world.at(self.world.now + SAVED_EVERY, self._save)
+
+    # -- what a storm does to clients ------------------------------------------------------------------------------
+
+    def stop(self, client: Client, end: float) -> None:
+        if self.storm is not None and not self.storm.over and end > self.world.now:
+            self.storm.stop(client, end)
+
+    def replace(self, dead: Client) -> None:
+        """Another process where one has died."""
+        client = self._client(dead.where, dead.life + 1)
+        last = next((user.last for user in self.users if user.client is dead), None)
+        self.users = [user for user in self.users if user.client is not dead]
+        self.clients[dead.where] = client
+        self._populate(client)
+        for user in self.users:
+            if user.client is client:
+                user.last = last
+
+    def crowd(self, name: str) -> None:
+        """Many who wait for one release, and then go one after the other."""
+        clients = [client for client in self.clients if not client.actor.stopped]
+        for i in range(CROWD if clients else 0):
+            client = clients[i % len(clients)]
+            task = Task(client.actor, self._queue(client, name), f"{client.name} crowd {i}", _finish)
+            client.tasks.append(task)
+        self.world.happened["36"] += bool(clients)
+
+    async def _queue(self, client: Client, name: str) -> None:
+        request = client.request(name)
+        began = self.observer.began(request.names)
+        try:
+            hold = await client.acquire(request, 10.0)
+        except (NotAcquired, ConfigError):
+            return
+        finally:
+            self.observer.asked_for(self.world.task)
+        self.observer.returned(client, hold, began)
+        await client.release(hold)
 
 
 def _finish(task: Task) -> None:
@@ -111,6 +196,9 @@ def run(
     except (Violation, Circles) as error:
         violation = error
     world = scene.world
-    outcome = Outcome(seed, plan, world.now, world.digest(), violation, scene.observer.sums(), list(world.recent))
+    outcome = Outcome(
+        seed, plan, world.now, world.digest(), violation, scene.observer.sums(), world.happened, world.cancelled_at,
+        list(world.recent),
+    )  # fmt: skip
     world.close()
     return outcome

@@ -76,6 +76,11 @@ class Store:
         end = self.ends.get(key)
         return None if end is not None and self.millis() > end else self.data.get(key)
 
+    def keeps(self, key: bytes) -> float:
+        """Until when it will show that, by the world's clock, if nobody changes it."""
+        end = self.ends.get(key)
+        return float("inf") if end is None else self.clock.when((end + 1) / 1000)
+
     def count(self, key: bytes) -> int:
         return int(self.data.get(key, b"0"))
 
@@ -161,6 +166,10 @@ class Store:
             return 0
         listener.reply(b">3\r\n$7\r\nmessage\r\n" + encoded(channel) + encoded(message))
         return 1
+
+    def listens(self, claim: bytes) -> bool:
+        """Whoever made this claim would hear of it."""
+        return claim[43 : 43 + int(claim[39:43])] in self.channels
 
     def forget_listener(self, connection: Connection) -> None:
         for channel in [name for name, each in self.channels.items() if each is connection]:

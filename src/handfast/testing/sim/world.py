@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, Final
@@ -29,6 +29,7 @@ __all__ = ["Actor", "Circles", "Clock", "Task", "Timer", "Waiter", "World"]
 
 LATE: Final = 1e-7
 """Seconds by which timers are late: a real one never fires before its time, and no rounding may make ours do so."""
+DEAD: Final = 1 << 30
 MOST_AT_ONCE: Final = 200_000
 """Timers of one moment: nothing in here takes time by itself, so whoever asks again at once would ask for ever."""
 
@@ -65,6 +66,10 @@ class World:
         """All that have not ended."""
         self.recent: deque[tuple[float, str, tuple[Any, ...]]] = deque(maxlen=keep)
         self.fired = 0
+        self.happened: Counter[str] = Counter()
+        """Faults that have really struck: see faults.py."""
+        self.cancelled_at: Counter[tuple[str, int]] = Counter()
+        """File and line of the core's await at which a task was cancelled."""
         self._tell = tell
         self._heap: list[tuple[float, int, Timer]] = []
         self._serial = 0
@@ -146,6 +151,14 @@ class Actor:
             while self.missed:
                 self.world.set(self.world.now, self.missed.popleft())
 
+    def die(self) -> None:
+        """It never goes on."""
+        self.stopped += DEAD
+
+    @property
+    def dead(self) -> bool:
+        return self.stopped >= DEAD
+
 
 class Clock:
     """The world's time as one machine sees it."""
@@ -212,6 +225,11 @@ class Task:
         self._done = done
         self._waiter: Waiter | None = None
         self._cancelled = False
+        self._waits = 0
+        """How often it has begun to wait."""
+        self.cancel_while = 0
+        self.cancel_after = 0
+        """At which of its waits it is cancelled, if ever: while it waits, or when it has what it waited for."""
         actor.world.tasks[self] = None
         actor.soon(self._turn)
 
@@ -247,9 +265,12 @@ class Task:
         world = self._actor.world
         self._waiter = None
         before, world.task = world.task, self
+        if self._waits and self._waits == self.cancel_after:
+            self._cancelled = True
         try:
             if self._cancelled:
                 self._cancelled = False
+                self._note_await()
                 waiter = self._work.throw(asyncio.CancelledError())
             else:
                 waiter = self._work.send(None)
@@ -262,8 +283,23 @@ class Task:
         else:
             self._waiter = waiter
             waiter.task = self
+            self._waits += 1
+            if self._waits == self.cancel_while:
+                self._actor.soon(self.cancel)
         finally:
             world.task = before
+
+    def _note_await(self) -> None:
+        """Where in the core it is cancelled."""
+        at: tuple[str, int] | None = None
+        work: Any = self._work
+        while work is not None:
+            frame = getattr(work, "cr_frame", None)
+            if frame is not None and "/core/" in frame.f_code.co_filename:
+                at = frame.f_code.co_filename.rpartition("/")[2], frame.f_lineno
+            work = getattr(work, "cr_await", None)
+        if at is not None:
+            self._actor.world.cancelled_at[at] += 1
 
     def _end(self, result: Any, error: BaseException | None) -> None:
         self.over = True
