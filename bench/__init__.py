@@ -26,4 +26,5 @@ Several who want one lock:
 By itself:
 
     hold.py                 `python -m bench.hold`: many leases held for a long time
+    topologies.py           `python -m bench.topologies`: what Sentinel and Cluster cost
 """

@@ -64,7 +64,7 @@ class Lease(LeaseView):
         if self._entry is not None and not self._leave():
             return _said(self._still_ours)
         if client._fleet is not None:
-            io = client._fleet.at(self._hold.key or self._hold.keys[0])
+            io = client._fleet.known.get(self._hold.key) or client._fleet.at(self._hold.key or self._hold.keys[0])
         if io is None or client._closed:  # None after a fork: nothing is ours
             return _said(False)
         if self._hold.settings.cohort and client._pass_on(self._hold):
@@ -162,7 +162,7 @@ class Lock(LockView):
             return client._acquire(self, terms, patience)
         io = client._io
         if client._fleet is not None:
-            io = client._fleet.at(self.key or self.keys[0])
+            io = client._fleet.known.get(self.key) or client._fleet.at(self.key or self.keys[0])
         # Looking up the running loop costs more than anything else here: once in a turn will do.
         if io is None or client._closed or not (io.turning or io.loop is _get_running_loop()):
             return client._acquire(self, terms, patience)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from handfast.core.effects import Fault, Watch
 from handfast.core.group import Group
@@ -18,6 +18,9 @@ from handfast.wire.forward import ASKING, Forward
 from handfast.wire.pipe import AioLink
 
 __all__ = ["AioFleet"]
+
+MOST_KNOWN: Final = 10_000
+"""Keys whose lane is remembered."""
 
 
 class FleetLane(AioDriver):
@@ -74,14 +77,23 @@ class AioFleet:
         self._shake = shake
         self.loop = loop
         self._lanes: dict[Route, FleetLane] = {}
+        self.known: dict[bytes, FleetLane] = {}
+        """By key, where it was looked for before; emptied when slots move."""
+        self._routes.forget_when_moved(self.known)
         self._watches: dict[bytes, list[Watch]] = {}
         self._mail: dict[bytes, Watch] = {}
 
     def at(self, key: bytes) -> FleetLane:
         """The lane for a key."""
-        slot = slot_of(key)
-        route = self._routes.of(slot)
-        return self._lanes.get(route) or self._lane(route, slot)
+        lane = self.known.get(key)
+        if lane is None:
+            slot = slot_of(key)
+            route = self._routes.of(slot)
+            lane = self._lanes.get(route) or self._lane(route, slot)
+            if len(self.known) > MOST_KNOWN:
+                self.known.clear()
+            self.known[key] = lane
+        return lane
 
     def _lane(self, route: Route, slot: int) -> FleetLane:
         addresses = self._routes.addresses(route, slot)

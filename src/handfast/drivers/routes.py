@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from handfast.errors import ConfigError
 from handfast.topology.cluster import Cluster, Shard, slot_of
@@ -23,6 +24,11 @@ class Routes:
 
     def of(self, slot: int) -> Route:
         return tuple([cluster.places[slot] for cluster in self._clusters])
+
+    def forget_when_moved(self, known: dict[bytes, Any]) -> None:
+        """Have it emptied whenever a slot is known to have moved."""
+        for cluster in self._clusters:
+            cluster.caches.append(known)
 
     def addresses(self, route: Route, slot: int) -> list[Address]:
         """For connections that take this route, made for this slot first of all."""

