@@ -6,10 +6,10 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from handfast.testing import Servers
+from handfast.testing import Server, Servers
 
 
 def find_server(path: str | None = None) -> Path | None:
@@ -57,7 +57,7 @@ def running(count: int, server: str | None = None, pin: bool = True) -> Iterator
         yield nodes
 
 
-def version(nodes: Servers) -> str:
+def version(nodes: Sequence[Server] | Servers) -> str:
     """`redis 7.0.15` or `valkey 9.1.2`, as the server itself says."""
     for name in ("valkey", "redis"):
         if said := nodes[0].info(f"{name}_version"):

