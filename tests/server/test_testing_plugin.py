@@ -36,9 +36,9 @@ def run_tests(folder: Path, *files: str, options: tuple[str, ...] = (), **env: s
 
 
 def test_the_examples_of_the_docs_pass(tmp_path: Path) -> None:
-    assert len(TESTS) == 5
+    assert len(TESTS) == 7
     said, counts = run_tests(tmp_path, *TESTS)
-    assert counts == {"passed": 6}, said
+    assert counts == {"passed": 10}, said
 
 
 def test_the_example_without_pytest_runs(tmp_path: Path) -> None:

@@ -1,0 +1,29 @@
+"""Waiting for what several servers must agree on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from ..topology.resp import ReplyError
+
+__all__ = ["until_nothing_is_missing"]
+
+STEP: Final = 0.02
+
+
+def until_nothing_is_missing(missing: Callable[[], str], within: float, whose: str) -> None:
+    """Ask what is missing until it is "". A server that does not answer yet is missing too."""
+    deadline = time.monotonic() + within
+    while what := _ask(missing):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{whose} not ready within {within:g} s: {what}")
+        time.sleep(STEP)
+
+
+def _ask(missing: Callable[[], str]) -> str:
+    try:
+        return missing()
+    except (OSError, ReplyError) as error:
+        return f"an answer ({error})"
