@@ -92,7 +92,9 @@ def _identify(group: Group, node: Node, now: Callable[[], float], warn: Callable
     """Which incarnation of which server this is, and whether it may vote."""
     sections = (b"server", b"replication", b"memory")
     asked = b"".join(encode(b"INFO", section) for section in sections)
-    replies = yield asked + encode(b"TIME") + encode(b"GET", group.marker_key), len(sections) + 2
+    if group.guard:
+        asked += encode(b"TIME") + encode(b"GET", group.marker_key)
+    replies = yield asked, len(sections) + 2 * group.guard
     _refuse(replies)
     info: dict[str, str] = {}
     for text in replies[: len(sections)]:
