@@ -1,0 +1,58 @@
+"""What a fence is told: a token, and the names that it is for."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol, TypeGuard
+
+from handfast.errors import ConfigError
+from handfast.lease import LeaseView
+from handfast.options import names_of
+
+__all__ = ["MAX_TOKEN", "Tokened", "claims_of", "is_token", "token_of"]
+
+MAX_TOKEN: Final = 2**53 - 1
+"""Lua and JSON count no further without loss."""
+
+
+class Tokened(Protocol):
+    """A lease, of either client; valid or not, because the resource decides."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def token(self) -> int | None: ...
+
+
+def is_token(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_TOKEN
+
+
+def token_of(lease: Tokened | int) -> int:
+    """The token of a lease, or a token given as it is."""
+    token = lease if isinstance(lease, int) else _attribute(lease)
+    if not is_token(token):
+        raise ConfigError(f"a token is a whole number from 1 to 2**53 - 1, not {token!r}")
+    return token
+
+
+def claims_of(lease: Tokened | str, token: int | None) -> tuple[tuple[str, ...], int]:
+    """The names to check, in one order for everybody, and the token."""
+    if isinstance(lease, str):
+        if token is None:
+            raise ConfigError(f"{lease}: a name is checked together with a token: check(conn, name, token)")
+        return names_of(lease), token_of(token)
+    if token is not None:
+        raise ConfigError("check takes a lease, or a name and a token; not a lease and a token")
+    found = token_of(lease)
+    # A lease of several names has one token, larger than all before it of each name: each of them is checked.
+    return lease._hold.names if isinstance(lease, LeaseView) else names_of(lease.name), found
+
+
+def _attribute(lease: Tokened) -> int:
+    try:
+        name, token = lease.name, lease.token
+    except AttributeError:
+        raise ConfigError(f"a fence takes a lease or its token, not {lease!r}") from None
+    if token is None:
+        raise ConfigError(f"{name}: a lease with fence=False has no token to check")
+    return token

@@ -1,0 +1,140 @@
+"""A fence around Redis keys: beside each key another one keeps the newest token that was seen.
+
+Check and write are one script (fence.lua), so nothing passes between them. The token's key is in the slot of the key
+that it guards, stays when that is deleted, and is as durable as the server is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, overload
+
+from handfast.errors import ConfigError, StaleToken
+from handfast.fenced.claims import Tokened, token_of
+
+__all__ = ["PREFIX", "RedisFence", "fence_key"]
+
+PREFIX: Final = "handfast-fence"
+"""Not "handfast:", under which the locks have their keys."""
+
+_CHECK: Final = "return nil"
+_SET: Final = "redis.call('SET', KEYS[1], ARGV[1])"
+_DELETE: Final = "return redis.call('DEL', KEYS[1])"
+_INCRBY: Final = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
+
+Key: TypeAlias = str | bytes
+Value: TypeAlias = str | bytes | int | float
+
+# What the methods return: with a blocking client the thing itself, with an asyncio one a coroutine.
+Nothing = TypeVar("Nothing")
+Number = TypeVar("Number")
+Reply = TypeVar("Reply")
+
+
+class Client(Protocol):
+    """A blocking client: Redis or RedisCluster of redis-py, Valkey or ValkeyCluster of valkey-py."""
+
+    def register_script(self, script: Any) -> Any: ...
+
+
+class AsyncClient(Client, Protocol):
+    """Their asyncio siblings."""
+
+    async def aclose(self) -> None: ...
+
+
+class RedisFence(Generic[Nothing, Number, Reply]):
+    """Writes to Redis keys with a token, in one step with its check. With an asyncio client every method is awaited.
+
+    `lease` is a lease or a token; a stale one raises StaleToken, and nothing is changed.
+    """
+
+    @overload
+    def __init__(
+        self: RedisFence[Coroutine[Any, Any, None], Coroutine[Any, Any, int], Coroutine[Any, Any, Any]],
+        client: AsyncClient,
+        prefix: str = ...,
+    ) -> None: ...
+    @overload
+    def __init__(self: RedisFence[None, int, Any], client: Client, prefix: str = ...) -> None: ...
+    def __init__(self, client: Client | AsyncClient, prefix: str = PREFIX) -> None:
+        if not isinstance(prefix, str) or not prefix or {"{", "}"} & {*prefix}:
+            raise ConfigError(f"prefix must be a string without braces, and not empty: {prefix!r}")
+        if not hasattr(client, "register_script") or hasattr(client, "execute"):
+            kind = type(client).__qualname__
+            raise ConfigError(f"RedisFence takes a client of redis-py or valkey-py, and no pipeline; not a {kind}")
+        self._client = client
+        self._prefix = prefix.encode()
+        self._scripts: dict[str, Callable[..., Any]] = {}
+
+    def set(self, key: Key, value: Value, lease: Tokened | int) -> Nothing:
+        """SET."""
+        answer: Nothing = self._do(_SET, [key], [value], lease)
+        return answer
+
+    def delete(self, key: Key, lease: Tokened | int) -> Number:
+        """DEL: 1 if the key was there, else 0. Its newest token is kept."""
+        answer: Number = self._do(_DELETE, [key], [], lease)
+        return answer
+
+    def incrby(self, key: Key, amount: int, lease: Tokened | int) -> Number:
+        """INCRBY: the new value."""
+        answer: Number = self._do(_INCRBY, [key], [amount], lease)
+        return answer
+
+    def check(self, key: Key, lease: Tokened | int) -> Nothing:
+        """Only note the token, or refuse it: for what is written elsewhere. Nothing holds the key until that is done."""
+        answer: Nothing = self._do(_CHECK, [key], [], lease)
+        return answer
+
+    def run(self, script: str, keys: Sequence[Key], args: Sequence[Value], lease: Tokened | int) -> Reply:
+        """Run your Lua behind the check of all its keys, in the same step: the script's reply.
+
+        The script has KEYS and ARGV as always. In a cluster its keys share a slot, as always.
+        """
+        if not keys or isinstance(keys, (str, bytes)):
+            raise ConfigError(f"keys must be a list of at least one key, not {keys!r}")
+        if script.startswith("#!"):
+            raise ConfigError("a script that is run behind a check has no #! line of its own")
+        answer: Reply = self._do(script, keys, args, lease)
+        return answer
+
+    def _do(self, body: str, keys: Sequence[Key], args: Sequence[Value], lease: Tokened | int) -> Any:
+        token = token_of(lease)
+        resources = [key.encode() if isinstance(key, str) else key for key in keys]
+        script = self._scripts.get(body)
+        if script is None:
+            script = self._scripts[body] = self._client.register_script(_FENCE.replace("BODY", body))
+        answer = script([*resources, *(fence_key(self._prefix, key) for key in resources)], [token, *args])
+
+        async def later() -> Any:
+            return _judged(await answer, resources, token)
+
+        return later() if hasattr(answer, "__await__") else _judged(answer, resources, token)
+
+
+def fence_key(prefix: bytes, key: bytes) -> bytes:
+    """Where the newest token of a key is kept: another place for every key, and in the key's slot.
+
+    A key with a hash tag keeps it; any other becomes one. (One with a stray brace in it cannot: in a cluster that is
+    an error, CROSSSLOT.)
+    """
+    tag = key.partition(b"{")[2]
+    tagged = b"}" in tag and not tag.startswith(b"}")
+    return prefix + b":" + key if tagged else prefix + b"{" + key + b"}"
+
+
+def _judged(answer: Any, resources: Sequence[bytes], token: int) -> Any:
+    if answer[0] == 0:
+        resource = resources[answer[1] - 1].decode(errors="replace")
+        raise StaleToken(resource, token=token, seen=int(answer[2]))
+    return answer[1]
+
+
+def _text() -> str:
+    with open(os.path.join(os.path.dirname(__file__), "fence.lua"), encoding="utf-8") as file:
+        return "".join(line for line in file if not line.startswith("--"))
+
+
+_FENCE: Final = _text()
