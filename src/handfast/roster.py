@@ -53,11 +53,10 @@ class Roster:
         return early
 
     def remove(self, hold: Hold) -> None:
-        if hold.slot:
-            with self.lock:
-                holds = self._slots.get(hold.slot)
-                if holds is not None:
-                    holds.discard(hold)
+        with self.lock:
+            holds = self._slots.get(hold.slot)
+            if holds is not None:
+                holds.discard(hold)
 
     def tended(self, hold: Hold) -> None:
         """Nothing more is to be done for it."""

@@ -118,7 +118,8 @@ class Watchdog:
     def remove(self, hold: Hold) -> None:
         """It was released, or will be by the caller."""
         self.nursery.discard(hold)
-        self._roster.remove(hold)
+        if hold.slot:
+            self._roster.remove(hold)
 
     def finish(self, hold: Hold) -> None:
         """Release from here what its owner cannot release. Takes no lock: finalizers may call it at any point."""
