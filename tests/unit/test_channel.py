@@ -69,8 +69,8 @@ def group(*, guard: bool = False) -> Group:
 
 
 def channel(steps: Steps | None = None, of: Group | None = None) -> Channel:
-    it = Channel(NODE, of or group(), steps if steps is not None else no_handshake(), Waiter)
-    it._sealed_at = 0.0  # just used: its seals ask for the marker alone
+    it = Channel(NODE, of or group(), steps if steps is not None else no_handshake(), Waiter, lambda: 0.0)
+    it._sealed_at = 0.0  # just used: its seals ask for no promotions
     return it
 
 
@@ -332,6 +332,8 @@ def test_a_connection_that_ends_while_scripts_are_loaded_answers_all_the_same() 
 # -- votes of a guarded node -------------------------------------------------------------------------------------------
 
 MARKER = b"1 run:repl 17 30000 0"
+SEAL = encode(b"GET", b"handfast:guard") + encode(b"TIME")
+TIME = b"*2\r\n$1\r\n5\r\n$1\r\n0\r\n"
 
 
 def guarded_channel() -> tuple[Channel, Group]:
@@ -347,11 +349,11 @@ def bulk(data: bytes) -> bytes:
 def test_a_vote_counts_only_behind_the_marker() -> None:
     it, _ = guarded_channel()
     vote, wide = asks(it, b"A", guarded=True), asks(it, b"B", width=2, guarded=True)
-    assert it.seal(0.0) == encode(b"GET", b"handfast:guard")
+    assert it.seal() == SEAL
     other = asks(it, b"C")
     it.feed(b":1\r\n:2\r\n:3\r\n")
     assert (vote.got, wide.got) == ([], [])
-    it.feed(bulk(MARKER) + b":4\r\n")
+    it.feed(bulk(MARKER) + TIME + b":4\r\n")
     assert (vote.got, wide.got, other.got) == ([1], [[2, 3]], [4])
 
 
@@ -363,8 +365,8 @@ def test_a_vote_counts_only_behind_the_marker() -> None:
 def test_votes_without_the_marker_are_faults_and_the_node_votes_no_more(shown: bytes, kind: str) -> None:
     it, its = guarded_channel()
     votes = [asks(it, b"A", guarded=True) for _ in range(3)]
-    it.seal(0.0)
-    it.feed(b":1\r\n:1\r\n:1\r\n" + shown)
+    it.seal()
+    it.feed(b":1\r\n:1\r\n:1\r\n" + shown + TIME)
     assert [poll.got[0].kind for poll in votes] == [kind] * 3
     assert its.nodes[NODE].marker == b""
     assert its.closed(its.nodes[NODE], 0.0) is not None
@@ -374,19 +376,19 @@ def test_votes_without_the_marker_are_faults_and_the_node_votes_no_more(shown: b
 def test_each_write_has_its_own_seal() -> None:
     it, _ = guarded_channel()
     first = asks(it, b"A", guarded=True)
-    it.seal(0.0)
+    it.seal()
     second = asks(it, b"B", guarded=True)
-    it.seal(0.0)
-    it.feed(b":1\r\n" + bulk(MARKER) + b":2\r\n")
+    it.seal()
+    it.feed(b":1\r\n" + bulk(MARKER) + TIME + b":2\r\n")
     assert (first.got, second.got) == ([1], [])
-    it.feed(b"$-1\r\n")
+    it.feed(b"$-1\r\n" + TIME)
     assert second.got[0].kind == "UNREADY"
 
 
 def test_votes_kept_back_are_told_of_the_end_of_the_connection() -> None:
     it, _ = guarded_channel()
     vote = asks(it, b"A", guarded=True)
-    it.seal(0.0)
+    it.seal()
     it.feed(b":1\r\n")
     fault = Fault("closed", "closed the connection")
     it.fail(fault)
@@ -394,16 +396,29 @@ def test_votes_kept_back_are_told_of_the_end_of_the_connection() -> None:
 
 
 def test_a_vote_that_is_sent_again_is_sealed_again() -> None:
-    it, _ = guarded_channel()
+    it, its = guarded_channel()
+    its.nodes[NODE].incarnation = b":0"
     vote = asks(it, b"EVALSHA", b"acquire", guarded=True)
-    it.seal(0.0)
+    it.seal()
     taken(it)
-    it.feed(NOSCRIPT + bulk(MARKER))
-    assert taken(it) == load_scripts() + encode(b"EVALSHA", b"acquire") + encode(b"GET", b"handfast:guard")
+    it.feed(NOSCRIPT + bulk(MARKER) + TIME)
+    assert taken(it) == load_scripts() + encode(b"EVALSHA", b"acquire") + SEAL + encode(b"INFO", b"replication")
     it.feed(LOADED + b":1\r\n")
     assert vote.got == []
-    it.feed(bulk(MARKER))
+    it.feed(bulk(MARKER) + TIME + bulk(b"role:master"))
     assert vote.got == [1]
+
+
+def test_votes_of_a_node_whose_clock_stepped_forward_do_not_count() -> None:
+    it, its = guarded_channel()
+    for seconds, counts in ((b"5", True), (b"5", True), (b"9", False)):
+        vote = asks(it, b"A", guarded=True)
+        it.seal()
+        it.feed(b":1\r\n" + bulk(MARKER) + b"*2\r\n$1\r\n" + seconds + b"\r\n$1\r\n0\r\n")
+        assert (vote.got == [1]) is counts
+    assert vote.got[0].kind == "clock"
+    assert its.nodes[NODE].marker == b""
+    assert its.suspects == {NODE}
 
 
 # -- the handshake -----------------------------------------------------------------------------------------------------

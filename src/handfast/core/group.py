@@ -102,7 +102,8 @@ class Group:
         self.mark_key = namespace + b"mark"
         """The namespace's high-water mark: the largest token that this node has voted for."""
         self.mark_arg = b"$%d\r\n%b\r\n" % (len(self.mark_key), self.mark_key) if guard else b""
-        self.read_marker = encode(b"GET", self.marker_key)
+        self.read_seal = encode(b"GET", self.marker_key) + encode(b"TIME")
+        """What is read behind votes: see guard.py."""
         self.seen_token = 0
         """The largest token seen by this client: its next proposal is above it."""
         self.suspects: frozenset[int] = frozenset()

@@ -11,8 +11,8 @@ Waiting heals locks, never counters: after Q the largest token known to at least
 of this one's counters, before its first vote. Where a majority forgot, that can no longer be had; then the maximum
 of a majority of whatever answers must do, which is what "with a minority of forgetful nodes" in the promise means.
 
-A node whose clock stepped forward has forgotten too: its keys ended early. It is put in quarantine again by
-whoever notices.
+A node whose clock stepped forward has forgotten too: its keys ended early. So its time is read with the marker, behind
+votes and renewals; whoever has met the node before notices, does not count the votes, and puts it in quarantine again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from handfast.core.quorum import Ballot, Census
 from handfast.core.resp import encode
 from handfast.errors import ConfigError
 
-__all__ = ["Marker", "adopt", "bootstrap", "clock_stepped", "quarantine", "repair"]
+__all__ = ["Marker", "adopt", "bootstrap", "clock_stepped", "quarantine", "repair", "server_time"]
 
 MARGIN: Final = 0.1
 """Seconds added to Q for the roundings of both sides."""
@@ -131,7 +131,7 @@ async def _survey(io: Effects, group: Group, patience: float = PATIENCE) -> tupl
         if marker is not None and marker.incarnation != node.incarnation:
             marker = None
         known = max(int(mark or 0), int(marker.floor) if marker and marker.votes else 0)
-        server_us = int(time[0]) * 1_000_000 + int(time[1])
+        server_us = server_time(time)
         if clock_stepped(node, sent, io.now(), server_us, group.policy.drift):
             group.suspect(index)
         states[index] = _State(raw or b"", marker, known, server_us)
@@ -252,8 +252,18 @@ async def bootstrap(io: Effects, group: Group) -> dict[str, str]:
 def clock_stepped(node: Node, sent: float, received: float, server_us: int, drift: float) -> bool:
     """Notice a forward step of a node's clock against ours, beyond drift and the round trip."""
     low, high = server_us / 1e6 - received, server_us / 1e6 - sent
-    known, node.clock = node.clock, (low, high, received)
+    known = node.clock
     if known is None:
+        node.clock = (low, high, received)
         return False
-    # Between two readings the offset may move as far as the rates may differ.
-    return low > known[1] + drift * (received - known[2]) + STEP_MARGIN
+    # Between two readings the offset may move as far as the rates may differ. A slow round trip tells little: what was
+    # known before may still be known better.
+    most = known[1] + drift * max(0.0, received - known[2])
+    stepped = low > most + STEP_MARGIN
+    node.clock = (low, high if stepped else min(high, most), received)
+    return stepped
+
+
+def server_time(reply: Any) -> int:
+    """TIME's reply, in µs."""
+    return int(reply[0]) * 1_000_000 + int(reply[1])

@@ -94,6 +94,7 @@ def _identify(group: Group, node: Node, now: Callable[[], float], warn: Callable
     asked = b"".join(encode(b"INFO", section) for section in sections)
     if group.guard:
         asked += encode(b"TIME") + encode(b"GET", group.marker_key)
+    sent = now()
     replies = yield asked, len(sections) + 2 * group.guard
     _refuse(replies)
     info: dict[str, str] = {}
@@ -114,7 +115,9 @@ def _identify(group: Group, node: Node, now: Callable[[], float], warn: Callable
     if not group.guard:
         return
     time, raw = replies[-2:]
-    server_us = int(time[0]) * 1_000_000 + int(time[1])
+    server_us = guard.server_time(time)
+    if guard.clock_stepped(node, sent, now(), server_us, group.policy.drift):
+        group.suspect(node.index)
     try:
         if not guard.adopt(group, node, raw, server_us, now()):
             (raw,) = yield guard.quarantine(group, node, raw), 1

@@ -141,7 +141,7 @@ def _tail(io: Effects, group: Group, copies: Copies | None, sent: float) -> tupl
 
     def tail(node: int, replies: list[Any]) -> Fault | None:
         if group.guard and type(replies[-1]) is list:
-            server_us = int(replies[-1][0]) * 1_000_000 + int(replies[-1][1])
+            server_us = guard.server_time(replies[-1])
             if guard.clock_stepped(group.nodes[node], sent, io.now(), server_us, group.policy.drift):
                 group.suspect(node)
         return copies.missing(replies[0]) if copies is not None else None

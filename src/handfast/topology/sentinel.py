@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from handfast import log
@@ -45,16 +45,27 @@ class SentinelMaster:
     def find(self) -> Place:
         """See wire.dial.Beacon."""
         self._listen()
-        with ThreadPoolExecutor(len(self.sentinels)) as pool:
-            answers = list(pool.map(self._ask, self.sentinels))
-        found = [answer for answer in answers if isinstance(answer, tuple)]
+        said: queue.SimpleQueue[tuple[Place, tuple[int, Place] | str]] = queue.SimpleQueue()
+        for sentinel in self.sentinels:
+            # Daemons, and not joined: one that hangs is not waited for, also not by the end of the process.
+            threading.Thread(
+                target=lambda each: said.put((each, self._ask(each))), args=(sentinel,), daemon=True, name="handfast-find"
+            ).start()
+        answers: dict[Place, tuple[int, Place] | str] = {}
+        found: list[tuple[int, Place]] = []
+        # A majority knows of every failover that has been decided.
+        while len(answers) < len(self.sentinels) and len(found) < len(self.sentinels) // 2 + 1:
+            sentinel, answer = said.get()
+            answers[sentinel] = answer
+            if isinstance(answer, tuple):
+                found.append(answer)
         if found:
             epoch, place = max(found)
             self._now_at(epoch, place)
             return place
-        said = "; ".join(f"{host}:{port} {answer}" for (host, port), answer in zip(self.sentinels, answers, strict=True))
-        message = f"no sentinel names a master {self.name!r}: {said}"
-        if all(answer == _UNKNOWN for answer in answers):
+        message = "; ".join(f"{host}:{port} {answer}" for (host, port), answer in answers.items())
+        message = f"no sentinel names a master {self.name!r}: {message}"
+        if all(answer == _UNKNOWN for answer in answers.values()):
             raise ConfigError(message)
         raise LookupError(message)
 

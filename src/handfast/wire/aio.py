@@ -38,6 +38,8 @@ class AioLane(Ears, Patience):
     """One link to each node of a group, on one event loop."""
 
     bell = TaskBell
+    now: Callable[[], float]
+    """The driver's; see Effects."""
 
     def __init__(
         self,
@@ -135,7 +137,7 @@ class AioLane(Ears, Patience):
             address = link.address_now = await self.loop.run_in_executor(None, address.located)
         # Credentials may come from somewhere slow.
         steps = await self.loop.run_in_executor(None, self.shake, link.index) if address.credentials else None
-        pipe = Pipe(link, Channel(link.index, self.group, steps or self.shake(link.index), self._waiter))
+        pipe = Pipe(link, Channel(link.index, self.group, steps or self.shake(link.index), self._waiter, self.now))
         if address.beacon is not None:
             pipe.channel.strayed = functools.partial(self._strayed, link, address)
             address.beacon.opened(pipe, address.place, Pipe.hang_up)
@@ -333,7 +335,7 @@ class AioLane(Ears, Patience):
             channel.pending.extend(polls)
             channel.sent.extend(self._shared)
             if sealed:
-                data += channel.seal(now)
+                data += channel.seal()
             if data:
                 pipe.transport.write(data)
                 if idle:

@@ -81,6 +81,9 @@ class Answer:
 class Lane(Ears):
     """One link to each node of a group."""
 
+    now: Callable[[], float]
+    """The driver's; see Effects."""
+
     def __init__(self, group: Group, addresses: Sequence[Address], shake: Callable[[int], Steps]) -> None:
         super().__init__()
         self.group = group
@@ -142,7 +145,7 @@ class Lane(Ears):
             sock = dial(address, CONNECT_TIMEOUT)
             if address.beacon is not None:
                 address.beacon.opened(sock, address.place, hang_up)
-            channel = Channel(index, self.group, self.shake(index), Answer)
+            channel = Channel(index, self.group, self.shake(index), Answer, self.now)
             if address.beacon is not None:
                 channel.strayed = functools.partial(self._strayed, index, address)
             converse(sock, channel, blocking=address.tls is None)
@@ -336,7 +339,7 @@ class Lane(Ears):
             link.asked_at = _clock()
         channel.request(payload, poll)
         if self.group.guard and isinstance(poll, Ballot) and poll.guarded:
-            channel.out.append(channel.seal(_clock()))
+            channel.out.append(channel.seal())
         self._flush(link, channel)
         self.torn = torn
 

@@ -20,7 +20,7 @@ import hiredis
 from handfast import lua
 from handfast.core.effects import SILENT, Fault, Poll
 from handfast.core.group import Group, Node
-from handfast.core.guard import incarnation
+from handfast.core.guard import clock_stepped, incarnation, server_time
 from handfast.core.handshake import Rejected, Steps, load_scripts
 from handfast.core.resp import encode
 from handfast.wire.faults import from_reply
@@ -35,6 +35,9 @@ REST: Final = 0.002
 """Seconds: far less than it takes to make a master a replica, to synchronise it and to promote it again (12 ms seen).
 Whoever sends votes more often than this meets the replica's errors in between, and then asks too."""
 INFO_REPLICATION: Final = encode(b"INFO", b"replication")
+STEPPED: Final = Fault(
+    "clock", "its clock stepped forward, so it may have let leases go early; no vote until it is checked"
+)
 UNREADY: Final = Fault("UNREADY", "forgot its data while connected, no vote until it is checked again")
 
 
@@ -93,6 +96,7 @@ class Channel:
         "heard",
         "index",
         "name",
+        "now",
         "out",
         "pending",
         "ready",
@@ -100,9 +104,13 @@ class Channel:
         "strayed",
     )
 
-    def __init__(self, index: int, group: Group, steps: Steps, question: type[Question]) -> None:
+    def __init__(
+        self, index: int, group: Group, steps: Steps, question: type[Question], now: Callable[[], float]
+    ) -> None:
         self.index = index
         self._group = group
+        self.now = now
+        """The clock that leases are counted on."""
         self._question = question
         """What the transport uses for single questions; all else in `pending` is a poll."""
         self._wakes = question.wakes
@@ -142,16 +150,17 @@ class Channel:
         self.pending.append(poll)
         self.sent.append(b"")
 
-    def seal(self, now: float) -> bytes:
-        """Read the marker behind the votes of this write; after a rest its promotions as well.
+    def seal(self) -> bytes:
+        """Read marker and time behind the votes of this write; after a rest the node's promotions as well.
 
         A master that was made a replica and then a master again, on a live connection, may have taken over data in which
         the marker is and a lease is not. That takes longer than a moment, and INFO replication shows it.
         """
+        now = self.now()
         rested = now - self._sealed_at > REST
         self._sealed_at = now
-        self._expect(_Seal(self, self._group.nodes[self.index], rested))
-        return self._group.read_marker + INFO_REPLICATION if rested else self._group.read_marker
+        self._expect(_Seal(self, self._group.nodes[self.index], now, rested))
+        return self._group.read_seal + INFO_REPLICATION if rested else self._group.read_seal
 
     def feed(self, data: bytes) -> None:
         """Take what arrived; answers go to their polls."""
@@ -252,7 +261,7 @@ class Channel:
         self._expect(poll)
         self.out += [load_scripts(), payload]
         if self._group.guard and getattr(poll, "guarded", False):
-            self.out.append(self.seal(self._sealed_at))
+            self.out.append(self.seal())
         return True
 
     def _step(self, replies: list[Any] | None) -> None:
@@ -318,14 +327,15 @@ class _Step(_Sink):
 
 
 class _Seal(_Sink):
-    """The marker that must be there behind the votes of one write."""
+    """The marker that must be there behind the votes of one write, and the time that it may be."""
 
-    __slots__ = ("channel", "incarnation", "marker", "node")
+    __slots__ = ("channel", "incarnation", "marker", "node", "sent")
 
-    def __init__(self, channel: Channel, node: Node, rested: bool) -> None:
-        super().__init__(2 if rested else 1)
+    def __init__(self, channel: Channel, node: Node, sent: float, rested: bool) -> None:
+        super().__init__(3 if rested else 2)
         self.channel = channel
         self.node = node
+        self.sent = sent
         self.marker = node.marker
         self.incarnation = node.incarnation
 
@@ -340,11 +350,16 @@ class _Seal(_Sink):
         return False
 
     def _broken(self, reply: Any) -> Fault | None:
-        marker, info = reply if self.width > 1 else (reply, None)
-        if type(marker) is Fault or type(info) is Fault:
-            return marker if type(marker) is Fault else info
+        for each in reply:
+            if type(each) is Fault:
+                return each
+        marker, time, *more = reply
         if not self.marker or marker != self.marker:
             return UNREADY
+        group, info = self.channel._group, more[0] if more else None
+        if clock_stepped(self.node, self.sent, self.channel.now(), server_time(time), group.policy.drift):
+            group.suspect(self.node.index)
+            return STEPPED
         if info is not None and (b"role:master" not in info or incarnation(self.node.run_id, info) != self.incarnation):
             return UNREADY
         return None

@@ -55,7 +55,7 @@ class Link(LinkState):
     def accepted(self, connection: Connection) -> None:
         if connection is self.connection:
             lane = self.lane
-            self.young = Channel(self.index, lane.group, lane.shake(self.index), Waiter)
+            self.young = Channel(self.index, lane.group, lane.shake(self.index), Waiter, lane.now)
             self._shake()
 
     def refused(self, connection: Connection) -> None:
@@ -160,7 +160,7 @@ class Link(LinkState):
             self.asked_at = now
         if self.hanging is None:
             self.hanging = self.lane.later(HUNG, self._hangs)
-        self._send(channel, channel.seal(now) if votes else b"", again=again)
+        self._send(channel, channel.seal() if votes else b"", again=again)
 
     def _hangs(self) -> None:
         self.hanging = None
