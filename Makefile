@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo test lint unit sim soak bench clean
+.PHONY: demo test test-long lint unit sim soak bench clean
 
 # The stamp is newer than pyproject.toml when the environment is complete.
 .venv/ready: pyproject.toml
@@ -28,6 +28,10 @@ lint: .venv/ready
 
 unit: .venv/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# Also what takes seconds, on every kind of server, and longer histories.
+test-long: .venv/ready
+	HANDFAST_LONG=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 SEEDS ?= 2000
 START ?= 0

@@ -188,6 +188,7 @@ async def test_a_lock_that_is_passed_on_is_taken_at_once(mode: str, fair: bool, 
         assert server.command("EXISTS", KEY, KEY + ":q") == 0
 
 
+@pytest.mark.slow
 @both
 async def test_a_lease_that_was_passed_on_is_renewed_and_sound(mode: str, server: Server) -> None:
     async with connected(mode, server.url, ttl=0.4) as client:
@@ -339,6 +340,7 @@ async def test_clients_do_not_pass_on_to_each_other(mode: str, one: Server) -> N
 # -- bounds: those of other processes wait too ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @FAIR
 @both
 async def test_a_turn_is_no_longer_than_a_ttl(mode: str, fair: bool, one: Server) -> None:
@@ -416,6 +418,7 @@ async def test_two_cohorts_take_turns(mode: str, fair: bool, server: Server) -> 
         eventually(lambda: server.command("EXISTS", KEY, KEY + ":q") == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"cohort": 4}], ids=["alone", "cohort"])
 @pytest.mark.parametrize("mode", MODES)
 @plain
@@ -532,6 +535,7 @@ async def test_a_client_that_is_closed_with_a_line_behind_its_holder_leaves_no_k
     await eventually_async(lambda: one.command("EXISTS", KEY) == 0)
 
 
+@pytest.mark.slow
 @FAIR
 @both
 async def test_siblings_notice_that_the_holder_has_lost_it(mode: str, fair: bool, server: Server) -> None:
@@ -574,6 +578,7 @@ async def test_what_was_lost_is_not_passed_on_behind_a_sibling_that_took_it_anew
         assert await heir.release()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_the_lock_of_a_killed_cohort_is_free_after_its_ttl(mode: str, server: Server) -> None:
     with (

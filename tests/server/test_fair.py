@@ -109,6 +109,7 @@ async def test_the_lock_goes_to_clients_in_the_order_of_their_coming(mode: str, 
         assert server.command("EXISTS", KEY, QUEUE) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_the_lock_goes_to_processes_in_the_order_of_their_coming(mode: str, server: Server) -> None:
     with Agent.several(4, mode, server.url, "a", fair=True, ttl=LONG) as agents:
@@ -198,6 +199,7 @@ async def test_try_acquire_does_not_pass_those_who_wait(mode: str, server: Serve
 # -- those who die, hang or go away --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_a_killed_waiter_is_passed_over_at_once(mode: str, server: Server) -> None:
     with Agent.several(4, mode, server.url, "a", fair=True, ttl=LONG) as (first, dead, also_dead, heir):
@@ -216,6 +218,7 @@ def test_a_killed_waiter_is_passed_over_at_once(mode: str, server: Server) -> No
     assert server.command("EXISTS", KEY, QUEUE) == 0
 
 
+@pytest.mark.slow
 def test_a_waiter_that_hangs_loses_its_claim_when_it_expires(server: Server) -> None:
     with (
         Agent("threads", server.url, "a", fair=True, ttl=0.4) as first,
@@ -244,6 +247,7 @@ def test_a_waiter_that_hangs_loses_its_claim_when_it_expires(server: Server) -> 
         assert hanging.release()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ttl", [0.8, LONG], ids=["alike", "longer"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_lock_that_was_handed_to_one_who_hangs_goes_on_after_its_ttl(mode: str, ttl: float, server: Server) -> None:
@@ -277,6 +281,7 @@ def test_a_lock_that_was_handed_to_one_who_hangs_goes_on_after_its_ttl(mode: str
     assert server.command("EXISTS", KEY, QUEUE) == 0
 
 
+@pytest.mark.slow
 def test_one_who_hangs_costs_no_more_if_the_next_in_the_queue_is_dead(server: Server) -> None:
     """Those behind have seen a holder with a long ttl: whoever is there must learn that the new one's is shorter."""
     with (
@@ -301,6 +306,7 @@ def test_one_who_hangs_costs_no_more_if_the_next_in_the_queue_is_dead(server: Se
         assert heir.release()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_the_lock_of_a_killed_holder_goes_to_the_next_after_its_ttl(mode: str, server: Server) -> None:
     with (
@@ -420,6 +426,7 @@ async def test_one_that_is_cancelled_as_it_is_handed_the_lock_passes_it_on(serve
         assert server.command("EXISTS", KEY, QUEUE) == 0
 
 
+@pytest.mark.slow
 @both
 async def test_one_whose_time_is_over_as_it_is_handed_the_lock_has_it_or_passes_it_on(mode: str, server: Server) -> None:
     async with AsyncExitStack() as stack:
@@ -564,6 +571,7 @@ async def test_a_question_that_goes_unanswered_does_not_queue_twice(mode: str, s
             assert server.command("EXISTS", KEY) == 0
 
 
+@pytest.mark.slow
 @both
 async def test_a_push_that_comes_after_the_lock_has_gone_on_is_not_believed(mode: str, server: Server) -> None:
     """It was ours, for a time in which we heard nothing; the server has told us since that another has it."""
@@ -638,6 +646,7 @@ async def test_a_push_that_is_late_does_not_prolong_the_lease(mode: str, server:
             assert await heir.release()
 
 
+@pytest.mark.slow
 @both
 async def test_a_long_wait_over_holders_that_renew_leaves_a_sound_lease(mode: str, server: Server) -> None:
     async with AsyncExitStack() as stack:
@@ -664,6 +673,7 @@ async def test_a_long_wait_over_holders_that_renew_leaves_a_sound_lease(mode: st
         assert await lease.release()
 
 
+@pytest.mark.slow
 @both
 async def test_a_lease_that_was_handed_over_is_renewed(mode: str, server: Server) -> None:
     async with connected(mode, server.url) as one, connected(mode, server.url) as two:

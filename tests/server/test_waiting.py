@@ -77,6 +77,7 @@ async def test_those_who_wait_come_in_the_order_of_their_coming(mode: str, kind:
         assert came == list(range(12))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_small_stacks")
 @both
 async def test_a_crowd_costs_the_server_one_waiter(mode: str, server: Server) -> None:
@@ -138,6 +139,7 @@ def test_whoever_leaves_the_line_the_right_one_is_next(mode: str, how: str, leav
     asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @both
 async def test_leaving_at_any_moment_disturbs_nobody(mode: str, kind: str, one: Server) -> None:
@@ -361,6 +363,7 @@ async def test_a_holder_without_a_token_is_not_told_to_have_one(mode: str, one: 
         assert (holder.owner, holder.token) == (lease.owner, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @both
 async def test_many_waits_leave_nothing_behind(mode: str, kind: str, one: Server) -> None:

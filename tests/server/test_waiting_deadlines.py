@@ -24,6 +24,7 @@ FAULTS: dict[str, Callable[[Server, Relay], None]] = {
 }
 
 
+@pytest.mark.slow
 @FAIR
 @pytest.mark.parametrize("fault", FAULTS)
 @both

@@ -124,6 +124,7 @@ async def test_a_waiter_is_woken_by_whatever_ends_the_lock(
         await promptly(lateness)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @both
 async def test_no_wake_up_is_lost_in_hundreds_of_changes(mode: str, kind: str, server: Server) -> None:
@@ -238,6 +239,7 @@ async def test_a_waiter_outlives_its_server(mode: str, fair: bool) -> None:
 # -- what it costs ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @FAIR
 @both
 async def test_while_nothing_happens_nothing_is_sent(mode: str, fair: bool, server: Server) -> None:
@@ -254,6 +256,7 @@ async def test_while_nothing_happens_nothing_is_sent(mode: str, fair: bool, serv
             await want
 
 
+@pytest.mark.slow
 @FAIR
 @both
 async def test_a_holder_that_extends_all_the_time_does_not_keep_its_waiters_busy(

@@ -91,6 +91,7 @@ def _left(server: Server) -> list[bytes]:
     return [key for key in keys if not key.endswith((b":f", b":guard", b":mark"))]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
 def test_no_wake_up_is_lost_on_one_node(server: Server, tmp_path: Path) -> None:
     happened = hunt([server], ONE_NODE, tmp_path, hunters=12)
