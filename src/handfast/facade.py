@@ -125,7 +125,7 @@ class BaseClient(Generic[L]):
         lock: Any = _new(self._lock_type)  # and no __init__: this is done for every acquisition
         lock._client = self
         lock.settings = settings
-        if owner is None and type(name) is str and 0 < len(name) <= SHORT_NAME and "{" not in name:
+        if owner is None and type(name) is str and 0 < len(name) <= SHORT_NAME and "{" not in name and name[0] != "}":
             try:
                 lock.key = (settings.key_start + name + settings.key_end).encode()
             except UnicodeEncodeError:

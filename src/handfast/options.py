@@ -110,6 +110,8 @@ def _check(policy: Policy) -> Policy:
     if policy.on_lost not in ("cancel", "event"):
         raise ConfigError(f"on_lost must be 'cancel' or 'event', not {policy.on_lost!r}")
     _text(policy.prefix, "prefix", least=0, most=MAX_NAME)
+    if "{}" in policy.prefix:
+        raise ConfigError(f"prefix must not contain {{}}, which would take the keys of a name apart: {policy.prefix!r}")
     _text(policy.label, "label", least=0, most=MAX_LABEL)
     if any(c in ": \r\n" for c in policy.label):
         raise ConfigError(f"label must not contain a colon, a space or a line break: {policy.label!r}")

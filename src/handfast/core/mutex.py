@@ -262,7 +262,8 @@ async def _peek(io: Effects, request: Request, terms: Terms, faults: dict[str, s
     def judge(node: int, replies: list[Any]) -> Any:
         for owner, left in zip(replies[::2], replies[1::2], strict=True):
             if type(owner) is Fault:
-                faults[group.nodes[node].label] = owner.text
+                if owner.lasting:  # else it is known to be held, if not by whom
+                    faults[group.nodes[node].label] = owner.text
             elif type(owner) is bytes:
                 found.append([owner, left])
         return 1

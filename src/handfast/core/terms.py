@@ -113,11 +113,15 @@ class Settings:
         """`prefix{name}`; exactly the name where it is to be shared with other implementations.
 
         A name with a hash tag of its own keeps it, so that several names can live in one slot of a cluster:
-        `prefix<a{tag}>`. No name's key is like that of another, nor like a counter's, which ends differently.
+        `prefix<a{tag}>`. One that begins with a brace would make an empty tag, which is none: `prefix[{_}}a]`. No name's
+        key is like that of another, nor like a counter's, which ends differently.
         """
-        start = name.find("{")
-        if self.key_start and start >= 0 and name.find("}", start) > start + 1:
-            return f"{self.policy.prefix}<{name}>".encode()
+        if self.key_start:
+            start = name.find("{")
+            if start >= 0 and name.find("}", start) > start + 1:
+                return f"{self.policy.prefix}<{name}>".encode()
+            if name.startswith("}"):
+                return f"{self.policy.prefix}[{{_}}{name}]".encode()
         return (self.key_start + name + self.key_end).encode()
 
     def terms_for(self, ttl: float) -> Terms:
