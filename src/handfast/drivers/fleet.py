@@ -11,7 +11,7 @@ from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.quorum import Rounds
 from handfast.drivers.aio import AioDriver
-from handfast.drivers.routes import Route, Routes
+from handfast.drivers.routes import Route, Routes, suspected
 from handfast.topology.cluster import slot_of
 from handfast.wire.dial import Address, Place
 from handfast.wire.forward import ASKING, Forward
@@ -53,6 +53,9 @@ class FleetLane(AioDriver):
             ASKING + payload if asking else payload, Forward(link.channel, poll, width, asking)
         )
         return True
+
+    def _met_silence(self) -> None:
+        suspected(link.address for link in self.links)
 
     def carry(self, payload: bytes, poll: Forward) -> None:
         """Take over a request of another lane."""

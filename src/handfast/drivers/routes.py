@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from handfast.errors import ConfigError
 from handfast.topology.cluster import Cluster, Shard, slot_of
 from handfast.wire.dial import Address, Place
 
-__all__ = ["Route", "Routes"]
+__all__ = ["Route", "Routes", "suspected"]
 
 Route = tuple[Place | None, ...]
 """Of each cluster among a client's servers: the node; None while that is not known."""
+
+
+def suspected(addresses: Iterable[Address]) -> None:
+    """A node has been silent: perhaps another serves its slots by now. Its connection is hung up when that is known."""
+    for address in addresses:
+        if address.cluster is not None:
+            address.cluster.refresh_soon()
 
 
 class Routes:

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from handfast.core.effects import Fault
+from handfast.core.effects import SILENT, Fault, Payloads, Poll
+from handfast.drivers.routes import suspected
 from handfast.drivers.threads import ThreadDriver
 from handfast.wire.blocking import Answer, Link
 from handfast.wire.channel import DISCARD
@@ -44,6 +45,17 @@ class WanderingDriver(ThreadDriver):
             self._follow(self._astray.popleft(), seconds)
         else:
             super()._wait(seconds)
+
+    def _wait_for(self, answer: Answer, end: float) -> Any:
+        reply = super()._wait_for(answer, end)
+        if reply is SILENT:
+            suspected(link.address for link in self.links)
+        return reply
+
+    def round_trip(self, payloads: Payloads, poll: Poll, patience: float) -> None:
+        super().round_trip(payloads, poll, patience)
+        if not poll.decided:
+            suspected(link.address for link in self.links)
 
     def _strayed(self, index: int, address: Address, poll: Any, payload: bytes, fault: Fault) -> bool:
         """See Channel.strayed. An operation is about one name, so the link follows it to where that is now."""

@@ -38,6 +38,9 @@ class Patience:
     def down(self, link: AioLink, fault: Fault) -> None:
         raise NotImplementedError
 
+    def _met_silence(self) -> None:
+        """Somebody has waited in vain for a node of this lane."""
+
     def _regroup(self, patience: float) -> None:
         """Who waits from now on has this patience."""
         if self._fresh:
@@ -78,9 +81,11 @@ class Patience:
         now = self.loop.time()
         for patience, queue in list(self._waiting.items()):
             while queue and self._is_over(*queue[0], now, patience):
-                for waiter in queue.popleft()[1]:
-                    if not waiter.over:
-                        waiter.set_result(SILENT)
+                in_vain = [waiter for waiter in queue.popleft()[1] if not waiter.over]
+                for waiter in in_vain:
+                    waiter.set_result(SILENT)
+                if in_vain:
+                    self._met_silence()
             if not queue:
                 del self._waiting[patience]
         for link in self.links:
