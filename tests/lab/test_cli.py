@@ -1,0 +1,151 @@
+"""`handfast lab` as a user meets it: what it says when something is wrong, what it prints, what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from tests.lab.conftest import Lab
+from tests.waiting import eventually
+
+from handfast.cli import main
+from handfast.lab.rungs import LADDER
+from handfast.lab.rungs.r01_no_lock import NoLock
+
+SHORT = ("--stock", "20", "--buyers", "6", "--workers", "3", "--seconds", "10", "--no-serve")
+
+
+def _complaint(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert main(["lab", *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = [line for line in err.splitlines() if line.strip()]
+    assert len(lines) == 1, err
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--rung", "nope"], "no rung called 'nope'; there are no-lock, mutex"),
+        (["--stock", "0"], "'--stock': 0 is not in the range"),
+        (["--bogus"], "No such option '--bogus'"),
+        (["--seconds", "soon"], "'--seconds': 'soon' is not a valid float"),
+        (["--database", "nonsense"], "--database is not a URL"),
+        (["--database", "mysql://a/b"], "--database takes postgresql://"),
+        (["--report", "/no/such/folder/out.html"], "cannot be written to"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str], options: list[str], says: str) -> None:
+    assert says in _complaint(capsys, *options)
+
+
+def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"port {port} cannot be used for the page" in _complaint(capsys, "--port", str(port))
+
+
+def test_a_database_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"postgresql://postgres@127.0.0.1:{nobody.getsockname()[1]}/shop"
+        assert "the database cannot be used" in _complaint(capsys, "--database", url, "--no-serve")
+
+
+@pytest.mark.parametrize(("missing", "extra"), [("aiohttp", "handfast[lab]"), ("click", "handfast[cli]")])
+def test_a_missing_extra_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, missing: str, extra: str
+) -> None:
+    for name in [name for name in sys.modules if re.match(r"handfast\.(lab|cli\.)|" + missing, name)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    said = _complaint(capsys)
+    assert missing in said
+    assert f"pip install '{extra}'" in said
+
+
+class _Pictures(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        assert not [value for name, value in attrs if name in ("src", "href") and value and not value.startswith("#")]
+
+
+def test_scores_as_json_and_a_report_with_pictures(tmp_path: Path, started: list[Lab]) -> None:
+    report = tmp_path / "out.html"
+    lab = Lab(tmp_path, "--rung", "mutex", "--json", "--report", str(report), *SHORT)
+    started.append(lab)
+    out, err = lab.process.communicate(timeout=50)
+    assert lab.process.returncode == 0, err
+    facts = json.loads(out)
+    assert facts["settings"]["stock"] == 20
+    right, wrong = facts["acts"]
+    assert (right["act"], right["verdict"], right["sold"], right["oversold"]) == ("mutex/one-process", "safe", 20, 0)
+    assert not right["overlaps"]
+    assert (wrong["act"], wrong["verdict"]) == ("mutex/more", "oversold")
+    assert wrong["oversold"] == wrong["sold"] + wrong["left"] - 20 > 0
+    assert wrong["overlaps"]
+    assert set(wrong) >= {"lost", "refused", "stuck", "rate", "p50", "p99", "holders", "stock_line", "marks", "load"}
+    pictures = _Pictures()
+    pictures.feed(report.read_text())
+    assert pictures.seen.count("svg") == 4
+
+
+def test_a_promise_that_was_broken_is_status_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = [replace(act, must_be_safe=True, expect="safe") for act in NoLock.acts]
+    monkeypatch.setattr(NoLock, "acts", broken)
+    assert main(["lab", "--rung", "no-lock", *SHORT]) == 1
+    out = capsys.readouterr().out
+    assert "BROKEN" in out
+    assert "no-lock/race (oversold, not safe)" in " ".join(out.split())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_behind(tmp_path: Path, started: list[Lab], number: signal.Signals) -> None:
+    lab = Lab(tmp_path, "--rung", "fenced/all-faults", "--workers", "3")
+    started.append(lab)
+    lab.address()  # so everything runs; wherever in the act it is struck
+    children = lab.children()
+    assert len(children) >= 5  # three workers, a balancer, a server
+    assert lab.end(number) == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    eventually(lambda: not any(_alive(pid) for pid in children), within=20, what="all processes are gone")
+    eventually(lambda: not list(tmp_path.iterdir()), within=20, what="no files are left")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return "Z (" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", "--help"]) == 0
+    out = capsys.readouterr().out
+    for option in (
+        "--rung",
+        "--stock",
+        "--buyers",
+        "--workers",
+        "--seconds",
+        "--json",
+        "--report",
+        "--database",
+        "--serve",
+    ):
+        assert option in out
+    assert len(LADDER) == 14

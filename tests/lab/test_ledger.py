@@ -1,0 +1,108 @@
+"""The score is arithmetic on what was seen: overlaps, standstills, what the books say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from handfast.lab import faults
+from handfast.lab.ledger import Ledger, Score, longest_gap, overlaps_of, score
+from handfast.lab.load import Tally
+from handfast.lab.rung import Act
+
+ACT = Act("act", "title", faults.nothing, "safe", must_be_safe=True)
+
+
+def _held(ledger: Ledger, order: str, since: float, until: float | None, stripe: int = 0) -> None:
+    facts: dict[str, Any] = {"order": order, "stripe": stripe}
+    ledger.hear("w1", {"what": "held", "t": since, **facts})
+    if until is not None:
+        ledger.hear("w1", {"what": "released", "t": until, **facts})
+
+
+def _wrote(ledger: Ledger, order: str | None, at: float, left: dict[str, int]) -> None:
+    ledger.hear("w1", {"what": "wrote", "t": at, "order": order, "left": left})
+
+
+def _score(ledger: Ledger, left: int, orders: set[str], tally: Tally | None = None) -> Score:
+    return score("rung/act", ACT, ledger, tally or Tally(began=0.0, ended=2.0), (left, orders), 2.0, [])
+
+
+def test_two_who_hold_at_once_are_an_overlap_and_two_in_a_row_are_not() -> None:
+    ledger = Ledger([5], 0.0)
+    _held(ledger, "a", 0.0, 1.0)
+    _held(ledger, "b", 1.0, 2.0)
+    assert overlaps_of(ledger.holders(3.0)) == []
+    _held(ledger, "c", 1.5, 1.8)
+    assert overlaps_of(ledger.holders(3.0)) == [(1.5, 1.8)]
+    assert [holder.order for holder in ledger.holders(3.0) if holder.overlap] == ["b", "c"]
+
+
+def test_one_who_never_let_go_overlaps_all_that_follow() -> None:
+    ledger = Ledger([5], 0.0)
+    _held(ledger, "a", 0.0, None)
+    _held(ledger, "b", 1.0, 1.2)
+    _held(ledger, "c", 1.2, 1.5)
+    assert overlaps_of(ledger.holders(3.0)) == [(1.0, 1.5)]
+
+
+def test_holders_of_different_stripes_do_not_overlap() -> None:
+    ledger = Ledger([5, 5], 0.0)
+    _held(ledger, "a", 0.0, 2.0, stripe=0)
+    _held(ledger, "b", 0.5, 1.0, stripe=1)
+    assert overlaps_of(ledger.holders(3.0)) == []
+
+
+def test_a_dead_process_holds_nothing() -> None:
+    ledger = Ledger([5], 0.0)
+    _held(ledger, "a", 0.0, None)
+    ledger.killed("w1", 0.5)
+    (holder,) = ledger.holders(3.0)
+    assert (holder.end, holder.until) == ("killed", 0.5)
+
+
+def test_orders_beyond_the_stock_are_oversold_and_a_promise_is_broken() -> None:
+    ledger = Ledger([2], 0.0)
+    for at, order in enumerate("abc"):
+        _wrote(ledger, order, float(at), {"0": 0})
+    found = _score(ledger, 0, {"a", "b", "c"})
+    assert (found.sold, found.oversold, found.verdict, found.broken) == (3, 1, "oversold", True)
+
+
+def test_pieces_back_on_the_shelf_count_as_oversold_before_they_are_sold_again() -> None:
+    ledger = Ledger([3], 0.0)
+    _wrote(ledger, "a", 0.1, {"0": 2})
+    _wrote(ledger, "b", 0.2, {"0": 1})
+    _wrote(ledger, "late", 0.3, {"0": 2})
+    assert ledger.oversold == 2
+    assert _score(ledger, 2, {"a", "b", "late"}).oversold == 2
+    assert [left for _, left in ledger.stock_line] == [3, 2, 1, 2]
+
+
+def test_a_shop_that_stands_still_with_stock_left_is_stuck() -> None:
+    ledger = Ledger([5], 0.0)
+    _wrote(ledger, "a", 0.1, {"0": 4})
+    found = _score(ledger, 4, {"a"})
+    assert (found.verdict, found.stuck) == ("stuck", 1.9)
+
+
+def test_a_sold_out_shop_is_not_stuck_however_long_the_buyers_stay() -> None:
+    ledger = Ledger([1], 0.0)
+    _wrote(ledger, "a", 0.1, {"0": 0})
+    found = _score(ledger, 0, {"a"})
+    assert (found.verdict, found.stuck) == ("safe", 0.1)
+
+
+def test_an_order_that_was_begun_and_never_answered_is_lost_unless_it_is_in_the_books() -> None:
+    ledger, tally = Ledger([5], 0.0), Tally(began=0.0, ended=1.0)
+    for order in ("in the books", "nowhere"):
+        _held(ledger, order, 0.1, 0.2)
+        tally.count(order, None, 0.1)
+    tally.count("never got in", None, 0.1)
+    tally.count("promised and gone", 200, 0.1)
+    assert _score(ledger, 4, {"in the books"}, tally).lost == 2
+
+
+def test_the_longest_gap_counts_from_the_opening_and_to_the_end() -> None:
+    assert longest_gap([], 1.0, 3.0) == 2.0
+    assert longest_gap([1.5, 1.6], 1.0, 3.0) == 3.0 - 1.6
+    assert longest_gap([0.5, 2.9], 1.0, 3.0) == 2.9 - 1.0
