@@ -43,7 +43,7 @@ def test_a_rung_is_run_seen_and_interfered_with(page: Page, started: list[Lab], 
     expect(page.locator("#rung-lua pre")).to_contain_text("class Lua(Rung)")
     page.locator("#rung-lua").get_by_role("button", name="Free sale").click()
     expect(stage).to_contain_text("a free sale")
-    for button, seen in (("Pause holder", "is paused"), ("Kill holder", "is killed"), ("Resume", "goes on")):
+    for button, seen in (("Pause holder", "is paused"), ("Resume", "goes on"), ("Kill holder", "is killed")):
         page.get_by_role("button", name=button).click()
         expect(stage.locator(".marks")).to_contain_text(seen)
     expect(stage.locator("svg .killed")).to_have_attribute("d", re.compile("^M"))

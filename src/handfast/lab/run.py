@@ -224,10 +224,12 @@ class Run:
         worker.pause()
         worker.send(do="go", order=victim.order)  # it reads that when it is awake again
         self.mark(f"{victim.worker} is paused (SIGSTOP)")
+        self.stage.changed()
 
     def resume(self, victim: Victim) -> None:
         self.stage.worker(victim.worker).resume()
         self.mark(f"{victim.worker} goes on (SIGCONT)")
+        self.stage.changed()
 
     def kill(self, victim: Victim) -> None:
         worker = self.stage.worker(victim.worker)
@@ -262,6 +264,7 @@ class Run:
     async def node(self, name: str, what: str) -> None:
         assert self.stage.nodes is not None
         await self.do(f"{name}: {what.replace('_', ' ')}", self.stage.nodes.do, name, what)
+        self.stage.changed()
 
     async def do(self, text: str, what: Callable[..., object], *args: Any) -> None:
         await in_thread(what, *args)

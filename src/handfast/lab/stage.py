@@ -134,7 +134,7 @@ class Stage:
 
     def __init__(self, plan: Plan, hear: Callable[[str, dict[str, Any]], None], changed: Callable[[], None]) -> None:
         self.plan = plan
-        self._hear, self._changed = hear, changed
+        self._hear, self.changed = hear, changed
         self.folder = Path(tempfile.mkdtemp(prefix="handfast-lab-"))
         # Two labs may share a database.
         self.prefix = "handfast_lab_" + self.folder.name.rpartition("-")[2].lower()
@@ -184,7 +184,7 @@ class Stage:
         if self._settings is not None:
             await self._open(worker, self._settings)
         worker.ready = True
-        self._changed()
+        self.changed()
 
     def close(self) -> None:
         for task in self._rising:
@@ -222,7 +222,7 @@ class Stage:
             await asyncio.wait_for(asyncio.gather(*opened), READY_WITHIN)
         except TimeoutError:
             raise LabError(f"not all workers opened the sale within {READY_WITHIN:g} s") from None
-        self._changed()
+        self.changed()
 
     async def _all_risen(self) -> None:
         """Whoever waits here may be stopped; those who rise go on."""
@@ -276,7 +276,7 @@ class Stage:
         task = asyncio.create_task(self._raise(worker))
         self._rising.add(task)
         task.add_done_callback(self._rising.discard)
-        self._changed()
+        self.changed()
 
     # -- what workers say
 
