@@ -30,8 +30,9 @@ MAX_LABEL: Final = 64
 def duration(value: Any, what: str, *, zero: bool = False) -> float:
     """Seconds as a float, or a ConfigError that names the parameter."""
     # Not imported here: who has a timedelta has imported it.
-    datetime = sys.modules.get("datetime")
-    if datetime is not None and isinstance(value, datetime.timedelta):
+    # Not imported for those who do without; another thread may just be importing it.
+    timedelta = getattr(sys.modules.get("datetime"), "timedelta", None)
+    if timedelta is not None and isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(f"{what} must be seconds or a timedelta, not {value!r}")
