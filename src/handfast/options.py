@@ -29,8 +29,7 @@ MAX_LABEL: Final = 64
 
 def duration(value: Any, what: str, *, zero: bool = False) -> float:
     """Seconds as a float, or a ConfigError that names the parameter."""
-    # Not imported here: who has a timedelta has imported it.
-    # Not imported for those who do without; another thread may just be importing it.
+    # Not imported here: who has a timedelta has imported it. Another thread may be in the midst of that.
     timedelta = getattr(sys.modules.get("datetime"), "timedelta", None)
     if timedelta is not None and isinstance(value, timedelta):
         value = value.total_seconds()
