@@ -25,7 +25,7 @@ def _run(args: Sequence[str] | None) -> int:
     except ModuleNotFoundError as error:
         return _complain(f"{error}: pip install 'handfast[cli]'")
     try:
-        status = handfast.main(args=list(args) if args is not None else None, standalone_mode=False)
+        status = handfast.main(args=list(args) if args is not None else None, standalone_mode=False, prog_name="handfast")
         return status if isinstance(status, int) else 0
     except click.ClickException as error:
         return _complain(error.format_message())

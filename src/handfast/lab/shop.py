@@ -1,6 +1,6 @@
 """The shop as a rung sees it: stock to read, work to do, stock to write. It is careless on purpose.
 
-`take_one` reads the stock, works, and writes back what it computed: the read-change-write of the seeds' shop, in
+`take_one` reads the stock, works, and writes back what it computed: the careless read-change-write that locks are for, in
 every rung the same. Whether two orders can be inside it at once is for the rung to decide.
 
 An order passes named points (`order.at("writing")`). The conductor may want it held at one of them: then the order says

@@ -1,0 +1,172 @@
+"""docs/lab.md and docs/lab.zh.md tell the ladder as it is: its rungs, its code, its options, and the same figures.
+
+    python -m handfast.lab --json > run.json
+    python -m tests.lab.test_docs run.json      # writes the figures of that run into both tables
+
+The tests then name the sentences whose figures (in bold) are not those of the table.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handfast.cli import main
+from handfast.lab.rungs import LADDER, acts_of
+from handfast.lab.stage import Plan
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+VERDICTS = {
+    "lab.md": {"safe": "safe", "oversold": "oversold", "stuck": "stuck"},
+    "lab.zh.md": {"safe": "安全", "oversold": "超卖", "stuck": "卡死"},
+}
+ROW = re.compile(r"^\| `([a-z-]+/[a-z-]+)` \|(.*)\|$", re.MULTILINE)
+RUNG = re.compile(r"(\d+)\. .*`([a-z-]+)`")
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+FIGURE = re.compile(rf"\*\*({NUMBER.pattern})\*\*")
+
+both = pytest.mark.parametrize("name", VERDICTS)
+
+
+def _text(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def _sections(name: str) -> list[tuple[str, str]]:
+    """Heading and text of every section, in order; the first has no heading."""
+    parts = re.split(r"^##+ (.*)$", _text(name), flags=re.MULTILINE)
+    return list(zip(["", *parts[1::2]], parts[0::2], strict=True))
+
+
+def _rung_sections(name: str) -> dict[str, str]:
+    found = ((RUNG.search(heading), text) for heading, text in _sections(name))
+    return {heading[2]: text for heading, text in found if heading}
+
+
+def _rows(name: str) -> dict[str, list[str]]:
+    """The cells behind each act's name: sold, oversold, left, lost, refused, stuck, orders/s, verdict."""
+    return {act: [cell.strip() for cell in cells.split("|")] for act, cells in ROW.findall(_text(name))}
+
+
+@both
+def test_every_rung_has_its_section_in_the_ladders_order(name: str) -> None:
+    headings = [RUNG.search(heading) for heading, _ in _sections(name)]
+    told = [(int(heading[1]), heading[2]) for heading in headings if heading]
+    assert told == [(number, rung.name) for number, rung in enumerate(LADDER, 1)]
+
+
+@both
+def test_every_section_links_the_file_of_its_rung(name: str) -> None:
+    sections = _rung_sections(name)
+    for rung in LADDER:
+        assert f"rungs/{Path(inspect.getfile(rung)).name})" in sections[rung.name]
+
+
+@both
+def test_links_and_pictures_lead_somewhere(name: str) -> None:
+    targets = re.findall(r"\]\(([^)#]+)", _text(name))
+    assert targets.count("lab.png") == 1
+    for target in targets:
+        assert (DOCS / target).exists(), target
+
+
+@both
+def test_quoted_code_is_in_the_file_that_the_section_links(name: str) -> None:
+    quoting = set[str]()
+    for heading, text in _sections(name):
+        files = [DOCS / target for target in re.findall(r"\]\(([^)]+\.py)\)", text)]
+        for block in re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
+            assert any(_has_lines(path, block) for path in files), f"{heading}: {block}"
+            quoting.add(heading)
+    assert len(quoting) == len(LADDER) + 1  # and the shop itself
+
+
+def _has_lines(path: Path, block: str) -> bool:
+    """Those lines, one after the other, indented in whatever way."""
+    wanted = [line.strip() for line in block.splitlines()]
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    return any(lines[start : start + len(wanted)] == wanted for start in range(len(lines)))
+
+
+@both
+def test_options_and_rungs_of_the_commands_exist(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", "--help"]) == 0
+    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", _text(name)))
+    assert named == known - {"--help"}
+    for rung in re.findall(r"--rung ([a-z/-]+)", _text(name)):
+        assert acts_of(rung)
+
+
+@both
+def test_make_targets_exist(name: str) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"(?:^|`)make ([a-z]+)", _text(name), flags=re.MULTILINE)
+    assert targets
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+@both
+def test_the_table_has_every_act_and_its_verdict_follows_from_its_figures(name: str) -> None:
+    rows = _rows(name)
+    acts = {f"{rung.name}/{act.name}": act for rung in LADDER for act in rung.acts}
+    assert list(rows) == list(acts)
+    for act, (sold, oversold, left, *_, verdict) in rows.items():
+        assert verdict == VERDICTS[name][acts[act].expect], act
+        assert int(oversold) == max(0, int(sold) + int(left) - Plan().stock), act
+        assert (int(oversold) > 0) == (acts[act].expect == "oversold"), act
+
+
+@both
+def test_figures_in_sentences_are_those_of_the_table(name: str) -> None:
+    rows = _rows(name)
+    for rung, text in _rung_sections(name).items():
+        measured = {cell for act in rows for cell in rows[act] if act.startswith(f"{rung}/")}
+        figures = set(FIGURE.findall(text))
+        assert figures, rung
+        assert figures <= measured, rung
+    lessons = set(FIGURE.findall(_sections(name)[-1][1]))
+    assert lessons == {rows[act][-2] for act in ("fenced/sale", "segments/sale", "cohort/sale")}
+
+
+def test_both_languages_have_the_same_figures() -> None:
+    english, chinese = _rows("lab.md"), _rows("lab.zh.md")
+    assert {act: cells[:-1] for act, cells in english.items()} == {act: cells[:-1] for act, cells in chinese.items()}
+    for (heading, one), (_, other) in zip(_sections("lab.md"), _sections("lab.zh.md"), strict=True):
+        assert sorted(NUMBER.findall(one)) == sorted(NUMBER.findall(other)), heading
+
+
+def test_both_languages_quote_the_same_code_and_the_same_words_of_the_lab() -> None:
+    for (heading, one), (_, other) in zip(_sections("lab.md"), _sections("lab.zh.md"), strict=True):
+        assert _quoted(one) == _quoted(other), heading
+
+
+def _quoted(text: str) -> list[str]:
+    """Blocks of code, and the lab's own sentences."""
+    blocks: list[str] = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    spans: list[str] = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return blocks + [" ".join(span.split()) for span in spans if span.count(" ") >= 3]
+
+
+def _write_figures(facts: dict[str, Any]) -> None:
+    for name, words in VERDICTS.items():
+        rows = [
+            f"| `{act['act']}` | {act['sold']} | {act['oversold']} | {act['left']} | {act['lost']} | {act['refused']} "
+            f"| {act['stuck']:.2f} | {act['rate']:.0f} | {words[act['verdict']]} |"
+            for act in facts["acts"]
+        ]
+        text, written = re.subn(rf"(?:{ROW.pattern}\n)+", "\n".join(rows) + "\n", _text(name), flags=re.MULTILINE)
+        assert written == 1, f"{name} has {written} tables"
+        (DOCS / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _write_figures(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
