@@ -4,7 +4,9 @@
   store     a server's data                             scripts   the Lua transitions
   node      a server: bytes in, bytes out               lane      Effects and Lobby over all that
   client    a process: keeper and watchdog              user      what processes do with locks
-  faults    what goes wrong, and what is owed then      observer  the invariants
+  plan      what a seed decides, and what is owed then  storm     how faults strike (rare: one that chance never would)
+  faults    SAFETY.md's faults, by number               register  the resources that locks protect
+  observer  the invariants                              ledger    what was sent for whom
   scenario  one seed from beginning to end
 
 `python -m handfast.testing.sim --seeds 1000` runs seeds, `--seed N --trace` replays one.

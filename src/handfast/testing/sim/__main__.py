@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
+from handfast.testing.sim.faults import SIMULATED
 from handfast.testing.sim.scenario import Outcome, run
 
-__all__ = ["main", "report"]
+__all__ = ["line", "main", "report"]
 
 SHOWN = 60
 """Events before a violation."""
@@ -41,10 +46,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=300, help="how many (default: 300)")
     parser.add_argument("--start", type=int, default=0, help="the first of them")
     parser.add_argument("--most", type=int, default=10, help="stop after so many violations")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
     options = parser.parse_args(argv)
     if options.seed is not None:
         return _one(options.seed, trace=options.trace)
-    return _many(range(options.start, options.start + options.seeds), options.most)
+    return _many(range(options.start, options.start + options.seeds), options.most, options.jobs)
 
 
 def _one(seed: int, *, trace: bool) -> int:
@@ -61,26 +67,49 @@ def _one(seed: int, *, trace: bool) -> int:
     return 0
 
 
-def _many(seeds: range, most: int) -> int:
+def _run(seed: int) -> Outcome:
+    outcome = run(seed)
+    if outcome.violation is not None:
+        outcome.violation.__traceback__ = None
+        return outcome._replace(violation=AssertionError(str(outcome.violation)), recent=outcome.recent[-SHOWN:])
+    return outcome._replace(recent=[])
+
+
+@contextmanager
+def _outcomes(seeds: range, jobs: int) -> Iterator[Iterable[Outcome]]:
+    if jobs < 2:
+        yield map(_run, seeds)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield pool.map(_run, seeds, chunksize=10)
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _many(seeds: range, most: int, jobs: int) -> int:
     began = time.perf_counter()
     sums: Counter[str] = Counter()
+    happened: Counter[str] = Counter()
     simulated, violations, done = 0.0, 0, 0
-    for seed in seeds:
-        outcome = run(seed)
-        simulated += outcome.seconds
-        sums.update(outcome.sums)
-        done += 1
-        if outcome.violation is not None:
-            violations += 1
-            print(report(outcome), flush=True)
-            if violations >= most:
-                break
+    with _outcomes(seeds, jobs) as outcomes:
+        for outcome in outcomes:
+            simulated += outcome.seconds
+            sums.update(outcome.sums)
+            happened.update(outcome.happened)
+            done += 1
+            if outcome.violation is not None:
+                violations += 1
+                print(report(outcome), flush=True)
+                if violations >= most:
+                    break
     took = time.perf_counter() - began
     print(
         f"{done} seeds, {simulated / 3600:.1f} simulated hours, {violations} violations; "
-        f"{took:.0f} s, {60 * done / took:.0f} seeds a minute"
+        f"{took:.0f} s on {jobs} cores, {60 * done / took:.0f} seeds a minute"
     )
     print("  " + ", ".join(f"{word} {count}" for word, count in sums.items()))
+    print("  faults, by number: " + ", ".join(
+        f"{number}: {sum(happened[each] for each in fault.counts(number))}" for number, fault in SIMULATED.items()
+    ))  # fmt: skip
     return 1 if violations else 0
 
 

@@ -23,11 +23,12 @@ from handfast.core.terms import Settings, Terms
 from handfast.errors import HandfastError
 from handfast.lease import Entry
 from handfast.options import Policy
+from handfast.roster import SLOTS_PER_SECOND
 from handfast.testing.sim.lane import Lane
 from handfast.testing.sim.net import Net
 from handfast.testing.sim.node import Node
 from handfast.testing.sim.world import Actor, Clock, Task, World
-from handfast.watchdog import CONNECT_PATIENCE, MEND_LATEST, MEND_SOONEST, SLOTS_PER_SECOND
+from handfast.watchdog import CONNECT_PATIENCE, MEND_LATEST, MEND_SOONEST
 
 if TYPE_CHECKING:
     from handfast.testing.sim.observer import Observer
@@ -130,12 +131,13 @@ class Client:
         return last
 
     async def extend(self, hold: Hold, ttl: float) -> None:
-        soon = self.clock.now() + hold.settings.policy.validity(ttl)
+        soon, deadline = self.clock.now() + hold.settings.policy.validity(ttl), hold.deadline
         if soon < hold.deadline:
             self.dog.file(hold, min(soon, renewal.due(hold, self.clock.now())))
         try:
             await mutex.extend(self.io, hold, ttl)
         finally:
+            self.observer.renewed(self, hold, deadline)
             if hold.state == HELD:
                 self.dog.file(hold, renewal.due(hold, self.clock.now()))
 
@@ -258,10 +260,10 @@ class Watchdog:
         self.renewing.update(dict.fromkeys(holds))
         await renewal.renew(io, group, holds, heal=True)
         now = io.now()
-        for hold in holds:
+        for hold, deadline in zip(holds, deadlines, strict=True):
             self.renewing.pop(hold, None)
-        if any(now >= deadline for deadline in deadlines):
-            self.client.world.happened["31"] += 1
+            self.client.world.happened["31"] += now >= deadline
+            self.client.observer.renewed(self.client, hold, deadline)
         for hold in holds:
             if hold.state == LOST:
                 self._lost(hold)

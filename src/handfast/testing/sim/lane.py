@@ -195,7 +195,7 @@ class Lane(Ears):
         self.net = net
         self.shake = shake
         self.told = told
-        """Told of each write: on which connection, to whom, what, and whether it belongs to an exchange that was under way."""
+        """Told of each write: on which connection, to whom, what, and whether its exchange was under way before."""
         self.wall_ahead = 0.0
         """Seconds by which this machine's wall clock is wrong."""
         self.up = 0

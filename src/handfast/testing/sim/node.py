@@ -14,12 +14,13 @@ from handfast import lua
 from handfast.core.guard import Marker
 from handfast.testing.sim.net import Connection, Net
 from handfast.testing.sim.scripts import SCRIPTS
-from handfast.testing.sim.store import Store, encoded
+from handfast.testing.sim.store import Store, WrongType, encoded
 from handfast.testing.sim.world import Actor, Clock, World
 
 __all__ = ["Node", "commands_in"]
 
 NEVER: Final = float("-inf")
+WRONGTYPE: Final = "-WRONGTYPE Operation against a key holding the wrong kind of value"
 _NAMES: Final = {lua.TEXT[name]: lua.SHA[name] for name in lua.NAMES}
 _WRITES: Final = frozenset({b"SET", b"EVALSHA", b"DEL", b"DELIFEQ"})
 _CALM: Final = frozenset({b"PING", b"HELLO", b"CLIENT", b"SCRIPT", b"INFO"})
@@ -47,9 +48,7 @@ class Witness(Protocol):
 
     def complain(self, number: int, text: str) -> None: ...
     def voted(self, node: Node, owner: bytes) -> None: ...
-    def passed_on(
-        self, node: Node, script: str, key: bytes, by: bytes, waiting: list[bytes], reply: Any
-    ) -> None: ...
+    def passed_on(self, node: Node, script: str, key: bytes, by: bytes, waiting: list[bytes], reply: Any) -> None: ...
 
 
 class Node(Store):
@@ -68,6 +67,8 @@ class Node(Store):
         self.mood = ""
         """The error with which it meets those who want something of it, if any: see faults.py."""
         self.tracks = True
+        self.forgetting: Callable[[Node], None] | None = None
+        """Called when it has granted its vote, if that may be the last that it remembers."""
         self._loaded: set[bytes] = set()
         self._connections: dict[Connection, None] = {}
         self.save()
@@ -83,7 +84,7 @@ class Node(Store):
     # -- faults ----------------------------------------------------------------------------------------------------
 
     def kill(self, *, silently: bool = False) -> None:
-        """kill -9: its connections are gone, and what was on its way to it. A machine that loses its power says nothing."""
+        """kill -9: its connections are gone, and what was on its way to it. Without power a machine says nothing."""
         self.up = False
         self._dark = silently
         if not silently:
@@ -91,6 +92,7 @@ class Node(Store):
                 connection.break_off()
         self._connections.clear()
         self.channels.clear()
+        self.trackers.clear()
         self.tracked.clear()
 
     def start(self, memory: str) -> None:
@@ -159,9 +161,11 @@ class Node(Store):
         for words in commands_in(data):
             if caching and self.tracks:
                 for key in words[1:]:
-                    self.get(key)
+                    self.exists(key)
                     self.track(key, connection)
             caching = words[0] == b"CLIENT" and words[1] == b"CACHING"
+            if words[0] == b"CLIENT" and words[1] == b"TRACKING" and self.tracks:
+                self.trackers[connection] = None
             if words[0] == b"SUBSCRIBE":  # confirmed by a push
                 self.channels[words[1]] = connection
                 out.append(b">3\r\n$9\r\nsubscribe\r\n" + encoded(words[1]) + b":1\r\n")
@@ -188,24 +192,34 @@ class Node(Store):
             keys = words[3:count]
             waiting = list(self.queues.get(keys[1], ())) if script == "claim" or script == "pass" else []
             holder = self.shows(keys[0])
-            reply = run(self, keys, words[count:])
+            try:
+                reply = run(self, keys, words[count:])
+            except WrongType:
+                reply = WRONGTYPE
+            except ValueError:  # something that a stranger has made of a counter
+                reply = "-ERR Error running script: attempt to perform arithmetic on a nil value"
             self.world.note("run", self.index, script, words[count], reply)
+            if self.forgetting is not None and script == "acquire" and type(reply) is int:
+                self.forgetting(self)
             if waiting and self.shows(keys[0]) != holder:
                 self._witness.passed_on(self, script, keys[0], words[count], waiting, reply)
             return reply
         command = _COMMANDS.get(name)
-        return command(self, words) if command is not None else f"-ERR unknown command '{name.decode()}'"
+        try:
+            return command(self, words) if command is not None else f"-ERR unknown command '{name.decode()}'"
+        except WrongType:
+            return WRONGTYPE
 
     def _set(self, words: list[bytes]) -> Any:
         key, value, options = words[1], words[2], words[3:]
         px = int(options[options.index(b"PX") + 1]) if b"PX" in options else None
         if b"NX" in options:
-            if self.get(key) is not None:
+            if self.exists(key):
                 return None
             self._witness.voted(self, value)
             self.put(key, value, px, value)
         else:
-            self.plainly(key, value, px)
+            self.overwrite(key, value, px)
         return "OK"
 
     def _get(self, words: list[bytes]) -> Any:
@@ -218,10 +232,13 @@ class Node(Store):
         return self.pttl(words[1])
 
     def _del(self, words: list[bytes]) -> Any:
-        found = [key for key in words[1:] if self.get(key) is not None]
+        found = [key for key in words[1:] if self.exists(key)]
         for key in found:
             # A plain DEL is made in nobody's name: right for a hint, never for a lock.
-            self.drop(key, self.data[key] if key.endswith(b":w") else b"")
+            if self.queues.pop(key, None) is not None:
+                self.touch(key)
+            else:
+                self.drop(key, self.data[key] if key.endswith(b":w") else b"")
         return len(found)
 
     def _delifeq(self, words: list[bytes]) -> Any:
@@ -231,7 +248,14 @@ class Node(Store):
         return 1
 
     def _lrange(self, words: list[bytes]) -> Any:
-        return list(self.queues.get(words[1], []))
+        return list(self.queue(words[1]))
+
+    def _rpush(self, words: list[bytes]) -> Any:
+        queue = self.queue(words[1])
+        self.queues[words[1]] = queue
+        queue += words[2:]
+        self.touch(words[1])
+        return len(queue)
 
     def _time(self, words: list[bytes]) -> Any:
         seconds, micros = divmod(self.micros(), 1_000_000)
@@ -241,9 +265,16 @@ class Node(Store):
         return self._about
 
     def _script(self, words: list[bytes]) -> Any:
+        if words[1] == b"FLUSH":
+            self.lose_scripts()
+            return "OK"
         sha = _NAMES[words[2]]
         self._loaded.add(sha)
         return sha
+
+    def _flushall(self, words: list[bytes]) -> Any:
+        self.forget()
+        return "OK"
 
     def _hello(self, words: list[bytes]) -> Any:
         return "OK"
@@ -263,6 +294,8 @@ _COMMANDS: Final[dict[bytes, Callable[[Node, list[bytes]], Any]]] = {
     b"DEL": Node._del,
     b"DELIFEQ": Node._delifeq,
     b"LRANGE": Node._lrange,
+    b"RPUSH": Node._rpush,
+    b"FLUSHALL": Node._flushall,
     b"TIME": Node._time,
     b"INFO": Node._info,
     b"SCRIPT": Node._script,

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from handfast.core.commands import owner_in
-from handfast.core.guard import period
+from handfast.core.guard import MARGIN
 from handfast.core.hold import HELD, LOST, RELEASED, Hold
+from handfast.core.waiting import LOOK_AGAIN
 from handfast.testing.sim.ledger import Ledger
 from handfast.testing.sim.net import Connection
 from handfast.testing.sim.node import Node
@@ -32,7 +33,10 @@ INVARIANTS: Final = {
     3: ("tokens are unique per name", ("observer.returned",)),
     4: ("no update of a fenced register is lost", ("observer.write",)),
     5: ("what says that it is valid is held on M nodes, for as long as it says so", ("observer._held_on_a_majority",)),
-    6: ("nothing is valid after its deadline, and its loss is told", ("observer.granted", "observer._lost_in_time")),
+    6: (
+        "nothing is valid after its deadline, and its loss is told",
+        ("observer.granted", "observer.renewed", "observer._lost_in_time"),
+    ),
     7: ("LOST and RELEASED are final, nothing is sent for them", ("observer.audit", "ledger._still_held")),
     8: ("nobody touches another's key", ("store.put", "store.drop")),
     9: ("a failed or cancelled acquisition leaves nothing behind", ("ledger.audit", "observer.at_rest")),
@@ -94,6 +98,7 @@ class Observer:
         self._votes: dict[tuple[int, bytes], float] = {}
         """By node and owner: how long before its vote the node had lost its data."""
         self._free_since: dict[tuple[Client, Any], float] = {}
+        self._granted_at: dict[bytes, float] = {}
         self.ledger = Ledger(world, self.complain, self._by_owner)
         self.asked_for: Callable[[Task | None], None] = self.ledger.asked_for
 
@@ -115,6 +120,7 @@ class Observer:
             if client.clock.now() >= hold.deadline:
                 self.complain(6, f"{hold.name} was granted to {hold.owner!r} after its deadline")
             self._by_owner.setdefault(hold.owner, []).append(hold)
+            self._granted_at.update(dict.fromkeys(hold.keys, self.world.now))
             for name in hold.names:
                 self._now_held.setdefault(name, {})[hold] = client
                 self._no_two_valid(name)
@@ -139,7 +145,8 @@ class Observer:
 
     def _no_young_votes(self, client: Client, hold: Hold) -> None:
         # Q is counted on other clocks than the world's.
-        least = period(client.group) * (1 - 2 * client.group.policy.drift) - ROUNDING
+        policy = client.group.policy
+        least = (policy.max_ttl * (1 + 2 * policy.drift) + MARGIN) * (1 - 2 * policy.drift) - ROUNDING
         if not self.owed.exclusive:
             return
         for node in self.nodes:
@@ -159,8 +166,15 @@ class Observer:
             or (group.guard and not node.may_vote(group.marker_key))
         ]
         if len(on) < group.need:
-            self.complain(5, f"{hold.name} is valid for {hold.owner!r} for another "
-                          f"{hold.deadline - client.clock.now():.3f} s, and is held for so long on nodes {on} only")  # fmt: skip
+            left = hold.deadline - client.clock.now()
+            self.complain(
+                5, f"{hold.name} is valid for {hold.owner!r} for another {left:.3f} s, and held for so long on {on} only"
+            )
+
+    def renewed(self, client: Client, hold: Hold, deadline: float) -> None:
+        """A renewal has ended of what was to end at `deadline`."""
+        if client.clock.now() >= deadline and self.valid(client, hold):
+            self.complain(6, f"{hold.name} of {hold.owner!r} was over at its deadline, and is valid again")
 
     def voted(self, node: Node, owner: bytes) -> None:
         """A node was asked for its vote."""
@@ -193,16 +207,14 @@ class Observer:
         self.world.note("sends", client.name, node, data if len(data) < 1500 else len(data))
         self.ledger.told(client, connection, node, data, again)
 
-    def passed_on(
-        self, node: Node, script: str, key: bytes, by: bytes, waiting: list[bytes], reply: Any
-    ) -> None:
+    def passed_on(self, node: Node, script: str, key: bytes, by: bytes, waiting: list[bytes], reply: Any) -> None:
         """A fair lock may have gone to somebody in its queue: to the first who is there, if to anybody."""
         owner, second = node.shows(key), node.micros() // 1_000_000
         others = [each for each in waiting if owner_in(each) != by and node.listens(each)]
         heirs = [owner_in(each) for each in others if int(each[:10]) >= second]
         if script == "pass" and reply == 1 and owner is None and heirs:
             self.complain(11, f"{key!r} was let go, and {heirs[0]!r}, who waits for it, was not told")
-        if owner in map(owner_in, others) and owner not in heirs[:1]:
+        if owner is not None and owner in map(owner_in, others) and owner not in heirs[:1]:
             self.complain(11, f"{key!r} went to {owner!r}, whose turn it is not; the next are {heirs}")
 
     # -- resources -------------------------------------------------------------------------------------------------
@@ -223,7 +235,7 @@ class Observer:
             self.complain(4, f"{hold.name}: token {hold.token} writes {value}: an update is lost")
 
     def write_plain(self, hold: Hold, value: int, *, at_once: bool) -> None:
-        """`at_once`: everybody looks at its lease in the moment of the write, so only a broken exclusion can lose an update."""
+        """`at_once`: all look at their leases when they write, so only a broken exclusion can lose an update."""
         if self.register(hold.names[0]).write_plain(value) and at_once and self.owed.exclusive:
             self.complain(1, f"{hold.name}: an update of a resource without tokens is lost, {hold.owner!r} was valid")
 
@@ -262,8 +274,11 @@ class Observer:
                 if free < group.need or client.actor.stopped:
                     self._free_since.pop((client, keys), None)
                     continue
-                since = self._free_since.setdefault((client, keys), self.world.now)
-                if self.world.now - since > SLEPT_ON:
+                # What is granted and released again between two looks is not slept on.
+                granted = max(self._granted_at.get(key, 0.0) for key in wanted)
+                since = max(granted, self._free_since.setdefault((client, keys), self.world.now))
+                # If too few of several nodes could be asked to push anything, it is looked at again after a while.
+                if self.world.now - since > SLEPT_ON + (LOOK_AGAIN if group.n > 1 else 0.0):
                     self.complain(11, f"{keys!r} has been free since {since:.2f} s, and {client.name} waits for it")
 
     def _lost_in_time(self, client: Client, hold: Hold) -> None:

@@ -124,7 +124,7 @@ def _token_of(at: Store, fence: bytes, step: int) -> bytes:
 def _hand_over(at: Store, keys: Words, me: bytes, holder: bytes) -> tuple[bytes, int, bytes] | None:
     lock, queue, fence = keys
     seconds, micros = divmod(at.micros(), 1_000_000)
-    claims = at.queues.get(queue, [])
+    claims = at.queue(queue)
     while claims:
         claim = claims.pop(0)
         if int(claim[:10]) < seconds:
@@ -148,7 +148,7 @@ def _tell(at: Store, claim: bytes, what: bytes) -> bool:
 
 def _place(at: Store, queue: bytes, claim: bytes, owner: bytes) -> int:
     """Where it stands in the queue, or would; `?` is whatever claim the owner has."""
-    claims = at.queues.get(queue, [])
+    claims = at.queue(queue)
     found = [i for i, each in enumerate(claims) if each == claim or (claim == b"?" and owner_in(each) == owner)]
     return found[0] if found else len(claims)
 
@@ -161,10 +161,10 @@ def claim(at: Store, keys: Words, args: Words) -> Any:
     time = [b"%d" % seconds, b"%d" % micros]
     left = 0
     if holder == owner:
-        return [1, at.pttl(lock), at.data.get(fence) if step else b"0", *time]
+        return [1, at.pttl(lock), (at.get(fence) if step else None) or b"0", *time]
     if holder is not None:
         left = _clamped(at, lock, holder, most)
-    elif not at.queues.get(queue):
+    elif not at.exists(queue):
         at.put(lock, owner, ttl, owner)
         return [1, ttl, _token_of(at, fence, step), *time]
     mine = b""
@@ -188,7 +188,7 @@ def pass_(at: Store, keys: Words, args: Words) -> Any:
     owner, before = args
     if before:
         place = _place(at, queue, before, owner)
-        del at.queues.get(queue, [])[place : place + 1]
+        del at.queue(queue)[place : place + 1]
     if at.get(lock) != owner:
         return 0
     if _hand_over(at, keys, b"", owner) is None:

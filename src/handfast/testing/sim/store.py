@@ -15,10 +15,14 @@ from typing import Any, Final
 from handfast.testing.sim.net import Connection
 from handfast.testing.sim.world import Actor, Clock, World
 
-__all__ = ["Store", "encoded"]
+__all__ = ["Store", "WrongType", "encoded"]
 
 CYCLE: Final = 0.1
 """Seconds: at most so long after its end a key is found to be over by the server itself."""
+
+
+class WrongType(Exception):
+    """A key is something else than the command wants."""
 
 
 def encoded(reply: Any) -> bytes:
@@ -51,6 +55,8 @@ class Store:
         self.queues: dict[bytes, list[bytes]] = {}
         self.channels: dict[bytes, Connection] = {}
         """Who has subscribed to what."""
+        self.trackers: dict[Connection, None] = {}
+        """Who has asked that some of its reads be tracked."""
         self.tracked: dict[bytes, dict[Connection, None]] = {}
         """By key: who has asked to be told of its next change."""
 
@@ -69,6 +75,8 @@ class Store:
         if end is not None and self.millis() > end:
             del self.data[key], self.ends[key]
             self.touch(key)
+        if self.queues.get(key):
+            raise WrongType
         return self.data.get(key)
 
     def shows(self, key: bytes) -> bytes | None:
@@ -82,11 +90,24 @@ class Store:
         return float("inf") if end is None else self.clock.when((end + 1) / 1000)
 
     def count(self, key: bytes) -> int:
+        """A counter; one that a stranger has made something else of is a ValueError."""
+        if self.queues.get(key):
+            raise WrongType
         return int(self.data.get(key, b"0"))
+
+    def exists(self, key: bytes) -> bool:
+        return bool(self.queues.get(key)) or self.get(key) is not None
+
+    def queue(self, key: bytes) -> list[bytes]:
+        """The very list, or an empty one."""
+        queue = self.queues.get(key)
+        if not queue and self.get(key) is not None:
+            raise WrongType
+        return [] if queue is None else queue
 
     def pttl(self, key: bytes) -> int:
         """PTTL."""
-        if self.get(key) is None:
+        if not self.exists(key):
             return -2
         end = self.ends.get(key)
         return -1 if end is None else end - self.millis()
@@ -118,9 +139,17 @@ class Store:
         """Set something that is not a lock."""
         if key.endswith((b":f", b"mark")) and int(value) < self.count(key):
             self._complain(12, f"node {self.index}: the counter {key!r} has fallen from {self.count(key)} to {value!r}")
+        self.overwrite(key, value, px)
+
+    def overwrite(self, key: bytes, value: bytes, px: int | None) -> None:
+        """SET without any condition, by whomever."""
+        self.queues.pop(key, None)
         self.data[key] = value
         if px is not None:
             self.ends[key] = self.millis() + px
+        else:
+            self.ends.pop(key, None)
+        self.touch(key)
 
     def lift(self, keys: list[bytes], token: bytes) -> None:
         for key in keys:
@@ -174,15 +203,13 @@ class Store:
     def forget_listener(self, connection: Connection) -> None:
         for channel in [name for name, each in self.channels.items() if each is connection]:
             del self.channels[channel]
+        self.trackers.pop(connection, None)
         for who in self.tracked.values():
             who.pop(connection, None)
 
     def empty(self) -> None:
-        """FLUSHALL: whoever tracks anything is told that everything has changed."""
-        listeners: dict[Connection, None] = {}
-        for who in self.tracked.values():
-            listeners.update(who)
+        """FLUSHALL: whoever may track something is told that everything has changed."""
         for table in (self.data, self.ends, self.queues, self.tracked):
             table.clear()
-        for connection in listeners:
+        for connection in self.trackers:
             connection.reply(b">2\r\n$10\r\ninvalidate\r\n_\r\n")

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 from handfast.core.hold import Hold
 from handfast.errors import ConfigError, HandfastError, NotAcquired
 from handfast.lease import Entry
+from handfast.roster import SLOTS_PER_SECOND
 from handfast.testing.sim.client import Client
+from handfast.testing.sim.ledger import PRESENTED
 from handfast.testing.sim.world import Task
-from handfast.watchdog import SLOTS_PER_SECOND
 
 if TYPE_CHECKING:
     from handfast.testing.sim.scenario import Scenario
@@ -25,7 +26,8 @@ LONGEST: Final = 3
 """Times the usual: nobody works for so long that others could be thought to be kept waiting for ever."""
 HURTS: Final = 0.06
 """How often a user is stopped in the middle of something, if that is on."""
-MOST_WAITS: Final = 12
+USUAL_WAITS: Final = 3
+"""How often one waits from the first question to the release, where nothing is in the way."""
 SLOW: Final = frozenset({"slow writer", "stop where it hurts"})
 """With these there may be time between the look at a lease and the write."""
 
@@ -39,7 +41,7 @@ class User:
         self.number = number
         self.plan = scene.plan
         self.name = f"{client.name}.{number}"
-        self.owner = f"user {client.where}.{number}".encode() if self.plan.owners and number == 0 else None
+        self.owner = PRESENTED + self.name.partition(".")[0].encode() if self.plan.owners and number == 0 else None
         """The same in a later life of this client: it may come back to what it held."""
         self.world = client.world
         self.last: float | None = None
@@ -74,7 +76,7 @@ class User:
     def _cancel_some_time(self, task: Task) -> None:
         rng = self.world.rng
         if rng.random() < 0.5:  # at one of its awaits
-            at = rng.randint(1, MOST_WAITS)
+            at = 1 + int(rng.expovariate(1 / USUAL_WAITS))
             if rng.random() < 0.5:
                 task.cancel_while = at
             else:
@@ -188,6 +190,10 @@ class User:
 
     async def _extend(self, hold: Hold) -> Any:
         ttl = self.plan.max_ttl * (0.1 + 0.9 * self.world.rng.random())
+        if self.world.rng.random() < 0.3:  # at the last moment
+            await self.client.io.sleep(hold.deadline - 0.0015 * self.world.rng.random())
+            if not self.client.observer.valid(self.client, hold):
+                return
         try:
             await self.client.extend(hold, ttl)
         except HandfastError as error:

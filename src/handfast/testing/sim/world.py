@@ -245,8 +245,11 @@ class Task:
             return
         self._cancelled = True
         if self._waiter is not None and not self._waiter.over:
+            self._actor.world.happened["32 while"] += 1
             self._waiter.over = True
             self.go_on()
+        else:
+            self._actor.world.happened["32 after"] += 1
 
     def close(self) -> None:
         """The world ends: let it clean up after itself, whoever may be bothered by that."""
@@ -267,6 +270,7 @@ class Task:
         before, world.task = world.task, self
         if self._waits and self._waits == self.cancel_after:
             self._cancelled = True
+            world.happened["32 after"] += 1
         try:
             if self._cancelled:
                 self._cancelled = False

@@ -1,0 +1,161 @@
+"""Deliberate bugs, each of which the simulation must notice: a suite that kills none proves nothing.
+
+A mutant is a piece of production code (or of the twins that the simulator has of the Lua files and of the watchdog), and
+what stands there instead. It is switched on for a process or for a `with` block by exchanging the code of the function in
+place, so that nothing in the shipped code path knows of it, and whoever has imported the function gets the mutant too. A
+piece that is no longer there is an error: a mutant cannot quietly become none.
+
+  python -m tests.sim.mutants                        all of them, with as many seeds as each takes; a table
+  python -m tests.sim.mutants --only NAME --seed N   replay one
+
+Not in the list, because they break nothing that is promised:
+a proposal that is not raised above the last token seen (Group.proposal). The nodes answer above their own counters
+whatever is proposed, so it costs a round trip for agreement, and neither order nor uniqueness;
+a hold that its process has lost and got anew, passed on once more (Lines.pass_on): within the assumptions it is not valid
+any more when the lock can be had anew, and beyond them a cohort's tokens are not promised to be in order;
+a lease that a majority denies and that runs on to its deadline (renewal._conclude). Within the assumptions no majority
+denies what is valid, and beyond them exclusion is not owed.
+"""
+
+from __future__ import annotations
+import __future__
+
+import argparse
+import inspect
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+from tests.sim.bugs import BUGS
+
+from handfast.testing.sim import Outcome, run
+from handfast.testing.sim.__main__ import line
+
+__all__ = ["MUTANTS", "Mutant", "main"]
+
+SEEDS = 600
+"""Within so many the bug must have shown."""
+
+
+class Mutant(NamedTuple):
+    """A bug with a name."""
+
+    name: str
+    what: str
+    invariants: tuple[int, ...]
+    """By which it may be noticed."""
+    changes: tuple[tuple[Callable[..., Any], str, str], ...]
+    """Function, a piece of its text that occurs once, and what stands there instead."""
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for function, source in self.sources().items():
+                stack.callback(setattr, function, "__code__", function.__code__)
+                function.__code__ = _mutated(function, source)
+            yield
+
+    def sources(self) -> dict[FunctionType, str]:
+        """The functions that it changes, with their new text."""
+        found: dict[FunctionType, str] = {}
+        for function, old, new in self.changes:
+            assert isinstance(function, FunctionType)
+            source = found.get(function) or textwrap.dedent(inspect.getsource(function))
+            if source.count(old) != 1:
+                raise LookupError(f"{self.name}: {old!r} occurs {source.count(old)} times in {function.__qualname__}")
+            found[function] = source.replace(old, new)
+        return found
+
+
+def _mutated(function: FunctionType, source: str) -> CodeType:
+    names: dict[str, Any] = {}
+    exec(compile(source, f"<mutant of {function.__qualname__}>", "exec", __future__.annotations.compiler_flag), {}, names)
+    made = names[function.__name__]
+    if made.__code__.co_freevars != function.__code__.co_freevars:
+        raise LookupError(f"{function.__qualname__} closes over something else than before")
+    return made.__code__  # type: ignore[no-any-return]
+
+
+MUTANTS = {bug[0]: Mutant(*bug) for bug in BUGS}
+
+
+class Fate(NamedTuple):
+    """What became of a mutant."""
+
+    name: str
+    seeds: int
+    """How many it took, or were tried in vain."""
+    violation: str
+    invariant: int
+    cpu: float
+
+
+def hunt(name: str, seeds: int, first: int = 0) -> Fate:
+    """Seeds 0, 1, 2, … until one notices; the empty name is the code as it is."""
+    began = time.process_time()
+    with ExitStack() as stack:
+        if name:
+            stack.enter_context(MUTANTS[name].alive())
+        for seed in range(first, first + seeds):
+            violation = run(seed).violation
+            if violation is not None:
+                number = getattr(violation, "number", 0)
+                return Fate(name, seed + 1 - first, str(violation), number, time.process_time() - began)
+    return Fate(name, seeds, "", 0, time.process_time() - began)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.mutants", description="Run the simulator on known bugs.")
+    parser.add_argument("--only", choices=[*MUTANTS], help="this one")
+    parser.add_argument("--seed", type=int, help="replay this seed, with everything that happens")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"at most so many for each (default: {SEEDS})")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
+    options = parser.parse_args(argv)
+    if options.seed is not None:
+        if options.only is None:
+            parser.error("--seed needs --only; without a mutant it is python -m handfast.testing.sim --seed")
+        return _replay(MUTANTS[options.only], options.seed)
+    return _table([options.only] if options.only else [*MUTANTS], options.seeds, options.jobs)
+
+
+def _replay(mutant: Mutant, seed: int) -> int:
+    with mutant.alive():
+        outcome: Outcome = run(seed, tell=lambda at, kind, words: print(line(at, kind, words)))
+    print(f"{mutant.name}: {mutant.what}\nseed {seed}: {outcome.violation or 'no violation'}")
+    return 1 if outcome.violation is not None else 0
+
+
+def _table(names: list[str], seeds: int, jobs: int) -> int:
+    began, killed, most, cpu = time.perf_counter(), 0, 0, 0.0
+    print(f"{'mutant':26}  {'killed by':>12}  {'seeds':>5}  replay")
+    # A process for each: nothing of one can be left in another.
+    with ProcessPoolExecutor(jobs, max_tasks_per_child=1) as pool:
+        for fate in [pool.submit(hunt, name, seeds) for name in names]:
+            name, taken, violation, invariant, spent = fate.result()
+            cpu, most = cpu + spent, max(most, taken)
+            by, last = (
+                f"invariant {invariant}" if invariant else "circles",
+                f"python -m tests.sim.mutants --only {name} --seed {taken - 1}",
+            )
+            if not violation:
+                by, last = "nothing", f"SURVIVED: {MUTANTS[name].what}"
+            elif invariant not in MUTANTS[name].invariants:
+                last += f"  (rather by {MUTANTS[name].invariants}: {violation})"
+            killed += bool(violation)
+            print(f"{name:26}  {by:>12}  {taken:>5}  {last}", flush=True)
+        # The code as it is must bear as many seeds as it took to kill the hardiest.
+        share = -(-most // jobs)
+        controls = [pool.submit(hunt, "", share, first) for first in range(0, most, share)]
+    found = [control.result().violation for control in controls if control.result().violation]
+    print(f"{'(the code as it is)':26}  {'-':>12}  {most:>5}  {found[0] if found else 'no violation'}")
+    print(f"{killed} of {len(names)} killed; {time.perf_counter() - began:.0f} s, {cpu:.0f} s of CPU")
+    return 1 if found or killed < len(names) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""A suite that finds nothing proves nothing: known bugs are noticed. All of them: `make mutants`."""
+
+from __future__ import annotations
+
+import pytest
+from tests.sim.mutants import MUTANTS, hunt, main
+
+from handfast.core.quorum import majority
+from handfast.testing.sim import run
+
+CHEAP = ("majority-off-by-one", "release-of-anybody's", "no-rollback", "quarantine-too-short")
+"""Noticed within a few seeds."""
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_a_bug_is_noticed_by_the_invariant_that_it_breaks(name: str) -> None:
+    fate = hunt(name, 20)
+    assert fate.invariant in MUTANTS[name].invariants
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_changes_what_it_names_and_leaves_nothing_behind(name: str) -> None:
+    mutant = MUTANTS[name]
+    before = {function: function.__code__ for function in mutant.sources()}
+    with mutant.alive():
+        for function, code in before.items():
+            assert (function.__code__.co_code, function.__code__.co_consts, function.__code__.co_names) != (
+                code.co_code,
+                code.co_consts,
+                code.co_names,
+            )
+    assert {function: function.__code__ for function in mutant.sources()} == before
+
+
+def test_a_mutant_is_what_everybody_runs_who_has_imported_it() -> None:
+    with MUTANTS["majority-off-by-one"].alive():
+        assert majority(5) == 2
+    assert majority(5) == 3
+
+
+def test_a_mutant_whose_code_has_gone_is_an_error() -> None:
+    function, _, new = MUTANTS["no-rollback"].changes[0]
+    with (
+        pytest.raises(LookupError, match="occurs 0 times"),
+        MUTANTS["no-rollback"]._replace(changes=((function, "not there", new),)).alive(),
+    ):
+        pass
+
+
+def test_a_kill_can_be_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    fate = hunt("majority-off-by-one", 20)
+    assert main(["--only", "majority-off-by-one", "--seed", str(fate.seeds - 1)]) == 1
+    assert fate.violation in capsys.readouterr().out
+    assert run(fate.seeds - 1).violation is None
