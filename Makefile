@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo lab test test-long lint unit sim soak bench clean
+.PHONY: demo lab test test-long lint unit sim soak mutants bench clean
 
 # The stamp is newer than pyproject.toml when the environment is complete.
 .venv/ready: pyproject.toml
@@ -46,6 +46,10 @@ sim: .venv/ready
 # As many seeds as asked: make soak SEEDS=20000 START=300
 soak: .venv/ready
 	$(BIN)/python -m handfast.testing.sim --seeds $(SEEDS) --start $(START)
+
+# Deliberate bugs, each of which the simulator must find.
+mutants: .venv/ready
+	$(BIN)/python -m tests.sim.mutants --jobs $(WORKERS)
 
 .venv/bench: .venv/ready
 	$(BIN)/python -m pip install -q --group bench

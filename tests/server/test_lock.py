@@ -638,6 +638,15 @@ def test_an_explicit_owner_reenters_refreshes_and_keeps_its_token(
     third.release()
 
 
+def test_a_reentry_with_a_shorter_ttl_takes_nothing_from_who_entered_before(
+    server: Server, client: handfast.Client, rival: handfast.Client
+) -> None:
+    first = client.lock("a", owner="job-42", ttl=20, renew=False).acquire()
+    rival.lock("a", owner="job-42", ttl=0.5, renew=False).acquire(wait=0)
+    assert first.remaining() < pttl(server, "a") <= 20
+    first.release()
+
+
 def test_an_owner_says_host_process_label_and_is_new_each_time(client: handfast.Client) -> None:
     import os
     import socket

@@ -120,6 +120,21 @@ def test_a_task_is_cancelled_at_every_await_of_an_acquisition_and_a_release() ->
     assert not wanted
 
 
+@pytest.mark.parametrize(
+    ("seed", "plan"),
+    [
+        # Two who present owners of their own kept each other's leftover votes alive for ever.
+        (69, None),
+        # A fair waiter whose node had just been found closed left its claim, and the lock, behind.
+        (0, CANCELS._replace(nodes=1, fair=True, cohort=3, faults=("cancel", "partition", "flush", "reset"))),
+    ],
+    ids=["leftover votes of explicit owners", "a fair claim at a closed node"],
+)
+def test_what_was_found_once_stays_mended(seed: int, plan: Plan | None) -> None:
+    outcome = run(seed, plan)
+    assert outcome.violation is None, report(outcome)
+
+
 def test_after_a_majority_has_restarted_nobody_is_granted_anything_for_Q_and_then_soon() -> None:
     """Fault 11: unavailable for exactly Q, and for as long as clients take to look again."""
     plan = QUORUM._replace(names=("a",), think=0.1, work=0.02, faults=("majority restart",), storm=20.0)

@@ -39,7 +39,7 @@ UNKNOWN: Final = b"?"
 class _Attempt(Watch):
     """One owner's way into the lock, from the first question to the hold or the undoing; it gets the owner's messages."""
 
-    __slots__ = ("claim", "owner", "request", "sent", "terms", "time")
+    __slots__ = ("asked", "claim", "owner", "request", "sent", "terms", "time")
 
     def __init__(self, bell: Any, request: Request, terms: Terms, owner: bytes) -> None:
         self.bell = bell
@@ -49,6 +49,8 @@ class _Attempt(Watch):
         self.request = request
         self.terms = terms
         self.owner = owner
+        self.asked = False
+        """Something was sent that is to be undone if it comes to nothing."""
         self.claim = b""
         """Its entry in the queue, as the server has last answered it."""
         self.sent = 0.0
@@ -83,7 +85,7 @@ class _Attempt(Watch):
 
     def undo(self, io: Effects, keeper: Keeper) -> None:
         """Out of the queue; and if it is ours already, on to the next."""
-        if self.sent and not io.post(commands.pass_on(self.request, self.owner, self.claim)):
+        if self.asked and not io.post(commands.pass_on(self.request, self.owner, self.claim)):
             hold = Hold(self.request, self.owner, self.terms.ttl, 0.0, self.sent, 0, 0)
             hold.claim = self.claim
             hold.abandon()
@@ -94,11 +96,12 @@ async def _ask(io: Effects, attempt: _Attempt, payload: bytes, patience: float) 
     """The server's answer, or a Fault; of a guarded node only if it has shown its marker."""
     group = attempt.request.group
     if not group.guard:
+        attempt.asked = True
         return await io.ask(payload, patience)
     closed = group.closed(group.nodes[0], io.now())
     if closed is not None:
-        attempt.sent = 0.0
         return closed
+    attempt.asked = True
     ballot = Vote(1, 1)
     await io.exchange(payload, ballot, patience)
     return SILENT if ballot.answers[0] is None else ballot.answers[0]
@@ -195,6 +198,8 @@ async def _stand(io: Effects, lines: Lines, place: Place, attempt: _Attempt) -> 
             attempt.sent = now = io.now()
             if until is not None:
                 patience = place.at_most(terms.patience, now)
+            if not group.guard:
+                attempt.asked = True
             answer = await (_ask(io, attempt, payload, patience) if group.guard else io.ask(payload, patience))
         now = io.now()
         tried += 1

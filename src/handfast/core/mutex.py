@@ -185,10 +185,13 @@ def _undo(io: Effects, request: Request, owner: bytes, ballot: Ballot) -> bool:
     Nothing is awaited, so nothing can come between.
     """
     releases = _each(request.group, commands.release(request, owner, 0))
+    # So many hold it for another that nobody can hold it under this owner: what was found of it is a leftover, and
+    # asking again and again would keep it there for ever.
+    leftover = ballot.refused() > request.group.n - request.group.need
     for node, answer in enumerate(ballot.answers):
         if request.owner is not None:
             # Others may hold under this owner: only what this very attempt was newly given is taken back.
-            ours = type(answer) is int and answer > 0
+            ours = (type(answer) is int and answer > 0) or (leftover and said_yes(answer))
         else:
             ours = answer is None or type(answer) is Fault or said_yes(answer)
         if not ours:

@@ -121,7 +121,7 @@ async def _until_worth_a_try(io: Effects, lines: Lines, place: Place, watch: Wat
         now = io.now()
         if poll.won and now >= line.yields:
             return
-        again = line.yields if poll.won else min(expires, now + _rest(io, lines, place, tried))
+        again = line.yields if poll.won else min(expires, now + _rest(io, lines, place, tried, poll))
         if not poll.won:  # what is free is as good as changed
             watch.changed.update(node for node, answer in enumerate(poll.answers) if answer == 1)
         while len(watch.changed) < group.need:
@@ -148,7 +148,7 @@ async def rely_on_sibling(io: Effects | Lobby, place: Place) -> Hold | None:
     return holder
 
 
-def _rest(io: Effects, lines: Lines, place: Place, tried: int) -> float:
+def _rest(io: Effects, lines: Lines, place: Place, tried: int, poll: WideBallot) -> float:
     """How long to wait for a push: as long as it takes, unless none can come, or the caller counts its tries."""
     settings = place.request.settings
     group, policy = settings.group, settings.policy
@@ -156,7 +156,13 @@ def _rest(io: Effects, lines: Lines, place: Place, tried: int) -> float:
     if deaf and not lines.warned:
         lines.warned = True
         lines.warn(f"{', '.join(deaf)}: client tracking is refused, so waiting for locks there means asking now and then")
-    if policy.tries is None and group.n - len(deaf) >= group.need:
+    # Only those push that were asked to: not one that was away, or whose connection was still being made.
+    heard = sum(
+        1
+        for node, answer in zip(group.nodes, poll.answers, strict=True)
+        if node.tracks and type(answer) is not Fault and (answer is not None or node.fault is None)
+    )
+    if policy.tries is None and heard >= group.need:
         return LONGEST
     return policy.backoff(tried, io.random())
 

@@ -27,7 +27,9 @@ end
 if ours == n then
   local token = 1
   for i = 1, n do
-    redis.call('PEXPIRE', KEYS[i], ttl)
+    -- Never shortens what is there: somebody may rely on it who has entered before. See extend.
+    local left = redis.call('PTTL', KEYS[i])
+    if left < tonumber(ttl) or left > tonumber(ARGV[6]) then redis.call('PEXPIRE', KEYS[i], ttl) end
     if fenced then token = math.max(token, tonumber(redis.call('GET', KEYS[n + i]) or '1')) end
   end
   return {token}

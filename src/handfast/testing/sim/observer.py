@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 from handfast.core.commands import owner_in
 from handfast.core.guard import MARGIN
 from handfast.core.hold import HELD, LOST, RELEASED, Hold
-from handfast.core.waiting import LOOK_AGAIN
 from handfast.testing.sim.ledger import Ledger
 from handfast.testing.sim.net import Connection
 from handfast.testing.sim.node import Node
@@ -277,8 +276,7 @@ class Observer:
                 # What is granted and released again between two looks is not slept on.
                 granted = max(self._granted_at.get(key, 0.0) for key in wanted)
                 since = max(granted, self._free_since.setdefault((client, keys), self.world.now))
-                # If too few of several nodes could be asked to push anything, it is looked at again after a while.
-                if self.world.now - since > SLEPT_ON + (LOOK_AGAIN if group.n > 1 else 0.0):
+                if self.world.now - since > SLEPT_ON:
                     self.complain(11, f"{keys!r} has been free since {since:.2f} s, and {client.name} waits for it")
 
     def _lost_in_time(self, client: Client, hold: Hold) -> None:

@@ -32,7 +32,9 @@ def acquire(at: Store, keys: Words, args: Words) -> Any:
             return [holder, _clamped(at, key, holder, most)]
     if ours == n:
         for key in locks:
-            at.put(key, owner, ttl, owner)
+            left = at.pttl(key)
+            if left < ttl or left > most:
+                at.put(key, owner, ttl, owner)
         return [max([1, *map(at.count, fences)])]
     token = 1
     if proposal:

@@ -179,7 +179,7 @@ class User:
                 observer.complain(6, f"{hold.name}: a lease that is over was entered again, or a valid one was not")
             return
         try:
-            inner = await client.acquire(client.request(hold.spelt, self.owner), 0.0)
+            inner = await client.acquire(client.request(hold.spelt, self.owner), 0.0, self.plan.ttl / 2)
         except (NotAcquired, ConfigError):
             return
         observer.returned(client, inner, {})
