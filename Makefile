@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo lab test test-long lint unit sim soak mutants bench clean
+.PHONY: demo lab test test-long lint unit sim soak mutants chaos chaos-peers bench clean
 
 # The stamp is newer than pyproject.toml when the environment is complete.
 .venv/ready: pyproject.toml
@@ -51,10 +51,18 @@ soak: .venv/ready
 mutants: .venv/ready
 	$(BIN)/python -m tests.sim.mutants --jobs $(WORKERS)
 
+# Every real fault, on real servers and processes; and the other libraries under the same faults.
+chaos: .venv/ready
+	$(BIN)/python -m tests.chaos
+
+chaos-peers: .venv/bench
+	$(BIN)/python -m tests.chaos --peers --seconds 1
+
 .venv/bench: .venv/ready
 	$(BIN)/python -m pip install -q --group bench
 	$(BIN)/python -m pip install -q --upgrade --no-deps --target .venv/peers/redlock-py redlock-py
 	$(BIN)/python -m pip install -q --upgrade --no-deps --target .venv/peers/redlock-ng redlock-ng
+	$(BIN)/python -m pip install -q --upgrade --target .venv/peers/aioredlock aioredlock
 	touch $@
 
 bench: .venv/bench

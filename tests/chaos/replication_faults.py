@@ -1,0 +1,133 @@
+"""Faults of a replicated master: a failover to a replica that does not know the lock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.chaos.crew import Member
+from tests.chaos.scenario import TOKENS, scenario
+from tests.chaos.stage import WAIT, Stage
+
+from handfast.testing import Proxy, Server
+from handfast.urls import parse
+
+
+class Address(Proxy):
+    """Stands for whichever server is the master: what a failover moves."""
+
+    def move_to(self, server: Server) -> None:
+        self._target = parse(server.url)
+        self.reset()
+
+
+class Pair:
+    """A master, its replica behind a link that can be cut, and the address that clients know."""
+
+    def __init__(self, stage: Stage, **options: Any) -> None:
+        (self.master,) = stage.servers(1)
+        self.link: Proxy = stage.enter(Proxy(self.master))
+        self.replica: Server = stage.enter(Server(replica_of=self.link))
+        self.address: Address = stage.enter(Address(self.master))
+        stage.urls = [self.address.url]
+        stage.open(**options)
+        self.wait_in_step()
+
+    def wait_in_step(self) -> None:
+        offset = int(self.master.info("master_repl_offset"))
+        self.replica.wait_for(lambda: int(self.replica.info("slave_repl_offset")) >= offset)
+
+    def promote(self) -> None:
+        self.replica.command("REPLICAOF", "NO", "ONE")
+        self.replica.wait_for(lambda: self.replica.info("role") == "master")
+
+
+@scenario("failover with an unreplicated lock", 27)
+def failover(stage: Stage) -> None:
+    pair = Pair(stage, guard=True)
+    holder, rival = stage.member("asyncio"), stage.member()
+    for member in (holder, rival):
+        stage.takes_over(member)
+    pair.wait_in_step()
+    pair.link.drop(down=True)
+    holder.ask("acquire", WAIT)
+    holder.ask("read")
+    pair.master.kill()
+    pair.promote()
+    stage.certain(not stage.held(pair.replica), "the lock was not replicated")
+    pair.address.move_to(pair.replica)
+    stage.fault("failover")
+    stage.takes_over(rival)
+    stage.finishes(holder)
+
+
+@scenario("failover among many users", 27, peers=False)
+def failover_in_a_crowd(stage: Stage) -> None:
+    pair = Pair(stage, guard=True)
+    stage.crowd(think=0.05)
+    pair.link.delay(0.1, down=True)
+    stage.lapse(0.5)
+    pair.master.kill()
+    pair.promote()
+    pair.address.move_to(pair.replica)
+    stage.fault("failover")
+    stage.lapse(stage.seconds)
+    stage.recovers()
+
+
+@scenario("demoted and promoted again on a live connection", 28)
+def demoted_and_promoted(stage: Stage) -> None:
+    """It takes over another server's data, without the lock, and is a master again before anybody reconnects."""
+    stage.lasting()  # a replica needs a second to be in step
+    node, other = stage.servers(2)
+    stage.urls = [node.url]
+    stage.open(guard=True)
+    holder, rival = stage.member("asyncio"), stage.member()
+    for member in (holder, rival):
+        stage.takes_over(member)
+    other.command("REPLICAOF", "127.0.0.1", str(node.port))
+    other.wait_for(lambda: other.info("master_link_status") == "up")
+    if stage.ours:
+        other.wait_for(lambda: other.command("GET", "handfast:guard") == node.command("GET", "handfast:guard"))
+    other.command("REPLICAOF", "NO", "ONE")
+    holder.ask("acquire", WAIT)
+    holder.ask("read")
+    node.command("REPLICAOF", "127.0.0.1", str(other.port))
+    node.wait_for(lambda: node.info("master_link_status") == "up" and not stage.held(node))
+    node.command("REPLICAOF", "NO", "ONE")
+    stage.fault("demotion and promotion")
+    stage.takes_over(rival)
+    stage.finishes(holder)
+
+
+def _old_master(stage: Stage, holder: Member, pair: Pair) -> Member:
+    """The holder and the old master stay together; everybody else has a new one. Who takes over there."""
+    holder.ask("acquire", WAIT)
+    holder.ask("read")
+    pair.link.drop()
+    pair.promote()
+    stage.fault("failover")
+    stage.enter(Server(replica_of=pair.replica))
+    rival = stage.member(urls=[pair.replica.url])
+    rival.ask("acquire", WAIT)
+    return rival
+
+
+@scenario("old master cut off with its holder, replicas=1", 29, peers=False)
+def old_master_with_copies(stage: Stage) -> None:
+    """Nobody confirms its renewals any more."""
+    pair = Pair(stage, guard=True, replicas=1, node_timeout=0.3)
+    holder = stage.member("asyncio", urls=[pair.master.url])
+    rival = _old_master(stage, holder, pair)
+    stage.expect(not holder.ask("check"), "its lease is over")
+    stage.uses(rival)
+    stage.lets_go(holder)
+
+
+@scenario("old master cut off with its holder", 29, promise=TOKENS)
+def old_master(stage: Stage) -> None:
+    """Its renewals go on: two leases, one on each master."""
+    pair = Pair(stage, guard=True)
+    holder = stage.member("asyncio", urls=[pair.master.url])
+    rival = _old_master(stage, holder, pair)
+    stage.uses(rival)
+    stage.writes_late(holder)

@@ -1,0 +1,173 @@
+"""A scenario: which faults it is about, what must hold, and what came of it.
+
+What never may happen, whatever the faults: tokens out of order or given twice, a fenced register that lost an update or
+took a lower token, a lock that stays stuck, an exception that a user was not to meet. Where the assumptions hold,
+EXCLUSION is promised too: no two holders at once. Where a fault breaks an assumption, only the TOKENS are, and the
+scenario has to show that without them data would have been lost.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from tests.chaos.crew import WorkerError
+from tests.chaos.peers import KINDS
+from tests.chaos.stage import OURS, Stage
+
+from handfast.testing import Server
+from handfast.testing.clock import missing
+from handfast.testing.history import History, Violation
+
+__all__ = ["EXCLUSION", "SCENARIOS", "TOKENS", "Outcome", "Scenario", "play", "scenario"]
+
+EXCLUSION: Final = "exclusion"
+TOKENS: Final = "tokens"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`faults` are the numbers of docs/evidence.md."""
+
+    name: str
+    faults: tuple[int, ...]
+    run: Callable[[Stage], None]
+    promise: str = EXCLUSION
+    peers: bool = True
+    """Whether others can be asked to go through it."""
+    quorum: bool = False
+    sure: bool = True
+    """Where only tokens are promised: whether it shows every time what would be lost without them."""
+    clock: bool = False
+    """It sets clocks, for which a C compiler is needed."""
+
+    def inapplicable(self, lock: str) -> str:
+        """Why this lock does not play it; "" if it does."""
+        if self.clock and missing():
+            return missing()
+        if lock == OURS:
+            return ""
+        if not self.peers:
+            return "only of handfast"
+        return "locks on one node only" if self.quorum and not KINDS[lock].quorum else ""
+
+
+SCENARIOS: Final[dict[str, Scenario]] = {}
+
+
+def scenario(name: str, *faults: int, **more: Any) -> Callable[[Callable[[Stage], None]], Callable[[Stage], None]]:
+    def register(run: Callable[[Stage], None]) -> Callable[[Stage], None]:
+        assert name not in SCENARIOS, name
+        SCENARIOS[name] = Scenario(name, faults, run, **more)
+        return run
+
+    return register
+
+
+@dataclass
+class Outcome:
+    """What came of one scenario with one lock."""
+
+    scenario: str
+    lock: str
+    promise: str
+    faults: dict[str, int]
+    operations: int
+    """Locks taken and values written."""
+    found: dict[str, int]
+    """Violations by kind, whether they were to be expected or not, but for those of fenced registers."""
+    fenced: int
+    """Violations of fenced registers; always bad."""
+    refused: int
+    """Writes that a fenced register turned down."""
+    unavailable: float
+    """The longest time in which nobody held a lock that was wanted."""
+    stuck: list[str]
+    errors: int
+    seconds: float
+    aborted: str = ""
+    """What a lock did that the scenario could not go on after."""
+    bad: list[str] = field(default_factory=list)
+    """What must not be."""
+
+    @property
+    def injected(self) -> int:
+        return sum(self.faults.values())
+
+    @property
+    def overlaps(self) -> int:
+        return self.found.get("overlap", 0)
+
+    @property
+    def lost(self) -> int:
+        """Updates that a register without a fence has lost."""
+        return self.found.get("lost update", 0) + self.found.get("late write", 0)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def play(what: Scenario, lock: str, registers: Server, seconds: float) -> Outcome:
+    """Play it once."""
+    stage, began = Stage(lock, registers, seconds), time.monotonic()
+    try:
+        try:
+            what.run(stage)
+        except (TimeoutError, WorkerError, AssertionError) as error:
+            stage.aborted = f"it did not come to its end: {error}"
+            stage.expect(False, stage.aborted)
+        finally:
+            stage.close()
+        return _judge(what, stage, time.monotonic() - began)
+    finally:
+        shutil.rmtree(stage.folder, ignore_errors=True)
+
+
+def _judge(what: Scenario, stage: Stage, seconds: float) -> Outcome:
+    history = stage.history()
+    violations = history.violations()
+    outcome = Outcome(
+        scenario=what.name,
+        lock=stage.lock,
+        promise=what.promise,
+        faults=dict(stage.faults),
+        operations=len(history.holdings) + len(history.writes),
+        found=dict(Counter(each.kind for each in violations if not _fenced(each))),
+        fenced=sum(map(_fenced, violations)),
+        refused=sum(each.order is None for each in history.writes),
+        unavailable=_unavailable(history, stage),
+        stuck=stage.stuck,
+        errors=stage.counts["errors"],
+        seconds=seconds,
+        aborted=stage.aborted,
+    )
+    if stage.ours:
+        outcome.bad += stage.complaints
+        outcome.bad += [str(each) for each in violations if not _expected(each, what.promise)]
+        outcome.bad += [f"stuck: {name}" for name in stage.stuck]
+        if what.promise == TOKENS and what.sure and not (outcome.refused and outcome.lost):
+            outcome.bad.append("nothing would have been lost without tokens: the faults had no effect")
+    return outcome
+
+
+def _fenced(violation: Violation) -> bool:
+    return violation.where.endswith(":fenced")
+
+
+def _expected(violation: Violation, promise: str) -> bool:
+    if _fenced(violation) or violation.kind in ("order", "duplicate"):
+        return False
+    # A register that does not look at tokens cannot be protected from a write after the end of its lease.
+    return violation.kind == "late write" or promise == TOKENS
+
+
+def _unavailable(history: History, stage: Stage) -> float:
+    """Of the locks that were wanted all the time; 0 where there were none."""
+    if not stage.began:
+        return 0.0
+    names: Sequence[str] = [name for name in history.names if name in stage.names]
+    return max(history.idle(name, stage.began, stage.ended or stage.began) for name in names)
