@@ -16,18 +16,46 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
 
 from bench import afloors, floors, report, servers
-from bench.contestant import AsyncContestant, AsyncSession, Contestant, Pair
+from bench.commands import lock_key
+from bench.contestant import AsyncContestant, AsyncPair, AsyncSession, Contestant, Pair
 from bench.measure import WARM_UP_PAIRS, WARM_UP_PAIRS_PER_TASK, Entrant, Figure, async_round, sync_round, turns
 from bench.ours import ours, ours_async
 from bench.plan import FULL, QUICK, Plan
 from handfast.testing import Cluster, SentinelGroup, Server
+from handfast.topology.cluster import slot_of
 
 FLOOR, ALONE = "floor", "one server"
 MASTERS = {1: "cluster of 1", 3: "cluster of 3 and 3 replicas", 6: "cluster of 6"}
-Sites = dict[str, tuple[str, bool]]
-"""What is measured where: by name the URL, and whether by the floor instead of handfast."""
+
+
+class Site(NamedTuple):
+    """Where a row is measured, and whether by the floor instead of handfast."""
+
+    url: str
+    floor: bool = False
+    slots: tuple[str, ...] = ()
+    """For a floor that has to know which node a name is on: by slot its URL."""
+
+    def node_of(self, name: str) -> str:
+        return self.slots[slot_of(lock_key(name))] if self.slots else self.url
+
+    def nodes(self) -> list[str]:
+        return sorted({*self.slots}) or [self.url]
+
+
+Sites = dict[str, Site]
+
+
+def _slots(cluster: Cluster) -> tuple[str, ...]:
+    by_port = {node.port: node.url for node in cluster.nodes}
+    owners: dict[int, str] = {}
+    for first, last, (_, port, *_), *_ in cluster.nodes[0].command("CLUSTER", "SLOTS"):  # type: ignore[attr-defined]
+        owners.update(dict.fromkeys(range(first, last + 1), by_port[port]))
+    return tuple(owners[slot] for slot in range(len(owners)))
 
 
 @contextlib.contextmanager
@@ -39,12 +67,12 @@ def sites(server: str | None, pin: bool) -> Iterator[tuple[Sites, str]]:
             group = stack.enter_context(SentinelGroup(binary=binary))
             clusters = {n: stack.enter_context(Cluster(n, n == 3, binary)) for n in MASTERS}
         where: Sites = {
-            FLOOR: (one.url, True),
-            ALONE: (one.url, False),
-            "floor, master under Sentinel": (group.master.url, True),
-            "Sentinel": (group.url, False),
-            "floor, node of a cluster": (clusters[1].nodes[0].url, True),
-            **{what: (clusters[n].url, False) for n, what in MASTERS.items()},
+            FLOOR: Site(one.url, True),
+            ALONE: Site(one.url),
+            "floor, Sentinel": Site(group.master.url, True),
+            "Sentinel": Site(group.url),
+            **{f"floor, {what}": Site("", True, _slots(clusters[n])) for n, what in MASTERS.items()},
+            **{what: Site(clusters[n].url) for n, what in MASTERS.items()},
         }
         yield where, servers.version([one])
 
@@ -53,9 +81,10 @@ def blocking(where: Sites, plan: Plan, deadline: float) -> dict[str, Figure]:
     """acquire + release by one thread, on one name."""
     pairs: dict[str, Pair] = {}
     with contextlib.ExitStack() as stack:
-        for what, (url, floor) in where.items():
-            contestant: Contestant = floors.floors(1, False)[0] if floor else ours(False, None)
-            pairs[what] = stack.enter_context(contestant.open([url]))(f"bench:{what}")
+        for what, site in where.items():
+            name = f"bench:{what}"
+            contestant: Contestant = floors.floors(1, False)[0] if site.floor else ours(False, None)
+            pairs[what] = stack.enter_context(contestant.open([site.node_of(name) if site.floor else site.url]))(name)
             sync_round(pairs[what], WARM_UP_PAIRS)
         entrants = [Entrant(what) for what in where]
         for entrant in turns(entrants, plan, deadline):
@@ -63,13 +92,19 @@ def blocking(where: Sites, plan: Plan, deadline: float) -> dict[str, Figure]:
     return {entrant.what: min(entrant.figures, key=lambda figure: figure.p50_us) for entrant in entrants}
 
 
+def _on_its_node(opened: dict[str, AsyncSession], site: Site, name: str) -> AsyncPair:
+    return opened[site.node_of(name)](name)
+
+
 async def tasks(where: Sites, plan: Plan, deadline: float) -> dict[str, Figure]:
     """acquire + release by a thousand tasks of one loop, each on its own name."""
     sessions: dict[str, AsyncSession] = {}
     async with contextlib.AsyncExitStack() as stack:
-        for what, (url, floor) in where.items():
-            contestant: AsyncContestant = afloors.floors(1, False)[0] if floor else ours_async(False, None)
-            sessions[what] = await stack.enter_async_context(contestant.open([url]))
+        for what, site in where.items():
+            contestant: AsyncContestant = afloors.floors(1, False)[0] if site.floor else ours_async(False, None)
+            urls = site.nodes() if site.floor else [site.url]
+            opened = {url: await stack.enter_async_context(contestant.open([url])) for url in urls}
+            sessions[what] = partial(_on_its_node, opened, site) if site.slots else opened[site.url]
             await async_round(sessions[what], what, contestant.tasks, WARM_UP_PAIRS_PER_TASK)
         entrants = [Entrant(what) for what in where]
         for entrant in turns(entrants, plan, deadline):
@@ -79,13 +114,14 @@ async def tasks(where: Sites, plan: Plan, deadline: float) -> dict[str, Figure]:
 
 
 def ratios(sync: dict[str, Figure], throughput: dict[str, Figure]) -> dict[str, dict[str, float]]:
-    """To the floor of the single server, and to handfast there: above 1 is slower for the times, faster for the rates."""
+    """To the floor of the single server, and of the same servers: above 1 is slower for times, faster for rates."""
+    own = {what: f"floor, {what}" if f"floor, {what}" in sync else FLOOR for what in sync}
     return {
         what: {
             "time_to_floor": round(sync[what].p50_us / sync[FLOOR].p50_us, 3),
-            "time_to_one_server": round(sync[what].p50_us / sync[ALONE].p50_us, 3),
+            "time_to_own_floor": round(sync[what].p50_us / sync[own[what]].p50_us, 3),
             "rate_to_floor": round(throughput[what].pairs_per_s / throughput[FLOOR].pairs_per_s, 3),
-            "rate_to_one_server": round(throughput[what].pairs_per_s / throughput[ALONE].pairs_per_s, 3),
+            "rate_to_own_floor": round(throughput[what].pairs_per_s / throughput[own[what]].pairs_per_s, 3),
         }
         for what in sync
     }
@@ -112,12 +148,12 @@ def main() -> int:
         print(json.dumps({"ratios": found, "growth": growth, "machine": machine}))
         return 0
     print(" ".join(f"{key} {value}" for key, value in machine.items()))
-    print(f"{'':36}{'p50 µs':>8}{'to floor':>10}{'to one':>8}{'pairs/s':>10}{'to floor':>10}{'to one':>8}")
+    print(f"{'':36}{'p50 µs':>8}{'to floor':>10}{'to own':>8}{'pairs/s':>10}{'to floor':>10}{'to own':>8}")
     for what, ratio in found.items():
-        time_floor, time_one, rate_floor, rate_one = ratio.values()
+        time_floor, time_own, rate_floor, rate_own = ratio.values()
         print(
-            f"{what:36}{sync[what].p50_us:8.0f}{time_floor:10.2f}{time_one:8.2f}"
-            f"{throughput[what].pairs_per_s:10.0f}{rate_floor:10.2f}{rate_one:8.2f}"
+            f"{what:36}{sync[what].p50_us:8.0f}{time_floor:10.2f}{time_own:8.2f}"
+            f"{throughput[what].pairs_per_s:10.0f}{rate_floor:10.2f}{rate_own:8.2f}"
         )
     return 0
 
