@@ -12,7 +12,7 @@ EXTRA = "pip install 'handfast[lab]'"
 
 @click.command("lab")
 @click.option("--rung", "rungs", multiple=True, metavar="NAME", help="Only this rung, or rung/act; can be repeated.")
-@click.option("--stock", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Pieces for sale.")
+@click.option("--stock", type=click.IntRange(2, 100_000), default=100, show_default=True, help="Pieces for sale.")
 @click.option("--buyers", type=click.IntRange(1, 256), default=16, show_default=True, help="Buyers at once.")
 @click.option("--workers", type=click.IntRange(3, 16), default=4, show_default=True, help="Processes of the shop.")
 @click.option("--seconds", type=click.FloatRange(1, 600), default=4.0, show_default=True, help="Longest time of a sale.")
@@ -54,8 +54,8 @@ def command(
         raise click.UsageError(f"{error}: {EXTRA}") from None
     if serve and (as_json or report):
         raise click.UsageError("--json and --report are for a lab that comes to an end: not with --serve")
-    if report is not None and not os.access(report.resolve().parent, os.W_OK):
-        raise click.UsageError(f"{report}: that folder cannot be written to")
+    if report is not None and (report.is_dir() or not os.access(report.resolve().parent, os.W_OK)):
+        raise click.UsageError(f"{report}: that cannot be written to")
     try:
         plan = play.Plan(stock, buyers, workers, seconds, database, play.front(balancer), ab)
         return play.play(play.Show(plan, rungs, serve, port, as_json, report))

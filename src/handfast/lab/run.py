@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ WORK: Final = 0.005
 PATIENCE: Final = 0.75
 """Seconds an order waits for the lock; less than the balancer's patience, so that the buyer is told."""
 VICTIM_WITHIN: Final = 20.0
+UNANSWERED: Final = 0.05
 GRACE: Final = 60.0
 """Seconds beyond the crowd's own time after which an act is given up: something hangs that must not."""
 
@@ -54,6 +56,10 @@ class Run:
         self.tally = Tally()
         self.evidence: list[str] = []
         self._victims: list[Victim] = []
+        self._names = (f"o{number}" for number in itertools.count(1))
+        self._approached: set[str] = set()
+        """Workers that an order is on its way to."""
+        self._striking = asyncio.Lock()
         self._crowd: asyncio.Task[None] | None = None
         self._happened = asyncio.Event()
         self._session: aiohttp.ClientSession | None = None
@@ -172,10 +178,17 @@ class Run:
 
     async def try_order(self, at: str, within: float) -> Victim | None:
         """The same; None if it is told "busy", again and again, for so many seconds."""
-        worker = self._spare_worker()
-        name = f"o{len(self._victims) + 1}"
-        deadline = self.t + within
+        worker, name = self._spare_worker(), next(self._names)
+        self._approached.add(worker.name)
+        try:
+            return await self._tried(worker, name, at, self.t + within)
+        finally:
+            self._approached.discard(worker.name)
+
+    async def _tried(self, worker: WorkerProcess, name: str, at: str, deadline: float) -> Victim | None:
         while self.t < deadline:
+            if self._session is None or self._session.closed:
+                raise LabError(f"{self.name}: the sale is not open")
             arrived = self.stage.expect("at", worker.name, order=name, sale=self.sale)
             answer = asyncio.create_task(self._send(f"{worker.url}/buy/{self.sale}", name, at))
             either: list[asyncio.Future[Any]] = [arrived, answer]
@@ -186,13 +199,15 @@ class Run:
                 self.mark(f"{victim} holds the lock and is held up: {at}")
                 return victim
             arrived.cancel()
-            if answer.result() == 410:
+            if answer.result() is None:
+                await asyncio.sleep(UNANSWERED)  # its process is dying, or the sale is being stopped
+            elif answer.result() == 410:
                 raise LabError(f"{self.name}: sold out before an order came to {at!r}")
         return None
 
     def _spare_worker(self) -> WorkerProcess:
         """One that serves, and none of whose orders is held up."""
-        busy = {victim.worker for victim in self._victims if not victim.answer.done()}
+        busy = self._approached | {victim.worker for victim in self._victims if not victim.answer.done()}
         spare = [worker for worker in self.stage.workers if worker.ready and worker.name not in busy]
         if not spare:
             raise LabError(f"{self.name}: all workers are busy or dead")
@@ -246,8 +261,9 @@ class Run:
             for victim in asleep.values():
                 self.resume(victim)
         elif what in ("kill", "pause"):
-            victim = await self.order(at="writing")
-            (self.kill if what == "kill" else self.pause)(victim)
+            async with self._striking:
+                victim = await self.order(at="writing")
+                (self.kill if what == "kill" else self.pause)(victim)
         else:
             raise ValueError(f"a holder can be killed, paused or resumed, not {what!r}")
 

@@ -103,7 +103,8 @@ class Page:
                 *[Route(f"/api/{name}", self._action(what), methods=["POST"]) for name, what in actions.items()],
             ]
         )
-        names = {f"127.0.0.1:{self._port}", f"localhost:{self._port}"}
+        port = f":{self._port}" if self._port != 80 else ""  # which browsers leave out
+        names = {f"127.0.0.1{port}", f"localhost{port}"}
         config = uvicorn.Config(
             OnlyLoopback(app, names), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
         )
@@ -164,7 +165,7 @@ class Page:
                 await what(await self._allowed(request))
             except Refused as error:
                 return JSONResponse({"error": str(error)}, error.status)
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, OverflowError, RecursionError) as error:
                 return JSONResponse({"error": str(error)}, 400)
             except LabError as error:
                 return JSONResponse({"error": str(error)}, 409)
@@ -228,7 +229,7 @@ class Page:
 
     async def _node(self, wanted: dict[str, Any]) -> None:
         nodes = self._conductor.stage.nodes
-        if nodes is None:
+        if nodes is None or not nodes.up:
             raise Refused(409, "no quorum is up: run a rung that has one")
         name, what = str(wanted.get("node")), str(wanted.get("do"))
         if name not in nodes.states():

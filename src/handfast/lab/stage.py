@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,8 +62,10 @@ class Nodes:
     def __init__(self) -> None:
         self.servers = Servers(len(NODES))
         self.proxies: list[Proxy] = []
+        self.up = False
         self._stopped: set[str] = set()
         self._cut: set[str] = set()
+        self._one_at_a_time = threading.Lock()
 
     def start(self) -> None:
         self.servers.start()
@@ -71,6 +74,7 @@ class Nodes:
             self.proxies[-1].start()
         with handfast.connect(self.servers.urls) as client:
             handfast.bootstrap(client)
+        self.up = True
 
     def urls(self, cut: Collection[str]) -> list[str]:
         """Those in `cut` through the network that can be cut."""
@@ -83,6 +87,12 @@ class Nodes:
         }
 
     def do(self, name: str, what: str) -> None:
+        with self._one_at_a_time:
+            if not self.up:
+                raise LabError("the nodes are not up")
+            self._do(name, what)
+
+    def _do(self, name: str, what: str) -> None:
         server, proxy = self.servers[NODES.index(name)], self.proxies[NODES.index(name)]
         match what:
             case "stop":
@@ -101,9 +111,11 @@ class Nodes:
                 raise ValueError(f"a node can be stopped, started, restarted empty, partitioned or healed, not {what!r}")
 
     def close(self) -> None:
-        for proxy in self.proxies:
-            proxy.close()
-        self.servers.close()
+        with self._one_at_a_time:
+            self.up = False
+            for proxy in self.proxies:
+                proxy.close()
+            self.servers.close()
 
 
 class Pair:

@@ -24,7 +24,8 @@ export function showVerdict(parts, act, lab) {
 }
 
 function judged(act, score) {
-  if (broken(act, score)) return act.must_be_safe ? "a promise is broken" : `expected: ${act.expect}`;
+  // As the lab's exit status has it: to sell nothing is no broken promise.
+  if (broken(act, score)) return act.must_be_safe && score.oversold > 0 ? "a promise is broken" : `expected: ${act.expect}`;
   return score.verdict === "safe" && act.must_be_safe ? "as promised" : "as expected";
 }
 
