@@ -41,6 +41,8 @@ def score(act: str, **facts: Any) -> dict[str, Any]:
     outcome = {"verdict": "oversold", "expect": "oversold", "must_be_safe": False, "as_expected": True}
     return {
         "act": act,
+        "free": False,
+        "struck": False,
         **outcome,
         **pieces,
         **times,
@@ -56,7 +58,17 @@ def score(act: str, **facts: Any) -> dict[str, Any]:
 
 def live(act: str, **facts: Any) -> dict[str, Any]:
     numbers = {"t": 0.1, "progress": 0.1, "stock": 100, "sold": 1, "left": 99, "oversold": 0, "rate": 10.0}
-    return {"act": act, **numbers, "holders": [], "overlaps": [], "stock_line": [[0.0, 100]], "marks": [], **facts}
+    return {
+        "act": act,
+        "free": False,
+        "struck": False,
+        **numbers,
+        "holders": [],
+        "overlaps": [],
+        "stock_line": [[0.0, 100]],
+        "marks": [],
+        **facts,
+    }
 
 
 def invented() -> dict[str, Any]:
@@ -66,6 +78,7 @@ def invented() -> dict[str, Any]:
         "settings": {"stock": 100, "buyers": 16, "workers": 3, "seconds": 4.0, "database": "sqlite", "front": "nginx"},
         "rungs": [rung("lua", 1), rung("fenced", 2, "safe")],
         "scores": {},
+        "free": {},
         "live": None,
         "queue": [],
         "workers": [{"name": f"w{i}", "pid": 4710 + i, "state": "up", "holding": None} for i in (1, 2, 3)],

@@ -8,16 +8,22 @@ import signal
 import socket
 import sys
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from tests.lab.conftest import Lab
 from tests.waiting import eventually
 
 from handfast.cli import main
+from handfast.lab.ledger import Ledger, score
+from handfast.lab.load import Tally
 from handfast.lab.rungs import LADDER
 from handfast.lab.rungs.r01_no_lock import NoLock
+from handfast.lab.terminal import table
 
 SHORT = ("--stock", "20", "--buyers", "6", "--workers", "3", "--seconds", "10", "--no-serve")
 
@@ -100,6 +106,60 @@ def test_scores_as_json_and_a_report_with_pictures(tmp_path: Path, started: list
     pictures = _Pictures()
     pictures.feed(report.read_text())
     assert pictures.seen.count("svg") == 4
+    page = report.read_text()
+    assert page.count("Served within a certain time (ms)") == 2
+    assert "<b>Expected:</b> oversold." in page
+    assert all(f"<li>{mark['t']:.2f} s: {escape(mark['text'])}</li>" in page for mark in wrong["marks"])
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_no_number_is_cut_in_a_narrow_terminal(columns: int) -> None:
+    facts = Ledger([100_000], 0.0), Tally(ended=100.0, times=[12.345]), (0, {str(order) for order in range(123_456)})
+    scores = [score(f"{rung.name}/{act.name}", act, *facts, 100.0, []) for rung in LADDER for act in rung.acts]
+    console = Console(width=columns, file=StringIO())
+    with console.capture() as printed:
+        console.print(table(scores, console))
+    out = printed.get()
+    numbers = ["123456", "23456"]
+    assert "…" not in out
+    assert max(len(line.rstrip()) for line in out.splitlines()) <= columns
+    assert re.findall(r"\d{5,}", out) == [*numbers, *(["12345"] * 2 if columns > 80 else [])] * len(scores)
+    assert out.count("BROKEN") == sum(each.broken for each in scores)
+    assert ("p99" in out) == (columns > 80)  # with numbers as large as these
+    assert all(each.act in out for each in scores)
+
+
+def test_a_report_that_cannot_be_written_after_all_is_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "loop.html").symlink_to("loop.html")
+    assert main(["lab", "--rung", "mutex/one-process", "--report", str(tmp_path / "loop.html"), *SHORT]) == 2
+    out, err = capsys.readouterr()
+    assert "mutex/one-process" in out
+    assert "Requests per second:" in out  # of a single act
+    assert "handfast: the report cannot be written" in err
+
+
+@pytest.mark.parametrize("option", ["--json", "--workers=3"])
+def test_a_closed_output_ends_it_quietly(tmp_path: Path, started: list[Lab], option: str) -> None:
+    lab = Lab(tmp_path, "--rung", "mutex/one-process", option, *SHORT)
+    started.append(lab)
+    assert lab.process.stdout is not None
+    lab.process.stdout.close()
+    assert lab.process.stderr is not None
+    with lab.process.stderr:
+        said = lab.process.stderr.read()
+    assert lab.process.wait(50) == 141
+    assert "Traceback" not in said
+    assert "BrokenPipe" not in said
+
+
+def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0] == "Usage: handfast [OPTIONS] COMMAND [ARGS]..."
+    assert any(line.split()[:1] == ["lab"] for line in out.splitlines())
+    assert err == ""
 
 
 def test_a_promise_that_was_broken_is_status_1(

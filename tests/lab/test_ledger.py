@@ -92,14 +92,26 @@ def test_a_sold_out_shop_is_not_stuck_however_long_the_buyers_stay() -> None:
     assert (found.verdict, found.stuck) == ("safe", 0.1)
 
 
-def test_an_order_that_was_begun_and_never_answered_is_lost_unless_it_is_in_the_books() -> None:
+def test_lost_is_who_was_killed_or_promised_and_is_not_in_the_books() -> None:
     ledger, tally = Ledger([5], 0.0), Tally(began=0.0, ended=1.0)
-    for order in ("in the books", "nowhere"):
-        _held(ledger, order, 0.1, 0.2)
-        tally.count(order, None, 0.1)
+    for order in ("killed after its write", "killed before it"):
+        _held(ledger, order, 0.1, None)
+    ledger.killed("w1", 0.2)
+    _held(ledger, "wrote nothing and said so too late", 0.3, 0.4)
+    tally.count("wrote nothing and said so too late", 504, 0.1)
     tally.count("never got in", None, 0.1)
     tally.count("promised and gone", 200, 0.1)
-    assert _score(ledger, 4, {"in the books"}, tally).lost == 2
+    assert _score(ledger, 4, {"killed after its write"}, tally).lost == 2
+
+
+def test_a_sale_with_other_faults_than_the_acts_breaks_no_promise() -> None:
+    ledger = Ledger([1], 0.0)
+    for order in "ab":
+        _wrote(ledger, order, 0.1, {"0": 0})
+    facts = ACT, ledger, Tally(began=0.0, ended=2.0), (0, {"a", "b"}), 2.0, []
+    assert score("rung/act", *facts).broken
+    assert not score("rung/act", *facts, free=True).broken
+    assert not score("rung/act", *facts, struck=True).broken
 
 
 def test_the_longest_gap_counts_from_the_opening_and_to_the_end() -> None:

@@ -109,10 +109,22 @@ def test_a_message_about_another_act_is_ignored(page: Page, lab: FakeLab) -> Non
 
 
 def test_a_free_sale_is_not_measured_by_the_story(page: Page, lab: FakeLab) -> None:
-    lab.state["scores"] = {"lua/slow": score("lua/slow", stock=2000, oversold=0, verdict="safe", as_expected=False)}
+    lab.state["scores"] = {"lua/slow": score("lua/slow")}
     page.goto(lab.url)
-    expect(row(page, "lua/slow").locator(".outcome")).to_have_text("✓ safefree sale")
-    expect(row(page, "lua/slow").locator("[data-broken]")).to_have_count(0)
+    drawer = opened(page, "lua")
+    for facts, remark in (({"free": True}, "free sale"), ({"struck": True}, "with faults of yours")):
+        lab.change(live=live("lua/slow", **facts))
+        expect(row(page, "lua/slow").locator(".outcome")).to_have_text(f"running{remark}")
+        lab.send("score", score("lua/slow", sold=7, oversold=0, verdict="safe", as_expected=False, **facts))
+        # The scoreboard keeps what the act itself did; what ran last is looked at below.
+        expect(row(page, "lua/slow").locator(".outcome")).to_have_text("✕ oversoldas expected")
+        expect(row(page, "lua/slow").locator(".sold")).to_have_text("149")
+        expect(drawer.locator(".verdict")).to_have_text(f"✓ safe{remark}")
+        expect(page.locator("#stage .sold dd")).to_have_text("7")
+    expect(page.locator("[data-broken]")).to_have_count(0)
+    lab.send("score", score("lua/slow", sold=150))
+    expect(drawer.locator(".verdict")).to_have_text("✕ oversoldas expected")
+    expect(row(page, "lua/slow").locator(".sold")).to_have_text("150")
 
 
 # -- a rung

@@ -7,12 +7,15 @@ import json
 import os
 from dataclasses import asdict, replace
 
+import aiohttp
 import pytest
 
 from handfast.lab.conductor import Conductor
 from handfast.lab.front import nginx_found
 from handfast.lab.ledger import Score
+from handfast.lab.run import Run
 from handfast.lab.rungs import LADDER, acts_of
+from handfast.lab.shop import window
 from handfast.lab.stage import Plan
 
 CHOSEN = ("get-then-del", "guarded/node-forgets", "fenced/all-faults", "segments")
@@ -58,6 +61,7 @@ def test_chosen_acts_end_as_the_story_says(plan: Plan) -> None:
     # Two sleepers wrote too late and were refused; two thought that they held the lock, and no harm was done.
     assert scores["fenced/all-faults"].refused >= 2
     assert scores["fenced/all-faults"].overlaps
+    assert any("let go of the lease that it had lost" in text for text in scores["fenced/all-faults"].evidence)
     assert {holder["stripe"] for holder in scores["segments/sale"].holders} == set(range(8))
     json.dumps([asdict(score) for score in scores.values()])
 
@@ -68,6 +72,61 @@ def test_the_same_on_postgresql_behind_nginx(plan: Plan, database: str) -> None:
     scores = _play(plan, "no-lock", "fenced/all-faults")
     for score in scores.values():
         _is_borne_out(score)
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_is_not_the_act_is_scored_apart(plan: Plan) -> None:
+    async def killed_by_a_viewer(run: Run) -> None:
+        await run.strike("kill")
+        assert run.live()["struck"]
+        run.open_doors()
+
+    async def main() -> None:
+        async with Conductor(plan) as conductor:
+            rung, act = acts_of("fenced/sale")[0]
+            (judged,) = await conductor.play([(rung, act)])
+            free = await conductor.play_free(rung, act, stock=5, seconds=20.0)
+            assert (free.free, free.struck, free.judged, free.lost) == (True, False, False, 0)
+            assert (conductor.scores, conductor.free) == ({judged.act: judged}, {judged.act: free})
+            (struck,) = await conductor.play([(rung, replace(act, fault=killed_by_a_viewer))])
+            assert (struck.free, struck.struck, struck.judged, struck.lost) == (False, True, False, 1)
+            assert (conductor.scores, conductor.free) == ({judged.act: judged}, {judged.act: struck})
+            await conductor.play([(rung, act)])
+            assert conductor.free == {}
+            assert conductor.scores[judged.act] is conductor.history[-1]
+
+    asyncio.run(main())
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("name", "stripes"), [("lua/slow", 1), ("segments/sale", 8)])
+def test_the_stock_is_a_redis_key_from_the_opening_to_the_end(plan: Plan, name: str, stripes: int) -> None:
+    async def shown(run: Run) -> tuple[int, int]:
+        """By the keys, and by the shop."""
+        values = [await run.ask("GET", key) for key in window(stripes)]
+        async with aiohttp.ClientSession() as session, session.get(f"{run.stage.front.url}/stock") as answer:
+            return sum(int(str(value, "ascii") if isinstance(value, bytes) else str(value)) for value in values), int(
+                await answer.text()
+            )
+
+    async def looks(run: Run) -> None:
+        assert await run.ask("EXISTS", "num") == 1
+        assert await shown(run) == (plan.stock, plan.stock)
+        victim = await run.order(at="writing")
+        run.go(victim)
+        await victim.answer
+        assert await shown(run) == (plan.stock - 1, plan.stock - 1)
+        run.open_doors()
+        await run.crowd_gone()
+        assert await shown(run) == (0, 0)
+
+    async def main() -> Score:
+        async with Conductor(plan) as conductor:
+            rung, act = acts_of(name)[0]
+            (score,) = await conductor.play([(rung, replace(act, fault=looks, ttl=20.0))])
+            return score
+
+    assert asyncio.run(main()).sold == plan.stock
 
 
 def test_every_rung_has_a_story_and_acts_with_names_of_their_own() -> None:

@@ -68,6 +68,7 @@ def test_a_lease_or_a_name_with_a_token_but_nothing_between() -> None:
         (("a",), "a name is checked together with a token"),
         (("", 3), "name must not be empty"),
         ((None,), "a lease or its token, not None"),
+        ((5,), "not the token 5 alone"),
     ):
         with pytest.raises(ConfigError, match=why):
             check(conn, *args)
@@ -152,6 +153,14 @@ def test_a_bad_client_script_or_list_of_keys_is_refused() -> None:
         fence.run("return 1", [], [], 1)
     with pytest.raises(ConfigError, match="at least one key"):
         fence.run("return 1", "stock", [], 1)
+    stock: Any = 5
+    for call in (
+        lambda: fence.set(stock, 1, 1),
+        lambda: fence.check(stock, 1),
+        lambda: fence.run("", ["a", stock], [], 1),
+    ):
+        with pytest.raises(ConfigError, match="a key is a string or bytes, not 5"):
+            call()
     with pytest.raises(ConfigError, match="#!"):
         fence.run("#!lua flags=no-writes\nreturn 1", ["stock"], [], 1)
 

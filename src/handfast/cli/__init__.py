@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -11,17 +12,23 @@ __all__ = ["main"]
 def main(args: Sequence[str] | None = None) -> int:
     """Run a command; its exit status. What is wrong is said in one line, with status 2."""
     try:
-        return _run(args)
+        status = _run(args)
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # Nobody reads any more: nothing to say, and nothing to be flushed at the end. The status is that of SIGPIPE.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def _run(args: Sequence[str] | None) -> int:
     try:
         import click
 
-        from handfast.cli.commands import handfast
+        from handfast.cli.commands import ClosedPipe, handfast
     except ModuleNotFoundError as error:
         return _complain(f"{error}: pip install 'handfast[cli]'")
     try:
@@ -31,6 +38,8 @@ def _run(args: Sequence[str] | None) -> int:
         return _complain(error.format_message())
     except click.Abort:
         raise KeyboardInterrupt from None
+    except ClosedPipe:
+        raise BrokenPipeError from None
 
 
 def _complain(text: str) -> int:

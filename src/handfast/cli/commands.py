@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from typing import Final
+from typing import Any, Final
 
 import click
 
 COMMANDS: Final = {"lab": "handfast.cli.lab"}
 """Where each command is; the module calls it `command`."""
+
+
+class ClosedPipe(Exception):
+    """Nobody reads the output any more. click ends with status 1 on a BrokenPipeError, before we hear of it."""
 
 
 class Commands(click.Group):
@@ -23,8 +27,17 @@ class Commands(click.Group):
         command: click.Command = importlib.import_module(COMMANDS[cmd_name]).command
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ClosedPipe from error
 
-@click.group(cls=Commands, no_args_is_help=True)
+
+@click.group(cls=Commands, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...")
 @click.version_option(package_name="handfast")
-def handfast() -> None:
+@click.pass_context
+def handfast(ctx: click.Context) -> None:
     """Distributed locks on Redis and Valkey: tools."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())

@@ -54,7 +54,7 @@ def command(
         raise click.UsageError(f"{error}: {EXTRA}") from None
     if serve and (as_json or report):
         raise click.UsageError("--json and --report are for a lab that comes to an end: not with --serve")
-    if report is not None and (report.is_dir() or not os.access(report.resolve().parent, os.W_OK)):
+    if report is not None and (report.is_dir() or not os.access(report.absolute().parent, os.W_OK)):
         raise click.UsageError(f"{report}: that cannot be written to")
     try:
         plan = play.Plan(stock, buyers, workers, seconds, database, play.front(balancer), ab)

@@ -43,6 +43,8 @@ def claims_of(lease: Tokened | str, token: int | None) -> tuple[tuple[str, ...],
         return names_of(lease), token_of(token)
     if token is not None:
         raise ConfigError("check takes a lease, or a name and a token; not a lease and a token")
+    if isinstance(lease, int):
+        raise ConfigError(f"check takes a lease, or a name and a token; not the token {lease!r} alone")
     found = token_of(lease)
     # A lease of several names has one token, larger than all before it of each name: each of them is checked.
     return lease._hold.names if isinstance(lease, LeaseView) else names_of(lease.name), found

@@ -123,7 +123,7 @@ def _on_sqlite(conn: sqlite3.Connection, steps: Steps) -> None:
 
     def execute(statement: str, parameters: Parameters) -> Answer:
         cursor.execute(statement, parameters or {})
-        row = cursor.fetchone() if cursor.description else (cursor.rowcount or None,)
+        row = cursor.fetchone() if cursor.description else (cursor.rowcount if cursor.rowcount > 0 else None,)
         return row[0] if row else None
 
     try:
@@ -176,7 +176,7 @@ def _on_sqlalchemy(conn: sqlalchemy.Connection, dialects: Mapping[str, Dialect],
 
     def execute(statement: str, parameters: Parameters) -> Answer:
         result = conn.execute(text(statement), parameters)
-        row = result.fetchone() if result.returns_rows else (result.rowcount or None,)
+        row = result.fetchone() if result.returns_rows else (result.rowcount if result.rowcount > 0 else None,)
         return row[0] if row else None
 
     _run(work(Link(dialect, _driver(conn))), execute)

@@ -102,6 +102,8 @@ class RedisFence(Generic[Nothing, Number, Reply]):
 
     def _do(self, body: str, keys: Sequence[Key], args: Sequence[Value], lease: Tokened | int) -> Any:
         token = token_of(lease)
+        if strange := [key for key in keys if not isinstance(key, (str, bytes))]:
+            raise ConfigError(f"a key is a string or bytes, not {strange[0]!r}")
         resources = [key.encode() if isinstance(key, str) else key for key in keys]
         script = self._scripts.get(body)
         if script is None:

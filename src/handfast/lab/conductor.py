@@ -28,6 +28,8 @@ class Conductor:
         self.plan = plan
         self.interactive = interactive
         self.scores: dict[str, Score] = {}
+        self.free: dict[str, Score] = {}
+        """Of runs that were not the act as it is written, where they are newer than its score."""
         self.history: list[Score] = []
         self.queue: list[tuple[type[Rung], Act]] = []
         self.run: Run | None = None
@@ -76,13 +78,14 @@ class Conductor:
         self, rung: type[Rung], act: Act, stock: int = FREE_STOCK, seconds: float = FREE_SECONDS
     ) -> Score:
         """A longer sale without the act's own fault: those who watch do the faults."""
-        return await self._perform(self._new_run(rung, replace(act, fault=faults.nothing, ttl=TTL), stock, seconds))
+        act = replace(act, fault=faults.nothing, ttl=TTL)
+        return await self._perform(self._new_run(rung, act, stock, seconds, free=True))
 
-    def _new_run(self, rung: type[Rung], act: Act, stock: int, seconds: float) -> Run:
+    def _new_run(self, rung: type[Rung], act: Act, stock: int, seconds: float, free: bool = False) -> Run:
         self._sale += 1
         if self.interactive:
             act = replace(act, cut=NODES)
-        self.run = Run(self.stage, self._sale, rung, act, stock, seconds)
+        self.run = Run(self.stage, self._sale, rung, act, stock, seconds, free)
         self.changed()
         return self.run
 
@@ -97,7 +100,8 @@ class Conductor:
         finally:
             self.run = None
             self.changed()
-        self.scores[score.act] = score
+        self.free.pop(score.act, None)
+        (self.scores if score.judged else self.free)[score.act] = score
         self.history.append(score)
         self.changed()
         return score
@@ -126,6 +130,7 @@ class Conductor:
             "settings": self.settings(),
             "rungs": [_described(number, rung) for number, rung in enumerate(LADDER, 1)],
             "scores": {name: asdict(score) for name, score in self.scores.items()},
+            "free": {name: asdict(score) for name, score in self.free.items()},
             "live": self.run.live() if self.run else None,
             "queue": [f"{rung.name}/{act.name}" for rung, act in self.queue],
             "workers": [

@@ -109,7 +109,7 @@ async def node_forgets(run: Run) -> None:
 
 
 async def everything(run: Run) -> None:
-    """All at once: a holder paused beyond the ttl, one killed, one paused again; a node restarted empty, one cut off."""
+    """All at once: holders paused beyond the ttl, who write and release late; one killed; a node empty, one cut off."""
     sleeper = await _three_votes(run)
     run.pause(sleeper)
     await run.node("n5", "heal")
@@ -117,6 +117,9 @@ async def everything(run: Run) -> None:
     next_one = await run.order(at="writing")  # it gets the lock when the sleeper's lease is over, and reads the stock
     run.resume(sleeper)  # so now there are two who have read the same
     await run.answered(sleeper)
+    # Its block is over: whether its client still sent a release or knew better, the next one must not suffer from it.
+    run.note(f"{sleeper} let go of the lease that it had lost, while {next_one} held the lock")
+    await _overtaken(run, next_one, within=0.5)
     run.go(next_one)
     await run.answered(next_one)
     doomed = await run.order(at="writing")

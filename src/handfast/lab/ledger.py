@@ -61,6 +61,10 @@ class Score:
     expect: Verdict
     must_be_safe: bool
     as_expected: bool
+    free: bool
+    """A sale without the act's own fault."""
+    struck: bool
+    """A viewer's fault was in it."""
     evidence: list[str]
     holders: list[dict[str, Any]]
     overlaps: list[Span]
@@ -69,9 +73,14 @@ class Score:
     load: dict[str, Any]
 
     @property
+    def judged(self) -> bool:
+        """It was the act as it is written; of any other run the story says nothing."""
+        return not (self.free or self.struck)
+
+    @property
     def broken(self) -> bool:
         """A promise that was not kept."""
-        return self.must_be_safe and self.oversold > 0
+        return self.judged and self.must_be_safe and self.oversold > 0
 
 
 @dataclass
@@ -183,7 +192,15 @@ def longest_gap(sales: list[float], since: float, until: float) -> float:
 
 
 def score(
-    name: str, act: Act, ledger: Ledger, tally: Tally, books: tuple[int, set[str]], now: float, evidence: list[str]
+    name: str,
+    act: Act,
+    ledger: Ledger,
+    tally: Tally,
+    books: tuple[int, set[str]],
+    now: float,
+    evidence: list[str],
+    free: bool = False,
+    struck: bool = False,
 ) -> Score:
     """`books` are what the database says is left, and the orders in it."""
     left, orders = books
@@ -195,14 +212,14 @@ def score(
     verdict: Verdict = "oversold" if balance > 0 else "stuck" if standstill else "safe"
     selling = max(ledger.sales, default=0.0) - min(ledger.sales, default=0.0)
     holders = ledger.holders(now)
-    begun = {holder.order for holder in holders}
+    killed = {holder.order for holder in holders if holder.end != "released"}  # with the lock in their hands
     return Score(
         act=name,
         stock=stock,
         sold=len(orders),
         oversold=max(0, balance),
         left=left,
-        lost=len((tally.unanswered & begun | tally.confirmed) - orders) + max(0, -balance),
+        lost=len((killed | tally.confirmed) - orders),
         refused=ledger.refused,
         stuck=round(longest_gap(ledger.sales, tally.began, max(tally.began, sold_out_at)), 3),
         seconds=round(now, 3),
@@ -213,6 +230,8 @@ def score(
         expect=act.expect,
         must_be_safe=act.must_be_safe,
         as_expected=verdict == act.expect,
+        free=free,
+        struck=struck,
         evidence=evidence,
         holders=[holder.shown() for holder in holders],
         overlaps=overlaps_of(holders),

@@ -16,9 +16,10 @@ from typing import Any, Final
 
 import aiohttp
 
+from handfast.lab import LabError
 from handfast.testing import warden
 
-__all__ = ["Tally", "ab", "ab_found", "crowd"]
+__all__ = ["Tally", "ab", "ab_found", "crowd", "in_words"]
 
 ANSWERS: Final = {200: "sold", 410: "sold_out", 503: "busy", 409: "refused"}
 PAUSE: Final = 0.02
@@ -36,7 +37,6 @@ class Tally:
     times: list[float] = field(default_factory=list)
     """Seconds, of every request that the shop answered."""
     confirmed: set[str] = field(default_factory=set)
-    unanswered: set[str] = field(default_factory=set)
     text: str = ""
     """What `ab` printed."""
 
@@ -44,7 +44,6 @@ class Tally:
         answer = ANSWERS.get(status or 0, "failed")
         self.answers[answer] += 1
         if answer == "failed":
-            self.unanswered.add(order)
             return
         self.times.append(seconds)
         if answer == "sold":
@@ -68,6 +67,23 @@ class Tally:
             "percentiles": {str(percent): self.percentile(percent) for percent in PERCENTILES},
             **({"ab": self.text} if self.text else {}),
         }
+
+
+def in_words(load: dict[str, Any]) -> str:
+    """A tally's report, in the manner of `ab`; its own where it was the crowd."""
+    if "ab" in load:
+        return str(load["ab"]).strip()
+    answers = ", ".join(f"{load[name]} {name.replace('_', ' ')}" for name in ANSWERS.values())
+    facts = {
+        "Time taken": f"{load['seconds']:.3f} seconds",
+        "Complete requests": load["requests"] - load["failed"],
+        "Failed requests": load["failed"],
+        "Requests per second": load["rate"],
+        "Answers": answers,
+    }
+    lines = [f"{name + ':':<21} {value}" for name, value in facts.items()]
+    shares = [f"{share + '%':>6} {seconds * 1000:6.0f}" for share, seconds in load["percentiles"].items()]
+    return "\n".join([*lines, "Served within a certain time (ms):", *shares])
 
 
 async def crowd(url: str, buyers: int, seconds: float, tally: Tally, patience: float = 10.0) -> None:
@@ -111,15 +127,17 @@ async def ab(url: str, requests: int, buyers: int, seconds: float, tally: Tally)
     requests = max(requests, buyers)  # fewer it refuses
     process = _started(f"ab -r -q -m POST -t {math.ceil(seconds)} -n {requests} -c {buyers} {url}".split())
     assert process.stdout is not None
-    reading = asyncio.get_running_loop().run_in_executor(None, process.stdout.read)
+    reading = asyncio.get_running_loop().run_in_executor(None, _outcome, process)
     try:
-        tally.text = (await asyncio.shield(reading)).decode(errors="replace")
+        tally.text, status = await asyncio.shield(reading)
     finally:
         warden.forget(process.pid)
         process.kill()
         process.wait()
         await asyncio.wait([reading])
         process.stdout.close()
+    if status != 0:
+        raise LabError(f"ab failed with status {status}: {_complaint(tally.text)}")
     read_ab(tally.text, tally)
 
 
@@ -129,6 +147,18 @@ def _started(command: list[str]) -> subprocess.Popen[bytes]:
     return process
 
 
+def _outcome(process: subprocess.Popen[bytes]) -> tuple[str, int]:
+    assert process.stdout is not None
+    text = process.stdout.read().decode(errors="replace")
+    return text, process.wait()
+
+
+def _complaint(text: str) -> str:
+    """What it said of itself or of a socket, in between its name and its usage."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["it said nothing"]
+    return next((line for line in lines if re.search(r"\bab: |apr_", line)), lines[-1])
+
+
 def read_ab(text: str, tally: Tally) -> None:
     """From its report: counts, and the percentiles as if they were all requests."""
 
@@ -136,10 +166,11 @@ def read_ab(text: str, tally: Tally) -> None:
         found = re.search(rf"^{label}:\s+(\d+)", text, re.MULTILINE)
         return int(found[1]) if found else 0
 
-    complete, refused = number("Complete requests"), number("Non-2xx responses")
-    tally.answers["sold"] = complete - refused
-    tally.answers["sold_out"] = refused
-    tally.answers["failed"] = sum(int(each) for each in re.findall(r"(?:Connect|Receive|Exceptions): (\d+)", text))
+    complete, others = number("Complete requests"), number("Non-2xx responses")
+    errors = sum(int(each) for each in re.findall(r"(?:Connect|Receive|Exceptions): (\d+)", text))
+    failed = min(errors, complete - others)  # which it calls complete too, and may count twice
+    # It does not tell "sold out" from "busy" or from an error.
+    tally.answers = {"sold": complete - others - failed, "not_2xx": others, "failed": failed}
     shares = {int(share): int(ms) / 1000 for share, ms in re.findall(r"^\s+(\d+)%\s+(\d+)", text, re.MULTILINE)}
     steps = sorted(shares)
     for before, share in zip([0, *steps], steps, strict=False):

@@ -20,7 +20,7 @@ from handfast.lab.books import engine_for
 from handfast.lab.conductor import Conductor
 from handfast.lab.front import Kind, nginx_found
 from handfast.lab.ledger import Score
-from handfast.lab.load import ab_found
+from handfast.lab.load import ab_found, in_words
 from handfast.lab.rung import Act, Rung
 from handfast.lab.rungs import LADDER, acts_of
 from handfast.lab.server import Page, listen
@@ -130,7 +130,7 @@ async def _stoppable(show: Show, acts: list[tuple[type[Rung], Act]], listener: s
 
 async def _play(show: Show, acts: list[tuple[type[Rung], Act]], listener: socket.socket | None) -> int:
     began = time.monotonic()
-    words = Console(stderr=True, quiet=show.as_json, highlight=False)
+    words = _Console(stderr=True, quiet=show.as_json, highlight=False)
     conductor = Conductor(show.plan, interactive=show.serve is True)
     async with AsyncExitStack() as stack:
         bars = await stack.enter_async_context(Bars(words, show.as_json).shown())
@@ -150,14 +150,28 @@ async def _play(show: Show, acts: list[tuple[type[Rung], Act]], listener: socket
     scores = conductor.history
     if scores or failed is None:
         _print(show, conductor, scores, time.monotonic() - began)
+        failed = _report(show, conductor, scores) or failed
     if failed is not None:
         raise failed
     return 1 if any(score.broken for score in scores) else 0
 
 
-def _print(show: Show, conductor: Conductor, scores: list[Score], seconds: float) -> None:
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would end with status 1, which means something else here
+
+
+def _report(show: Show, conductor: Conductor, scores: list[Score]) -> LabError | None:
+    """Written last: what was printed is not lost if it cannot be."""
     if show.report is not None:
-        show.report.write_text(report.html(scores, conductor.settings()), encoding="utf-8")
+        try:
+            show.report.write_text(report.html(scores, conductor.settings()), encoding="utf-8")
+        except OSError as error:
+            return LabError(f"the report cannot be written: {error}")
+    return None
+
+
+def _print(show: Show, conductor: Conductor, scores: list[Score], seconds: float) -> None:
     if show.as_json:
         facts = {
             "settings": conductor.settings(),
@@ -166,18 +180,18 @@ def _print(show: Show, conductor: Conductor, scores: list[Score], seconds: float
         }
         print(json.dumps(facts, indent=1))
         return
-    console = Console(highlight=False)
+    console = _Console(highlight=False)
+    console.print(table(scores, console))
     for score in scores:
-        if "ab" in score.load:
-            console.print(f"{score.act}:\n{score.load['ab']}", markup=False)
-    console.print(table(scores, console.width))
+        if "ab" in score.load or len(scores) == 1:
+            console.print(f"{score.act}:\n{in_words(score.load)}\n", markup=False)
     for score in scores:
         for text in score.evidence:
             console.print(f"{score.act}: {text}", markup=False, style="dim")
     odd = [f"{score.act} ({score.verdict}, not {score.expect})" for score in scores if not score.as_expected]
-    console.print(
-        f"{len(scores)} sales in {seconds:.0f} s; as the story says: {'no, ' + ', '.join(odd) if odd else 'all'}"
-    )
+    played = "1 sale" if len(scores) == 1 else f"{len(scores)} sales"
+    told = f"no, {', '.join(odd)}" if odd else "all"
+    console.print(f"{played} in {seconds:.0f} s; as the story says: {told}")
     for score in scores:
         if score.broken:
             console.print(f"{score.act} oversold {score.oversold}, and must not", style="bold red")

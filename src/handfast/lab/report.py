@@ -6,6 +6,7 @@ from html import escape
 from typing import Any, Final
 
 from handfast.lab.ledger import Score
+from handfast.lab.load import in_words
 from handfast.lab.rungs import acts_of
 
 __all__ = ["html"]
@@ -25,6 +26,7 @@ td.n, th.n {{ text-align: right; font-variant-numeric: tabular-nums; }} tr {{ bo
 .oversold, .broken {{ color: #c0262d; font-weight: 600; }} .stuck {{ color: #a15c00; font-weight: 600; }}
 .safe {{ color: #1b7a3d; }} p.story {{ white-space: pre-line; }}
 section {{ margin-top: 3rem; }} svg {{ width: 100%; height: auto; background: #f6f8fa; }}
+.scroll {{ overflow-x: auto; }} pre {{ background: #f6f8fa; padding: .6rem; overflow-x: auto; }}
 text {{ font: 11px system-ui, sans-serif; fill: #5a6675; }} li {{ margin: .2rem 0; }}
 </style></head><body>
 <h1>The flash sale</h1>
@@ -42,8 +44,9 @@ def html(scores: list[Score], settings: dict[str, Any]) -> str:
 
 def _table(scores: list[Score]) -> str:
     columns = ("sold", "oversold", "lost", "stuck s", "orders/s", "p50 ms", "p99 ms")
-    head = "<tr><th>act</th>" + "".join(f'<th class="n">{column}</th>' for column in columns) + "<th>seen</th></tr>"
-    return f"<table>{head}{''.join(_row(score) for score in scores)}</table>"
+    numbers = "".join(f'<th class="n">{column}</th>' for column in columns)
+    head = f"<tr><th>act</th>{numbers}<th>expected</th><th>seen</th></tr>"
+    return f'<div class="scroll"><table>{head}{"".join(_row(score) for score in scores)}</table></div>'
 
 
 def _row(score: Score) -> str:
@@ -51,16 +54,20 @@ def _row(score: Score) -> str:
     times = (f"{score.p50 * 1000:.0f}", f"{score.p99 * 1000:.0f}")
     cells = "".join(f'<td class="n">{value}</td>' for value in (*numbers, *times))
     kind, text = ("broken", "oversold, and must not") if score.broken else (score.verdict, score.verdict)
-    return f'<tr><td><a href="#{score.act}">{score.act}</a></td>{cells}<td class="{kind}">{text}</td></tr>'
+    judged = f'<td>{score.expect}</td><td class="{kind}">{text}</td>'
+    return f'<tr><td><a href="#{score.act}">{score.act}</a></td>{cells}{judged}</tr>'
 
 
 def _section(score: Score) -> str:
     rung, act = acts_of(score.act)[0]
     notes = "".join(f"<li>{escape(text)}</li>" for text in score.evidence)
+    marks = "".join(f"<li>{mark['t']:.2f} s: {escape(mark['text'])}</li>" for mark in score.marks)
     return (
         f'<section id="{score.act}"><h2>{escape(rung.title)}: {escape(act.title)}</h2>'
         f'<p class="story">{escape(rung.story())}</p><p><b>Fault:</b> {escape(act.fault_text)}.</p>'
-        f"<ul>{notes}</ul><h3>Who held the lock</h3>{_timeline(score)}<h3>Stock</h3>{_stock(score)}</section>"
+        f'<p><b>Expected:</b> {score.expect}. <b>Seen:</b> <span class="{score.verdict}">{score.verdict}</span>.</p>'
+        f'<ul>{notes}</ul><h3>Who held the lock</h3>{_timeline(score)}<ul class="marks">{marks}</ul>'
+        f"<h3>Stock</h3>{_stock(score)}<h3>The crowd</h3><pre>{escape(in_words(score.load))}</pre></section>"
     )
 
 

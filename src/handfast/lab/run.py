@@ -18,7 +18,7 @@ from handfast.lab.ledger import Ledger, Mark, Score, overlaps_of, score
 from handfast.lab.load import Tally, ab, crowd
 from handfast.lab.process import WorkerProcess
 from handfast.lab.rung import Act, Rung
-from handfast.lab.shop import Settings
+from handfast.lab.shop import Settings, window
 from handfast.lab.stage import Pair, Stage, in_thread
 from handfast.testing import Server
 
@@ -47,10 +47,13 @@ class Victim:
 
 
 class Run:
-    def __init__(self, stage: Stage, sale: int, rung: type[Rung], act: Act, stock: int, seconds: float) -> None:
+    def __init__(
+        self, stage: Stage, sale: int, rung: type[Rung], act: Act, stock: int, seconds: float, free: bool = False
+    ) -> None:
         self.stage, self.act, self.rung = stage, act, rung
         self.name = f"{rung.name}/{act.name}"
         self.sale, self.stock, self.seconds = sale, stock, seconds
+        self.free, self.struck = free, False
         self.books = Books(stage.engine, stage.prefix, sale)
         self.ledger = Ledger([stock], time.monotonic())
         self.tally = Tally()
@@ -75,7 +78,9 @@ class Run:
         await in_thread(rung.prepare, self.books, self.stock)
         settings = Settings(self.sale, rung.name, self.act.ttl, PATIENCE, WORK, "", "", "", [])
         await self.stage.open(settings, rung.servers, self.act.cut)
-        self.ledger = Ledger(await in_thread(self.books.left), time.monotonic())
+        left = await in_thread(self.books.left)
+        await self.ask("MSET", *itertools.chain(*zip(window(len(left)), map(str, left), strict=True)), server=self._redis)
+        self.ledger = Ledger(left, time.monotonic())
         timeout = aiohttp.ClientTimeout(total=self.seconds + GRACE)
         try:
             async with asyncio.timeout(self.seconds + GRACE), aiohttp.ClientSession(timeout=timeout) as self._session:
@@ -87,7 +92,13 @@ class Run:
         finally:
             self._abandon()
         books = await in_thread(lambda: (sum(self.books.left()), self.books.orders()))
-        return score(self.name, self.act, self.ledger, self.tally, books, self.t, self.evidence)
+        seen = self.ledger, self.tally, books, self.t, self.evidence
+        return score(self.name, self.act, *seen, self.free, self.struck)
+
+    @property
+    def _redis(self) -> Server:
+        """The one that the shop uses when the sale opens."""
+        return self.stage.pair.master if self.stage.pair else self.stage.one
 
     def _abandon(self) -> None:
         """However it ended: nobody stays paused or held up."""
@@ -110,8 +121,6 @@ class Run:
             status = await victim.answer
             if status == 200:
                 self.tally.confirmed.add(victim.order)
-            elif status is None:
-                self.tally.unanswered.add(victim.order)
 
     def hear(self, worker: str, event: dict[str, Any]) -> None:
         if event.get("sale", self.sale) == self.sale:  # else of an act that was stopped
@@ -258,9 +267,11 @@ class Run:
             asleep = {victim.worker: victim for victim in self._victims if self.paused(victim)}
             if not asleep:
                 raise LabError("nobody is paused")
+            self.struck = True
             for victim in asleep.values():
                 self.resume(victim)
         elif what in ("kill", "pause"):
+            self.struck = True
             async with self._striking:
                 victim = await self.order(at="writing")
                 (self.kill if what == "kill" else self.pause)(victim)
@@ -311,6 +322,8 @@ class Run:
         selling = now - ledger.sales[0] if ledger.sales else 0.0
         return {
             "act": self.name,
+            "free": self.free,
+            "struck": self.struck,
             "t": round(now, 3),
             "progress": round(self.progress, 3),
             "stock": self.stock,

@@ -234,6 +234,8 @@ class Page:
         name, what = str(wanted.get("node")), str(wanted.get("do"))
         if name not in nodes.states():
             raise Refused(404, f"there is no node called {name!r}")
+        if self._conductor.run is not None:
+            self._conductor.run.struck = True
         await in_thread(nodes.do, name, what)
         if self._conductor.run is not None:
             self._conductor.run.mark(f"{name}: {what.replace('_', ' ')}")

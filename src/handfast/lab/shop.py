@@ -28,7 +28,7 @@ from handfast.lab.books import Books, Fence
 if TYPE_CHECKING:
     from handfast.lab.rung import Rung
 
-__all__ = ["Answer", "Order", "Settings", "Shop", "redis_client", "tell"]
+__all__ = ["Answer", "Order", "Settings", "Shop", "redis_client", "tell", "window"]
 
 Answer = Literal["sold", "sold out", "busy"]
 
@@ -36,6 +36,12 @@ POLL: Final = 0.004
 """Seconds between two attempts of a rung that can only ask again and again."""
 WINDOW: Final = "num"
 """The Redis key that shows the stock in the shop window; the books are in the database."""
+
+
+def window(stripes: int) -> list[str]:
+    """The keys of that many stripes."""
+    return [WINDOW, *(f"{WINDOW}:{stripe}" for stripe in range(1, stripes))]
+
 
 _say = threading.Lock()
 
@@ -100,6 +106,7 @@ class Shop:
         self.rung = rung
         self.sale, self.ttl, self.patience = settings.sale, settings.ttl, settings.patience
         self.nodes = settings.nodes
+        self._window = window(rung.stripes)
         self.redis: redis.Redis = redis_client(settings.redis)
 
     def moved(self, url: str) -> None:
@@ -135,4 +142,9 @@ class Shop:
         if order:
             order.written = True
         tell("wrote", sale=self.sale, order=order.id if order else None, left=left)
-        self.redis.mset({f"{WINDOW}:{stripe}" if stripe else WINDOW: pieces for stripe, pieces in left.items()})
+        self.redis.mset({self._window[stripe]: pieces for stripe, pieces in left.items()})
+
+    def shown(self) -> int | None:
+        """What the shop window says of all stripes together; None while it is empty."""
+        pieces = [value for value in self.redis.mget(self._window) if value is not None]
+        return sum(int(value) for value in pieces) if pieces else None

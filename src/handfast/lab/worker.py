@@ -29,7 +29,7 @@ from starlette.routing import Route
 import handfast
 from handfast.lab.books import Books, engine_for
 from handfast.lab.rungs import rung_named
-from handfast.lab.shop import WINDOW, Order, Settings, Shop, tell
+from handfast.lab.shop import Order, Settings, Shop, tell
 
 STATUS = {"sold": 200, "sold out": 410, "busy": 503, "refused": 409, "failed": 500}
 
@@ -80,8 +80,8 @@ class Worker:
             return "failed", f": {error}"
 
     def stock(self, request: Request) -> PlainTextResponse:
-        shown = self._shop.redis.get(WINDOW) if self._shop else None
-        return PlainTextResponse(shown or "closed")
+        shown = self._shop.shown() if self._shop else None
+        return PlainTextResponse("closed" if shown is None else str(shown))
 
     # -- for the conductor
 

@@ -44,9 +44,9 @@ class ActDetails {
 
   update(lab) {
     const running = lab.live?.act === this.act.name;
-    const score = lab.score(this.act.name);
     const run = lab.picture(this.act.name);
-    showVerdict(this.parts, this.act, lab);
+    const score = running ? null : run;
+    showVerdict(this.parts, this.act, lab, score);
     this.empty.hidden = Boolean(run);
     this.timeline.element.hidden = !run;
     const key = running ? null : score && [score.seconds, score.sold, score.oversold, score.holders?.length].join();
@@ -65,7 +65,7 @@ function loadInWords(score) {
   const load = score.load ?? {};
   const parts = [
     ["requests", load.requests], ["sold", load.sold], ["told to come again (busy)", load.busy],
-    ["told that it is sold out", load.sold_out], ["failed", load.failed], ["writes refused", score.refused],
+    ["told that it is sold out", load.sold_out], ["answered otherwise (not 2xx)", load.not_2xx], ["failed", load.failed], ["writes refused", score.refused],
   ].filter(([, value]) => value !== undefined).map(([name, value]) => `${count(value)} ${name}`);
   const slow = Object.entries(load.percentiles ?? {}).filter(([share]) => ["50", "90", "99", "100"].includes(share));
   const times = slow.map(([share, value]) => `${share} % within ${seconds(value)}`).join(", ");

@@ -48,7 +48,8 @@ export class Stage {
     const waiting = state.queue?.length ? `, ${count(state.queue.length)} to come` : "";
     say(this.kicker, lab.live ? `Running${waiting}` : act ? "Ran last" : "Ready");
     say(this.title, act ? `${rung.number} · ${rung.title}` : "The scoreboard");
-    const told = lab.isFree(lab.picture(this.#act)) ? "a free sale: no fault but yours" : act?.title ?? "";
+    const run = lab.picture(this.#act);
+    const told = run?.free ? "a free sale: no fault but yours" : `${act?.title ?? ""}${run?.struck ? ", and your own faults" : ""}`;
     say(this.subtitle, act && (lab.live || !state.finished) ? told : summary(lab));
     this.show.hidden = !act;
     this.numbers.hidden = !act;

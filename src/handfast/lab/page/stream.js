@@ -31,12 +31,12 @@ export class Lab {
 
   // What is to be drawn of an act: it as it runs, else its last run.
   picture(act) {
-    return this.live?.act === act ? this.live : this.score(act);
+    return this.live?.act === act ? this.live : this.state?.free?.[act] ?? this.score(act);
   }
 
-  // A free sale has a stock of its own and none of the act's faults: what the story expects does not apply to it.
+  // A free sale, or an act into which a viewer struck: what the story expects does not apply to it.
   isFree(run) {
-    return Boolean(run && run.stock !== this.state.settings?.stock);
+    return Boolean(run?.free || run?.struck);
   }
 
   #onState(state) {
@@ -54,7 +54,9 @@ export class Lab {
 
   #onScore(score) {
     if (!this.state) return;
-    this.state.scores = { ...this.state.scores, [score.act]: score };
+    const { [score.act]: _, ...free } = this.state.free ?? {};
+    this.state.free = this.isFree(score) ? { ...free, [score.act]: score } : free;
+    if (!this.isFree(score)) this.state.scores = { ...this.state.scores, [score.act]: score };
     if (this.live?.act === score.act) this.live = null;
     this.#heard("state");
   }

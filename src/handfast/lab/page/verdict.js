@@ -10,15 +10,16 @@ export function verdict() {
   return { element: el("span", { class: "verdict" }, chip, remark), chip, remark };
 }
 
-export function showVerdict(parts, act, lab) {
+// The score is that of the act, or of a later run that was not the act as it is written.
+export function showVerdict(parts, act, lab, score = lab.score(act.name)) {
   const running = lab.live?.act === act.name;
-  const score = lab.score(act.name);
   const found = running ? "running" : score?.verdict ?? "none";
-  const free = lab.isFree(lab.picture(act.name));
+  const shown = running ? lab.live : score;
+  const free = lab.isFree(shown);
   mark(parts.chip, "data-verdict", found);
   if (running) say(parts.chip, "running");
   else say(parts.chip, score ? `${SIGNS[found] ?? "?"} ${found}` : "not run");
-  if (free) say(parts.remark, "free sale");
+  if (free) say(parts.remark, shown.free ? "free sale" : "with faults of yours");
   else say(parts.remark, running || !score ? `expected: ${act.expect}` : judged(act, score));
   mark(parts.remark, "data-broken", !running && score && !free && broken(act, score));
 }
@@ -35,7 +36,7 @@ const broken = (act, score) => !(score.as_expected ?? score.verdict === act.expe
 export function summary(lab) {
   const { state } = lab;
   const acts = (state.rungs ?? []).flatMap((rung) => rung.acts ?? []);
-  const played = acts.filter((act) => lab.score(act.name) && !lab.isFree(lab.score(act.name)));
+  const played = acts.filter((act) => lab.score(act.name));
   if (!played.length) return "Nothing has been played yet.";
   const scores = played.map((act) => [act, lab.score(act.name)]);
   const surprises = scores.filter(([act, score]) => broken(act, score)).length;
