@@ -1,7 +1,7 @@
 # Two commands do all the set-up: `make demo` and `make test`. Both make their own .venv.
 PYTHON ?= python3
 BIN := .venv/bin
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: demo lab test test-long lint unit sim soak mutants chaos chaos-peers bench clean
 
@@ -49,7 +49,7 @@ soak: .venv/ready
 
 # Deliberate bugs, each of which the simulator must find.
 mutants: .venv/ready
-	$(BIN)/python -m tests.sim.mutants --jobs $(WORKERS)
+	$(BIN)/python -m tests.sim.mutants --jobs 2
 
 # Every real fault, on real servers and processes; and the other libraries under the same faults.
 chaos: .venv/ready

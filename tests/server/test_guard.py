@@ -22,7 +22,7 @@ from handfast.testing import Server, Servers
 
 MAX_TTL = 0.8
 Q = MAX_TTL * 1.02 + 0.1
-QUICK: dict[str, Any] = {"max_ttl": MAX_TTL, "node_timeout": 0.1}
+QUICK: dict[str, Any] = {"max_ttl": MAX_TTL, "node_timeout": 0.25}
 AOF = {"appendonly": "yes", "appendfsync": "always"}
 
 

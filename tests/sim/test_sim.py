@@ -128,10 +128,12 @@ def test_a_task_is_cancelled_at_every_await_of_an_acquisition_and_a_release() ->
     [
         # Two who present owners of their own kept each other's leftover votes alive for ever.
         (69, None),
+        # A node that votes again was not asked by one who had nothing in hand, and so never looked.
+        (1914, None),
         # A fair waiter whose node had just been found closed left its claim, and the lock, behind.
         (0, CANCELS._replace(nodes=1, fair=True, cohort=3, faults=("cancel", "partition", "flush", "reset"))),
     ],
-    ids=["leftover votes of explicit owners", "a fair claim at a closed node"],
+    ids=["leftover votes of explicit owners", "a waiter that thinks a node closed", "a fair claim at a closed node"],
 )
 def test_what_was_found_once_stays_mended(seed: int, plan: Plan | None) -> None:
     outcome = run(seed, plan)

@@ -169,6 +169,14 @@ class Group:
             return Fault("quarantine", f"restarted or new, no vote for another {left:.1f} s")
         return Fault("quarantine", "restarted, waiting for enough other nodes to restore its token counters from")
 
+    def overdue(self, now: float) -> bool:
+        """Some connected node does not vote as far as is known here, and may do so by now."""
+        if self.all_vote:
+            return False
+        return any(
+            not node.marker and node.fault is None and node.incarnation and now >= node.opens_at for node in self.nodes
+        )
+
     def suspect(self, index: int) -> None:
         """A node's clock stepped forward: what it held may have ended early, so it must not vote."""
         self.set_marker(self.nodes[index], b"")

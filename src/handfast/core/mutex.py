@@ -117,6 +117,9 @@ async def _prepare(
         await io.settle(group.need, within if until is None else max(0.0, min(within, until - began)))
     if not group.fine:
         await admit(io, group, until)
+    elif place is not None and group.overdue(io.now()):
+        # Who waits has nothing in hand for whose sake the watchdog would look.
+        await guard.repair(io, group, until)
     if until is None:
         return terms.patience
     left = max(0.0, until - io.now())

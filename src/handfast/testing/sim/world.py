@@ -166,6 +166,7 @@ class Clock:
     def __init__(self, world: World, offset: float = 0.0, rate: float = 1.0) -> None:
         self._world = world
         self._offset = offset
+        self.was_set_back = False
         self.rate = rate
 
     def now(self) -> float:
@@ -177,6 +178,7 @@ class Clock:
 
     def step(self, seconds: float) -> None:
         self._offset += seconds
+        self.was_set_back |= seconds < 0
 
 
 class Waiter:
