@@ -11,7 +11,7 @@ import asyncio
 import functools
 import types
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from handfast.core.effects import Brief, Fault, Payloads, Poll, payload_for
 from handfast.core.group import Group
@@ -38,8 +38,12 @@ class AioLane(Ears, Patience):
     """One link to each node of a group, on one event loop."""
 
     bell = TaskBell
-    now: Callable[[], float]
-    """The driver's; see Effects."""
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def now() -> float:
+            """The driver's; see Effects."""
+            ...
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ import time
 import types
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from handfast.core.effects import CLOSED, SILENT, Fault, Payloads, Poll, payload_for
 from handfast.core.group import Group
@@ -81,8 +81,12 @@ class Answer:
 class Lane(Ears):
     """One link to each node of a group."""
 
-    now: Callable[[], float]
-    """The driver's; see Effects."""
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def now() -> float:
+            """The driver's; see Effects."""
+            ...
 
     def __init__(self, group: Group, addresses: Sequence[Address], shake: Callable[[int], Steps]) -> None:
         super().__init__()
