@@ -318,14 +318,14 @@ class Watchdog:
         self.remove(hold)
         given_up, pause = clock.now() + hold.ttl, RELEASE_SOONEST
         unasked = set(range(group.n))
-        while True:
+        while self._charges.get(group) is charge:
             driver = await self._driver(charge, hold.key or hold.keys[0])
             words = commands.release(hold, hold.owner, hold.floor, hold.claim)
             ballot = Ballot(group.n, len(unasked), len(unasked))
             payloads = [payload_for(words, node) if node in unasked else None for node in range(group.n)]
             await driver.exchange(payloads, ballot, hold.settings.terms.patience)
             unasked = {node for node in unasked if ballot.answers[node] is None or type(ballot.answers[node]) is Fault}
-            if not unasked or clock.now() + pause >= given_up or self._charges.get(group) is not charge:
+            if not unasked or clock.now() + pause >= given_up or driver.closed:
                 break
             await asyncio.sleep(pause)
             pause = min(2 * pause, RELEASE_LATEST)

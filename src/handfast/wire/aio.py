@@ -98,6 +98,8 @@ class AioLane(Ears, Patience):
         self.settled = self.up >= self.group.need
 
     def _start(self, *, force: bool = False) -> None:
+        if self.closed:
+            return
         now = self.loop.time()
         for link in self.links:
             if link.channel is None and link.connecting is None and link.due(now, force=force):
@@ -246,7 +248,7 @@ class AioLane(Ears, Patience):
     def _send_each(self, payloads: Payloads, poll: Poll) -> None:
         """To each node its own, or to those that are connected."""
         self._spill()
-        if self.up < self._n and not self.closed:
+        if self.up < self._n:
             self._start()
         for link in self.links:
             payload = payload_for(payloads, link.index)
