@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 from handfast.core import commands, fair, guard, mutex
 from handfast.core.commands import Request, Target
 from handfast.core.hold import HELD, LOST, Hold
-from handfast.core.line import Place
 from handfast.core.lineup import line_up
 from handfast.core.terms import Terms
 from handfast.drivers.threads import Done, ThreadDriver, ThreadLobby, run
@@ -305,16 +304,16 @@ class Client(BaseClient[Lock]):
     def _run_by_route(self, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         if self._closed:
             raise ConfigError("this client is closed")
-        assert self._pool is not None
-        target = next((each for each in args if isinstance(each, Target)), None)
-        if target is None:
-            target = next(each for each in args if isinstance(each, Place)).request
-        lane = self._pool.take(target.key or target.keys[0])
+        pool = self._pool
+        assert pool is not None
+        # What it is about: a lock or a hold, or the place in line of one who waits.
+        target: Target = args[0] if isinstance(args[0], Target) else args[1].request
+        lane = pool.take(target.key or target.keys[0])
         try:
             lane.wake()
             return run(operation(lane, *args))
         finally:
-            self._pool.give_back(lane)
+            pool.give_back(lane)
 
     def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         catch = _Catch(self)

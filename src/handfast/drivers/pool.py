@@ -16,6 +16,8 @@ __all__ = ["LanePool"]
 
 SPARE: Final = 16
 """Idle lanes that are kept of each route."""
+MOST_KNOWN: Final = 10_000
+"""Keys whose route is remembered."""
 IN_PASSING: Final = 1.0
 """Seconds for a question to a node that a slot is just being moved to."""
 
@@ -28,29 +30,49 @@ class LanePool:
         self._routes = routes
         self._shake = shake
         self._idle: dict[Route, list[WanderingDriver]] = {}
+        self._known: dict[bytes, list[WanderingDriver]] = {}
+        """By key, those of its route; emptied when slots move."""
+        routes.forget_when_moved(self._known)
         self._closed = False
 
     def take(self, key: bytes) -> WanderingDriver:
+        idle = self._known.get(key)
+        if idle:
+            try:
+                return idle.pop()
+            except IndexError:
+                pass  # another thread was quicker
         slot = slot_of(key)
-        return self._take(self._routes.of(slot), slot)
+        route = self._routes.of(slot)
+        lane = self._take(route, slot)
+        if None not in route:
+            if len(self._known) > MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = lane.siblings
+        return lane
 
     def _take(self, route: Route, slot: int) -> WanderingDriver:
+        idle = self._idle.setdefault(route, [])
         try:
-            return self._idle[route].pop()
-        except (KeyError, IndexError):
+            return idle.pop()
+        except IndexError:
             addresses = self._routes.addresses(route, slot)
-            return WanderingDriver(self._group, addresses, self._shake, detour=self._in_passing)
+            lane = WanderingDriver(self._group, addresses, self._shake, detour=self._in_passing)
+            lane.siblings = idle
+            return lane
 
     def give_back(self, lane: WanderingDriver) -> None:
         """For the next; under the node that it leads to now."""
-        route = self._routes.taken([link.address for link in lane.links])
-        idle = self._idle.setdefault(route, [])
         if lane.torn:
             lane.abandon()
-        elif self._closed or None in route or len(idle) >= SPARE:
+            return
+        if lane.wandered:
+            lane.wandered = False
+            lane.siblings = self._idle.setdefault(self._routes.taken([link.address for link in lane.links]), [])
+        if self._closed or len(lane.siblings) >= SPARE:
             lane.close()
         else:
-            idle.append(lane)
+            lane.siblings.append(lane)
 
     def _in_passing(self, place: Place, slot: int, payload: bytes) -> Any:
         lane = self._take((place,), slot)
@@ -68,6 +90,7 @@ class LanePool:
     def forked(self) -> None:
         """In the child: the connections are the parent's."""
         idle, self._idle = self._idle, {}
+        self._known.clear()
         for lanes in idle.values():
             for lane in lanes:
                 lane.abandon()

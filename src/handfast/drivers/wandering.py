@@ -39,6 +39,10 @@ class WanderingDriver(ThreadDriver):
         self._detour = detour
         """Asks a node once for a key that is just being moved to it."""
         self._astray: deque[Astray] = deque()
+        self.siblings: list[WanderingDriver] = []
+        """Where idle lanes of its route are kept."""
+        self.wandered = False
+        """It leads to another node than before."""
 
     def _wait(self, seconds: float | None) -> None:
         if self._astray:
@@ -76,6 +80,7 @@ class WanderingDriver(ThreadDriver):
         """Look for the link's node elsewhere from now on."""
         shard: Any = link.address.beacon
         shard.slot, shard.wish = slot, place
+        self.wandered = True
         if link.sock is not None:
             hang_up(link.sock)
 
