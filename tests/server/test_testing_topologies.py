@@ -111,7 +111,7 @@ def test_the_network_of_a_replica_can_be_a_proxy() -> None:
     with Server() as master, Proxy(master) as network, Server(replica_of=network) as replica:
         network.half_open()
         master.command("SET", "a", 1)
-        eventually(lambda: network.down.held, within=5)
+        eventually(lambda: network.down.held, within=20)
         assert replica.command("GET", "a") is None
         network.heal()
         replica.wait_for(lambda: replica.command("GET", "a") == b"1")
