@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from handfast.core.effects import Fault, Watch
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.quorum import Rounds
 from handfast.drivers.aio import AioDriver
-from handfast.drivers.routes import Route, Routes, suspected
+from handfast.drivers.routes import MOST_KNOWN, Route, Routes, suspected
 from handfast.topology.cluster import slot_of
 from handfast.wire.dial import Address, Place
 from handfast.wire.forward import ASKING, Forward
 from handfast.wire.pipe import AioLink
 
 __all__ = ["AioFleet"]
-
-MOST_KNOWN: Final = 10_000
-"""Keys whose lane is remembered."""
 
 
 class FleetLane(AioDriver):

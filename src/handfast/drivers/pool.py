@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
-from handfast.drivers.routes import Route, Routes
+from handfast.drivers.routes import MOST_KNOWN, Route, Routes
 from handfast.drivers.wandering import WanderingDriver
 from handfast.topology.cluster import slot_of
 from handfast.wire.dial import Place
@@ -16,8 +16,6 @@ __all__ = ["LanePool"]
 
 SPARE: Final = 16
 """Idle lanes that are kept of each route."""
-MOST_KNOWN: Final = 10_000
-"""Keys whose route is remembered."""
 IN_PASSING: Final = 1.0
 """Seconds for a question to a node that a slot is just being moved to."""
 

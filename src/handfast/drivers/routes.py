@@ -9,7 +9,10 @@ from handfast.errors import ConfigError
 from handfast.topology.cluster import Cluster, Shard, slot_of
 from handfast.wire.dial import Address, Place
 
-__all__ = ["Route", "Routes", "suspected"]
+__all__ = ["MOST_KNOWN", "Route", "Routes", "suspected"]
+
+MOST_KNOWN = 10_000
+"""Keys whose lanes are remembered."""
 
 Route = tuple[Place | None, ...]
 """Of each cluster among a client's servers: the node; None while that is not known."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["ANSWER", "PATIENCE", "once"]
+__all__ = ["PATIENCE", "once"]
 
 ANSWER: Final = 0.4
 """Seconds that one server has to answer; then another is asked."""

@@ -59,13 +59,13 @@ class Cluster:
         self.caches: list[dict[bytes, Any]] = []
         """What others know by this map: emptied when it changes."""
 
-    def refresh(self, fresh: float = FRESH) -> None:
+    def refresh(self) -> None:
         """Read the slot map, unless somebody has just done so."""
         from redis import cluster
 
         node: Any = cluster.ClusterNode
         with self._reading:
-            if time.monotonic() - self._read_at < fresh:
+            if time.monotonic() - self._read_at < FRESH:
                 return
             if self._manager is None:
                 nodes = [node(host, port) for host, port in self._members]
