@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from types import EllipsisType, TracebackType
@@ -23,6 +24,8 @@ from handfast.given import ClientOptions, LockOptions, Servers
 from handfast.lease import Entry, LeaseView, LockView
 from handfast.options import Seconds
 from handfast.templates import template_key
+from handfast.wire.bells import ThreadBell
+from handfast.wire.blocking import IDLE_CHECK
 
 if TYPE_CHECKING:
     from handfast.core.census import Holder
@@ -35,6 +38,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
+_tick = time.monotonic
 SPARE_LANES = 16
 """Idle sets of connections that a client keeps; threads that come and go in bursts make more for a while."""
 
@@ -55,9 +59,14 @@ class Lease(LeaseView):
 
     def release(self) -> bool:
         """Give the lock back; True if it was still ours. Further calls do nothing and say False."""
-        if self._entry is None or self._leave():
-            return self._client._release(self._hold)
-        return self._still_ours
+        client, hold = self._client, self._hold
+        if self._entry is not None and not self._leave():
+            return self._still_ours
+        if hold.state != HELD or client._closed:
+            return False
+        if hold.settings.cohort and client._pass_on(hold):
+            return True
+        return client._run(mutex.release, hold, client)
 
     @property
     def lost(self) -> threading.Event:
@@ -127,6 +136,8 @@ class Lock(LockView):
         patience = self.settings.policy.wait if wait is ... else patience_of(wait)
         if self._reentrant:
             return self._client._reenter(self, terms, patience)
+        if self.settings.fair and not self.settings.cohort and patience != 0:
+            return self._client._queue(self, terms, patience)
         return self._client._acquire(self, terms, patience)
 
     def try_acquire(self, *, ttl: Seconds | None = None) -> Lease | None:
@@ -186,7 +197,7 @@ class _Catch:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self.lease: LeaseView | None = None
+        self.lease: Any = None
         self.since = 0.0
 
     def _granted(self, hold: Hold) -> LeaseView:
@@ -287,12 +298,12 @@ class Client(BaseClient[Lock]):
                 raise ConfigError("this client is closed") from None
             lane = ThreadDriver(self._group, self._addresses, self._shake)
         try:
-            lane.wake()
-            operation(lane, *args).send(None)  # as in `run`, without the call
-            raise AssertionError("an effect of the blocking driver suspended")
-        except StopIteration as end:
-            result: T = end.value
-            return result
+            if _tick() - lane.used_at > IDLE_CHECK:
+                lane.wake()
+            return lane.perform(operation(lane, *args))
+        except BaseException:
+            lane.renew()
+            raise
         finally:
             if lane.torn:
                 lane.abandon()
@@ -332,7 +343,33 @@ class Client(BaseClient[Lock]):
         except BaseException:
             # Ctrl-C may strike after the lock was granted and before the caller has it.
             if catch.lease is not None:
-                self._release(catch.lease._hold)
+                catch.lease.release()
+            raise
+
+    def _queue(self, request: Request, terms: Terms, wait: float | None) -> Lease:
+        """A fair lock that nobody else of this client waits for: whoever is at once at the head of its line."""
+        lines, since, outcome = self._lines, ThreadDriver.now(), "acquired"
+        place = lines.lead(request, terms, ThreadBell(), since, wait, threading.get_ident())
+        if place is None:
+            return self._acquire(request, terms, wait)
+        try:
+            try:
+                return self._run(fair.acquire, lines, place, self)  # type: ignore[no-any-return]
+            except BaseException as error:
+                outcome = type(error).__name__
+                raise
+            finally:
+                try:
+                    lines.leave(place)
+                except BaseException:
+                    lines.leave(place)  # see line_up
+                    raise
+                if place.told:
+                    lines.tell(place, ThreadDriver.now() - since, outcome)
+        except BaseException:
+            # Ctrl-C may strike after the lock was granted and before the caller has it.
+            if place.lease is not None:
+                place.lease.release()
             raise
 
     def _reenter(self, request: Request, terms: Terms, wait: float | None) -> Lease:
@@ -352,13 +389,6 @@ class Client(BaseClient[Lock]):
         finally:
             if hold.state == HELD:
                 dog.refile(hold)
-
-    def _release(self, hold: Hold) -> bool:
-        if hold.state != HELD or self._closed:
-            return False
-        if hold.settings.cohort and self._pass_on(hold):
-            return True
-        return self._run(mutex.release, hold, self)
 
     def _last_words(self, dog: Watchdog) -> None:
         # A connection that is there already: at this point no new thread may be started to make one.

@@ -77,8 +77,8 @@ TIME: tuple[Bug, ...] = (
         (1, 5),
         (
             (
-                fair._Attempt.handed_over,
-                "since = self.sent + waited * (1 - self.request.settings.policy.drift)",
+                fair.handed_over,
+                "since = place.sent + waited * (1 - place.request.settings.policy.drift)",
                 "since = now",
             ),
         ),
@@ -89,13 +89,13 @@ TIME: tuple[Bug, ...] = (
         (1, 5),
         (
             (
-                fair._Attempt.handed_over,
-                "since = self.sent + waited * (1 - self.request.settings.policy.drift)\n"
+                fair.handed_over,
+                "since = place.sent + waited * (1 - place.request.settings.policy.drift)\n"
                 "    if waited < 0 or since > now:",
-                "since = min(now, self.sent + max(0.0, waited * (1 - self.request.settings.policy.drift)))\n"
+                "since = min(now, place.sent + max(0.0, waited * (1 - place.request.settings.policy.drift)))\n"
                 "    if False:",
             ),
-            (fair._stand, 'attempt.message = b""  # the answer', "pass  # the answer"),
+            (fair.acquire, 'place.message = b""  # the answer', "pass  # the answer"),
         ),
     ),
     (
@@ -304,7 +304,7 @@ WAITING: tuple[Bug, ...] = (
         "queue-not-left",
         "who gives up waiting for a fair lock stays in its queue",
         (9, 11),
-        ((fair._Attempt.undo, "commands.pass_on(self.request, self.owner, self.claim)", 'b""'),),
+        ((fair.undo, "commands.pass_on(place.request, place.owner, place.claim)", 'b""'),),
     ),
 )
 

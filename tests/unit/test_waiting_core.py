@@ -16,7 +16,7 @@ from handfast.backoff import steady
 from handfast.core import commands, mutex
 from handfast.core.effects import Payloads
 from handfast.core.hold import Hold
-from handfast.core.line import YIELD, Line, Sight
+from handfast.core.line import YIELD, Line
 from handfast.core.lineup import line_up
 from handfast.core.mutex import OUTAGE
 from handfast.core.waiting import LOOK_AGAIN, OVERDUE
@@ -509,7 +509,7 @@ def test_one_that_never_comes_to_the_head_ends_at_its_deadline_without_a_word_to
 ) -> None:
     io = Scene(1, fair=fair)
     before = io.lines.join(io.request, io.terms, ModelBell(), 0.0, None, "before")
-    before.line.sight = Sight(RIVAL, 10_000, 0.0)
+    before.line.sight = (RIVAL, 10_000, 0.0, None)
     with pytest.raises(Contended) as raised:
         run(line_up(io, io.lines, io.request, io.terms, wait, io.now(), io.keeper))
     assert raised.value.holder == RIVAL.decode()

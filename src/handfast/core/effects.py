@@ -98,6 +98,9 @@ class Watch:
 
     __slots__ = ("bell", "changed", "keys", "message")
 
+    bell: Any
+    """The driver's kind of Bell; None for who will not wait."""
+
     def __init__(self, bell: Bell, keys: Sequence[bytes] = ()) -> None:
         self.bell = bell
         self.keys = keys
@@ -177,6 +180,10 @@ class Effects(Protocol):
 
     def park(self, bell: Any, until: float | None) -> Awaitable[None]:
         """See Lobby; pushes are listened to meanwhile, and ring the bells of their watches."""
+        ...
+
+    def hear(self, watch: Watch, until: float | None) -> Awaitable[None]:
+        """Park with its bell, for a message of the only node: nobody else rings, unless it is all over."""
         ...
 
     def watch(self, watch: Watch) -> None:

@@ -22,10 +22,10 @@ from typing import Any, Final
 
 from handfast.core import commands, mutex, waiting
 from handfast.core.commands import Request
-from handfast.core.effects import SILENT, Effects, Fault, Watch
+from handfast.core.effects import SILENT, Effects, Fault
 from handfast.core.group import Group
 from handfast.core.hold import Hold, Keeper
-from handfast.core.line import Lines, Place, Sight
+from handfast.core.line import Line, Lines, Place
 from handfast.core.quorum import Vote
 from handfast.core.terms import Terms
 from handfast.errors import ConfigError, Contended, NoQuorum
@@ -36,72 +36,56 @@ UNKNOWN: Final = b"?"
 """The claim of one who has asked for a place in the queue, and has not heard of it."""
 
 
-class _Attempt(Watch):
-    """One owner's way into the lock, from the first question to the hold or the undoing; it gets the owner's messages."""
-
-    __slots__ = ("asked", "claim", "owner", "request", "sent", "terms", "time")
-
-    def __init__(self, bell: Any, request: Request, terms: Terms, owner: bytes) -> None:
-        self.bell = bell
-        self.keys = ()
-        self.changed = set()
-        self.message = b""
-        self.request = request
-        self.terms = terms
-        self.owner = owner
-        self.asked = False
-        """Something was sent that is to be undone if it comes to nothing."""
-        self.claim = b""
-        """Its entry in the queue, as the server has last answered it."""
-        self.sent = 0.0
-        self.time = 0.0
-        """When it last asked: by our clock, just before; and by the server's."""
-
-    def handed_over(self, now: float) -> Hold | None:
-        """Ours by a push: see above."""
-        (token, seconds, micros, _), self.message = self.message.split(b" ", 3), b""
-        waited = float(seconds) + float(micros) / 1e6 - self.time
-        since = self.sent + waited * (1 - self.request.settings.policy.drift)
-        if waited < 0 or since > now:
-            # Older than the last answer, which said that it is not ours; or the server's clock was set: ask again.
-            return None
-        return self.hold(since, since + self.terms.validity, int(token), now)
-
-    def granted(self, answer: list[Any], now: float) -> Hold | None:
-        """Ours by the server's answer, with so much of its ttl left."""
-        validity = self.request.settings.policy.validity(answer[1] / 1000)
-        deadline = self.sent + validity
-        # Of an older hand-over some of the ttl is gone already: it is to be renewed the sooner.
-        return self.hold(deadline - self.terms.validity, deadline, int(answer[2]), now)
-
-    def hold(self, since: float, deadline: float, token: int, now: float) -> Hold | None:
-        """What it has; None if it has come too late to be of use."""
-        if now >= deadline:
-            return None
-        hold = Hold(self.request, self.owner, self.terms.ttl, deadline, since, 1, token)
-        if self.request.settings.cohort:
-            hold.form_cohort(since)
-        return hold
-
-    def undo(self, io: Effects, keeper: Keeper) -> None:
-        """Out of the queue; and if it is ours already, on to the next."""
-        if self.asked and not io.post(commands.pass_on(self.request, self.owner, self.claim)):
-            hold = Hold(self.request, self.owner, self.terms.ttl, 0.0, self.sent, 0, 0)
-            hold.claim = self.claim
-            hold.abandon()
-            keeper._unfinished(hold)
+Grant = tuple[float, float, int]
+"""What makes a hold: from when its ttl is counted, its deadline, its token."""
 
 
-async def _ask(io: Effects, attempt: _Attempt, payload: bytes, patience: float) -> Any:
+def handed_over(place: Place, now: float) -> Grant | None:
+    """Ours by a push: see above."""
+    (token, seconds, micros, _), place.message = place.message.split(b" ", 3), b""
+    asked = place.answer
+    waited = float(seconds) - float(asked[3]) + (float(micros) - float(asked[4])) / 1e6
+    since = place.sent + waited * (1 - place.request.settings.policy.drift)
+    if waited < 0 or since > now:
+        # Older than the last answer, which said that it is not ours; or the server's clock was set: ask again.
+        return None
+    return since, since + place.terms.validity, int(token)
+
+
+def granted(place: Place, answer: list[Any]) -> Grant:
+    """Ours by the server's answer, with so much of its ttl left."""
+    deadline = place.sent + place.request.settings.policy.validity(answer[1] / 1000)
+    # Of an older hand-over some of the ttl is gone already: it is to be renewed the sooner.
+    return deadline - place.terms.validity, deadline, int(answer[2])
+
+
+def _hold(place: Place, since: float, deadline: float, token: int) -> Hold:
+    hold = Hold(place.request, place.owner, place.terms.ttl, deadline, since, 1, token)
+    if place.request.settings.cohort:
+        hold.form_cohort(since)
+    return hold
+
+
+def undo(io: Effects, place: Place, keeper: Keeper) -> None:
+    """Out of the queue; and if it is ours already, on to the next."""
+    if place.asked and not io.post(commands.pass_on(place.request, place.owner, place.claim)):
+        hold = Hold(place.request, place.owner, place.terms.ttl, 0.0, place.sent, 0, 0)
+        hold.claim = place.claim
+        hold.abandon()
+        keeper._unfinished(hold)
+    place.asked, place.claim = False, b""
+
+
+async def _ask(io: Effects, place: Place, payload: bytes, patience: float) -> Any:
     """The server's answer, or a Fault; of a guarded node only if it has shown its marker."""
-    group = attempt.request.group
+    group = place.request.group
     if not group.guard:
-        attempt.asked = True
+        place.asked = True
         return await io.ask(payload, patience)
     closed = group.closed(group.nodes[0], io.now())
     if closed is not None:
         return closed
-    attempt.asked = True
+    place.asked = True
     ballot = Vote(1, 1)
     await io.exchange(payload, ballot, patience)
     return SILENT if ballot.answers[0] is None else ballot.answers[0]
@@ -113,24 +97,26 @@ async def try_acquire(io: Effects, request: Request, terms: Terms, keeper: Keepe
         await io.settle(1, max(0.5, terms.patience))
     if not request.group.fine:
         await mutex.admit(io, request.group, None)
-    attempt = _Attempt(None, request, terms, request.settings.owner_start + io.nonce())
+    place = Place(Line(), request, terms, None, 0.0, 0.0, None)
+    place.owner = request.settings.owner_start + io.nonce()
     hold: Hold | None = None
     try:
         # Who cannot hear on a channel cannot tell others on theirs either, and would not be able to let go of it.
         channel = io.channel or await _channel(io, request.group, terms.patience)
         if isinstance(channel, Fault):
             raise _refused(request, channel)
-        attempt.sent = io.now()
-        answer = await _ask(io, attempt, commands.claim(request, attempt.owner, terms, b"", b""), terms.patience)
+        place.sent = io.now()
+        answer = await _ask(io, place, commands.claim(request, place.owner, terms, b"", b""), terms.patience)
         if type(answer) is Fault:
             raise _refused(request, answer)
         if answer[0] == 1:
-            hold = attempt.granted(answer, io.now())
-            if hold is None:
+            since, deadline, token = granted(place, answer)
+            if io.now() >= deadline:
                 raise _refused(request, Fault("late", "granted, but too late for the lease's validity"))
+            hold = _hold(place, since, deadline, token)
             return keeper._granted(hold)
     except BaseException:
-        attempt.undo(io, keeper)
+        undo(io, place, keeper)
         if hold is not None:
             hold.abandon()
         raise
@@ -147,91 +133,95 @@ def _refused(request: Request, fault: Fault) -> ConfigError | NoQuorum:
 
 
 async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> Any:
-    """At the head of the line of this process: stand in the server's queue until it is ours."""
-    request = place.request
-    hold: Hold | None = None
-    while True:
-        owner = request.settings.owner_start + io.nonce()
-        attempt = io.mail[owner] = _Attempt(place.bell, request, place.terms, owner)
-        try:
-            hold = await _stand(io, lines, place, attempt)
-            if hold is not None:
-                place.line.holder = hold
-                if hold is place.given:  # a sibling was quicker than the queue
-                    attempt.undo(io, keeper)
-                lease = keeper._granted(hold)
-                place.given = None
-                return lease
-        except BaseException:
-            attempt.undo(io, keeper)
-            if hold is not None and hold is not place.given:
-                hold.abandon()  # it may be watched over already
-            raise
-        finally:
-            del io.mail[owner]
-        attempt.undo(io, keeper)
-
-
-async def _stand(io: Effects, lines: Lines, place: Place, attempt: _Attempt) -> Hold | None:
-    """Until it is handed over to us, by a server or by a sibling; None if that came too late to be of use."""
+    """At the head of the line of this process: stand in the server's queue until it is ours, handed over by the server
+    or by a sibling. One frame for the whole of it: it is passed through at every hand-over."""
     line, request, terms, until = place.line, place.request, place.terms, place.until
-    group, tried, now = request.settings.group, 0, place.headed
-    while True:
-        if request.settings.cohort:
-            await waiting.rely_on_sibling(io, place)
+    settings = request.settings
+    group, tried, now, mail = settings.group, 0, place.headed, io.mail
+    hold: Hold | None = None
+    try:
+        while hold is None:
+            if settings.cohort:
+                await waiting.rely_on_sibling(io, place)
+                now = io.now()
+                hold = place.usable(now)
+                if hold is not None:
+                    break
+            if not place.owner:
+                place.owner = settings.owner_start + io.nonce()
+                mail[place.owner] = place
+            if not io.settled:
+                await io.settle(1, waiting.to_connect(place, now))
+                now = io.now()
+            if not group.fine:
+                await mutex.admit(io, group, until)
+            patience = terms.patience if until is None else place.at_most(terms.patience, now)
+            answer: Any = io.channel or await _channel(io, group, patience)
+            if type(answer) is bytes:
+                place.changed.clear()
+                payload = commands.claim(request, place.owner, terms, answer, place.claim)
+                place.claim = UNKNOWN
+                place.message = b""  # the answer tells more than whatever was pushed before it
+                place.sent = now = io.now()
+                if until is not None:
+                    patience = place.at_most(terms.patience, now)
+                if group.guard:
+                    answer = await _ask(io, place, payload, patience)
+                else:
+                    place.asked = True
+                    answer = await io.ask(payload, patience)
             now = io.now()
-            given = place.usable(now)
-            if given is not None:
-                return given
-        if not io.settled:
-            await io.settle(1, waiting.to_connect(place, now))
-            now = io.now()
-        if not group.fine:
-            await mutex.admit(io, group, until)
-        patience = terms.patience if until is None else place.at_most(terms.patience, now)
-        answer: Any = io.channel or await _channel(io, group, patience)
-        if type(answer) is bytes:
-            attempt.changed.clear()
-            payload = commands.claim(request, attempt.owner, terms, answer, attempt.claim)
-            attempt.claim = UNKNOWN
-            attempt.message = b""  # the answer tells more than whatever was pushed before it
-            attempt.sent = now = io.now()
-            if until is not None:
-                patience = place.at_most(terms.patience, now)
-            if not group.guard:
-                attempt.asked = True
-            answer = await (_ask(io, attempt, payload, patience) if group.guard else io.ask(payload, patience))
-        now = io.now()
-        tried += 1
-        if type(answer) is Fault:
-            await _refusal(io, lines, place, answer, tried)
-            now = io.now()
-            continue
-        line.outage = None
-        attempt.time = float(answer[3]) + float(answer[4]) / 1e6
-        if answer[0] == 1:
-            return attempt.granted(answer, now)
-        left, holder, attempt.claim = answer[1], answer[2], answer[5]
-        line.sight = Sight(holder, left, now)
-        again = now + (left / 1000 if left >= 0 else waiting.LOOK_AGAIN) + waiting.OVERDUE
-        if tried == request.settings.policy.tries:
-            raise waiting.given_up(place, now)
-        if lines.telling:
-            lines.began(place)
-        while True:
-            await io.park(place.bell, again if until is None or again < until else until)
-            now = io.now()
-            if attempt.message[:1] == b"-":
-                again = min(again, now + float(attempt.message.split(b" ", 2)[1]) / 1000 + waiting.OVERDUE)
-                attempt.message = b""
-            elif attempt.message:
-                hold = attempt.handed_over(now)
-                if hold is not None and not group.guard and not group.clustered:
-                    return hold
-                break  # guarded, the node must show its marker; of a cluster, the right one; too late, it is passed on
-            waiting.stay(lines, place, now)
-            if attempt.changed or place.given is not None or now >= again:
+            tried += 1
+            if type(answer) is Fault:
+                await _refusal(io, lines, place, answer, tried)
+                now = io.now()
+                continue
+            line.outage = None
+            if answer[0] == 1:
+                grant = granted(place, answer)
+                if now >= grant[1]:  # too late to be of use
+                    undo(io, place, keeper)
+                    del mail[place.owner]
+                    place.owner = b""
+                    continue
+                hold = _hold(place, *grant)
                 break
+            place.answer, left, place.claim = answer, answer[1], answer[5]
+            line.sight = (answer[2], left, now, None)
+            if tried == settings.policy.tries:
+                raise waiting.given_up(place, now)
+            if lines.telling:
+                lines.began(place)
+            again = now + (left / 1000 if left >= 0 else waiting.LOOK_AGAIN) + waiting.OVERDUE
+            while True:
+                end = again if until is None or again < until else until
+                await (io.park(place.bell, end) if settings.cohort else io.hear(place, end))
+                now = io.now()
+                if place.message[:1] == b"-":
+                    again = min(again, now + float(place.message.split(b" ", 2)[1]) / 1000 + waiting.OVERDUE)
+                    place.message = b""
+                elif place.message:
+                    handed = handed_over(place, now)
+                    # Guarded, the node must show its marker first; of a cluster, it must be the right one.
+                    if handed is not None and now < handed[1] and not group.guard and not group.clustered:
+                        hold = _hold(place, *handed)
+                    break
+                waiting.stay(lines, place, now)
+                if place.changed or place.given is not None or now >= again:
+                    break
+        line.holder = hold
+        if hold is place.given:  # a sibling was quicker than the queue
+            undo(io, place, keeper)
+        place.lease = keeper._granted(hold)
+        place.given = None
+        return place.lease
+    except BaseException:
+        undo(io, place, keeper)
+        if hold is not None and hold is not place.given:
+            hold.abandon()  # it may be watched over already
+        raise
+    finally:
+        mail.pop(place.owner, None)
 
 
 async def _channel(io: Effects, group: Group, patience: float) -> bytes | Fault:
@@ -246,7 +236,7 @@ async def _refusal(io: Effects, lines: Lines, place: Place, fault: Fault, tried:
     if fault.lasting or fault.kind == "config":
         raise _refused(request, fault)
     waiting.out_of_reach(place, now)
-    line.sight = Sight(None, 0, now, {request.group.nodes[0].label: fault.text})
+    line.sight = (None, 0, now, {request.group.nodes[0].label: fault.text})
     if tried == request.settings.policy.tries:
         raise waiting.given_up(place, now)
     await waiting.outage(io, lines, place, tried)

@@ -19,7 +19,7 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from handfast.core.commands import Request
-from handfast.core.effects import Bell, Brief
+from handfast.core.effects import Bell, Brief, Watch
 from handfast.core.hold import HELD, Hold
 from handfast.core.terms import Terms
 
@@ -29,32 +29,43 @@ YIELD: Final = 0.05
 __all__ = ["Line", "Lines", "Place", "Sight", "still_held"]
 
 
-class Sight:
-    """What was last seen of a lock's holder, for whoever gives up waiting for it."""
-
-    __slots__ = ("at", "holder", "left", "nodes")
-
-    def __init__(self, holder: bytes | None, left: int, at: float, nodes: dict[str, str] | None = None) -> None:
-        self.holder = holder
-        self.left = left
-        """Milliseconds; negative if its key has no end."""
-        self.at = at
-        self.nodes = nodes
-        """What each node said; None where it is the only one, and said who holds it."""
+Sight = tuple[bytes | None, int, float, dict[str, str] | None]
+"""What was last seen of a lock's holder, for whoever gives up waiting for it: who it was; for how many milliseconds more
+(negative: without end); when that was; and what each node said, or None where the only one said who holds it."""
 
 
-class Place:
-    """One waiter's place in a line."""
+class Place(Watch):
+    """One waiter's place in a line, and what it gets to hear there."""
 
-    __slots__ = ("bell", "given", "headed", "line", "request", "since", "split", "terms", "told", "until", "wait", "who")
+    # What few places need are class attributes until one differs.
+    claim = b""
+    """Of a fair lock: its entry in the server's queue, as the server has last answered it."""
+    asked = False
+    """Something was sent that is to be undone if it comes to nothing."""
+    owner = b""
+    sent = 0.0
+    """When it last asked, by our clock, just before."""
+    answer: Any = None
+    """What it was last told by the server, which goes with `claim`."""
+    given: Hold | None = None
+    """What a sibling has passed on to it."""
+    lease: Any = None
+    """What it has come to."""
+    told = False
+    """It was told of that it waits."""
+    split = False
+    """Its last attempt won some nodes, and not enough."""
 
     def __init__(
-        self, line: Line, request: Request, terms: Terms, bell: Bell, since: float, wait: float | None, who: Any
+        self, line: Line, request: Request, terms: Terms, bell: Bell | None, since: float, wait: float | None, who: Any
     ) -> None:
+        self.bell = bell
+        self.keys = ()
+        self.changed = set()
+        self.message = b""
         self.line = line
         self.request = request
         self.terms = terms
-        self.bell = bell
         self.since = since
         self.wait = wait
         self.who = who
@@ -62,12 +73,6 @@ class Place:
         self.until = None if wait is None else since + wait
         self.headed = since
         """When it came to the head of its line."""
-        self.given: Hold | None = None
-        """What a sibling has passed on to it."""
-        self.told = False
-        """It was told of that it waits."""
-        self.split = False
-        """Its last attempt won some nodes, and not enough."""
 
     def usable(self, now: float) -> Hold | None:
         """What a sibling has given to it, if it is still good; what is not is forgotten, it ends by itself."""
@@ -87,22 +92,24 @@ class Place:
 class Line:
     """All who wait for one lock."""
 
-    __slots__ = ("barred", "head", "holder", "keys", "outage", "places", "sight", "yields")
+    crowd: OrderedDict[Place, None] | None = None
+    """Ordered, and any of them can leave at once; made for the second to come: many lines have only ever one place."""
+    head: Place | None = None
+    keys: bytes | tuple[bytes, ...] = b""
+    sight: Sight | None = None
+    barred: tuple[float, dict[str, str]] | None = None
+    """Since when the nodes that answer may not vote, and what each says; None while a majority may."""
+    outage: float | None = None
+    """Since when no majority could be asked; None while one can."""
+    holder: Hold | None = None
+    """What somebody of this line got last, if it may still be held."""
+    yields = 0.0
+    """Until when those of other processes are let go first."""
 
-    def __init__(self, keys: bytes | tuple[bytes, ...]) -> None:
-        self.keys = keys
-        # Ordered, and any of them can leave at once.
-        self.places: OrderedDict[Place, None] = OrderedDict()
-        self.head: Place | None = None
-        self.sight: Sight | None = None
-        self.barred: tuple[float, dict[str, str]] | None = None
-        """Since when the nodes that answer may not vote, and what each says; None while a majority may."""
-        self.outage: float | None = None
-        """Since when no majority could be asked; None while one can."""
-        self.holder: Hold | None = None
-        """What somebody of this line got last, if it may still be held."""
-        self.yields = 0.0
-        """Until when those of other processes are let go first."""
+    @property
+    def places(self) -> list[Place]:
+        """The head first."""
+        return list(self.crowd) if self.crowd is not None else [] if self.head is None else [self.head]
 
 
 class Lines:
@@ -125,26 +132,46 @@ class Lines:
         """Of cohorts' locks: what this client got last. An older hold of the same lock is lost, it just does not know."""
 
     def join(self, request: Request, terms: Terms, bell: Bell, since: float, wait: float | None, who: Any) -> Place:
+        """To the end of its line."""
         keys = request.key or request.keys
         with self.lock:
             line = self.by_keys.get(keys)
             if line is None:
-                line = self.by_keys[keys] = Line(keys)
+                line = self.by_keys[keys] = Line()
+                line.keys = keys
             place = Place(line, request, terms, bell, since, wait, who)
-            line.places[place] = None
             if line.head is None:
                 line.head = place
+            elif line.crowd is None:
+                line.crowd = OrderedDict.fromkeys((line.head, place))
+            else:
+                line.crowd[place] = None
+        return place
+
+    def lead(
+        self, request: Request, terms: Terms, bell: Bell, since: float, wait: float | None, who: Any
+    ) -> Place | None:
+        """Be the head of a line that nobody stands in; None if somebody does."""
+        with self.lock:
+            if request.key in self.by_keys:
+                return None
+            self.by_keys[request.key] = line = Line()
+            line.keys = request.key
+            line.head = place = Place(line, request, terms, bell, since, wait, who)
         return place
 
     def leave(self, place: Place) -> Hold | None:
         """Out of the line; what was given to it and not taken, if anything. Harmless if it has left already."""
         line = place.line
         with self.lock:
-            # Who has left already does it again after an interrupt: perhaps it has woken nobody.
-            was_first = line.head is place or place not in line.places
-            line.places.pop(place, None)
             given, place.given = place.given, None
-            heir = line.head = next(iter(line.places), None)
+            # Who has left already does it again after an interrupt: perhaps it has woken nobody.
+            was_first, heir, crowd = line.head is place, None, line.crowd
+            if crowd is not None:
+                was_first = was_first or place not in crowd
+                crowd.pop(place, None)
+                heir = next(iter(crowd), None)
+            line.head = heir
             if heir is None and self.by_keys.get(line.keys) is line:
                 del self.by_keys[line.keys]
         if was_first and heir is not None:

@@ -20,7 +20,6 @@ async def line_up(
     """Stand in line until it is ours: what `keeper` makes of it. Raises NotAcquired when `wait` is over."""
     place = lines.join(request, terms, lobby.bell(), since, wait, lobby.who())
     outcome = "acquired"
-    given: Hold | None = None
     try:
         while place.line.head is not place:
             lines.began(place)
@@ -39,6 +38,7 @@ async def line_up(
         outcome = type(error).__name__
         raise
     finally:
+        given: Hold | None = None
         try:
             given = lines.leave(place)
         except BaseException:

@@ -14,7 +14,7 @@ from handfast.core import commands, fencing, guard, renewal
 from handfast.core.commands import Request
 from handfast.core.effects import SILENT, Brief, Effects, Fault, Payloads
 from handfast.core.group import Group
-from handfast.core.hold import HELD, Hold, Keeper, Usher
+from handfast.core.hold import HELD, RELEASED, RELEASING, Hold, Keeper, Usher
 from handfast.core.line import Place
 from handfast.core.quorum import Ballot, Vote, WideBallot, said_yes
 from handfast.core.terms import Terms
@@ -299,12 +299,18 @@ async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None)
     group = settings.group
     in_time = io.now() < hold.deadline
     try:
-        if not hold.leave():
+        try:  # as in `leave`, without the call
+            del hold._ticket
+        except AttributeError:
             return False
+        hold.state = RELEASING
         keeper._ending(hold)
         if not io.settled:
             await io.settle(group.need, _connect_patience(settings.terms, 0.0))
-        payloads = commands.release(hold, hold.owner, hold.token + hold.spare)
+        if settings.fair:
+            payloads: Any = commands.pass_on(hold, hold.owner, b"")
+        else:
+            payloads = commands.release(hold, hold.owner, hold.token + hold.spare)
         if group.n == 1 and not settings.cohort:
             answer = await io.ask(payloads, settings.terms.patience)
             known = type(answer) is int
@@ -321,7 +327,7 @@ async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None)
         hold.abandon()
         keeper._unfinished(hold)
         raise
-    hold.end()
+    hold.state = RELEASED
     if hold.healed or not known:
         keeper._unfinished(hold)
     # Unknown is not a loss: within the deadline the lease was valid, whoever could be told of its end.

@@ -51,12 +51,13 @@ def given_up(place: Place, now: float) -> Contended | NoQuorum:
         silent = {node.label: node.fault.text if node.fault is not None else "no answer" for node in group.nodes}
         return NoQuorum(name, granted=0, needed=group.need, total=group.n, nodes=silent)
     if place.line.outage is not None or place.line.barred is not None:
-        nodes = sight.nodes or {} if place.line.barred is None else place.line.barred[1]
+        nodes = sight[3] or {} if place.line.barred is None else place.line.barred[1]
         return NoQuorum(name, granted=0, needed=group.need, total=group.n, nodes=nodes)
-    holder = None if sight.holder is None else sight.holder.decode(errors="replace")
-    left = None if sight.left < 0 else max(0.0, sight.left / 1000 - (now - sight.at))
-    nodes = {group.nodes[0].label: f"held by {holder}"} if sight.nodes is None else sight.nodes
-    return Contended(name, holder=holder, remaining=left, nodes=nodes)
+    owner, left, at, said = sight
+    holder = None if owner is None else owner.decode(errors="replace")
+    remaining = None if left < 0 else max(0.0, left / 1000 - (now - at))
+    nodes = {group.nodes[0].label: f"held by {holder}"} if said is None else said
+    return Contended(name, holder=holder, remaining=remaining, nodes=nodes)
 
 
 async def at_the_head(io: Effects, lines: Lines, place: Place, keeper: Usher) -> Any:
@@ -86,7 +87,7 @@ async def at_the_head(io: Effects, lines: Lines, place: Place, keeper: Usher) ->
                 raise given_up(place, io.now())
             if line.barred is not None:
                 await outage(io, lines, place, tried)
-            holder = line.sight.holder if line.sight is not None else None
+            holder = line.sight[0] if line.sight is not None else None
             renewed = renewed + 1 if holder == seen else 0
             seen = holder
     finally:
@@ -210,7 +211,7 @@ async def _look(io: Effects, lines: Lines, place: Place, watch: Watch) -> tuple[
 def _ours(lines: Lines, place: Place) -> bool:
     """One of this client has it."""
     hold, sight = lines.newest.get(place.request.key or place.request.keys), place.line.sight
-    return hold is not None and sight is not None and hold.owner == sight.holder
+    return hold is not None and sight is not None and hold.owner == sight[0]
 
 
 def _sight(place: Place, poll: WideBallot, said: dict[int, tuple[bytes, int]], now: float) -> Sight:
@@ -228,7 +229,7 @@ def _sight(place: Place, poll: WideBallot, said: dict[int, tuple[bytes, int]], n
     owners = [holder for holder, _ in said.values()]
     owner = max(owners, key=owners.count, default=None)
     lefts = [left for holder, left in said.values() if holder == owner]
-    return Sight(owner, -1 if min(lefts, default=0) < 0 else max(lefts, default=0), now, nodes)
+    return owner, -1 if min(lefts, default=0) < 0 else max(lefts, default=0), now, nodes
 
 
 def out_of_reach(place: Place, now: float) -> None:

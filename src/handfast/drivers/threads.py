@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from handfast.core.effects import Fault, Payloads, Poll
 from handfast.drivers import clock
 from handfast.wire.bells import ThreadBell
-from handfast.wire.blocking import Lane
+from handfast.wire.direct import DirectLane
 
 __all__ = ["Done", "ThreadDriver", "ThreadLobby", "run"]
 
@@ -36,12 +36,17 @@ class Done:
 _DONE = Done()
 
 
-class ThreadDriver(Lane, clock.MachineClock):
+class ThreadDriver(DirectLane, clock.MachineClock):
     """A lane that performs effects; one operation at a time."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.nonce = clock.nonces()
+        self.renew()
+
+    def renew(self) -> None:
+        """After an operation has raised: have another performer, that one has ended with it."""
+        self.perform = _performer()
 
     async def settle(self, need: int, within: float) -> None:
         self.connect(need, within)
@@ -54,15 +59,13 @@ class ThreadDriver(Lane, clock.MachineClock):
     def park(self, bell: ThreadBell, until: float | None) -> Generator[Any, None, None]:
         """See Effects.park."""
         bell.rope = self._rope
-        rung = bell.silent.acquire
-        try:
-            while not rung(False):
-                left = None if until is None else until - clock.now()
-                if left is not None and left <= 0:
-                    break
-                self._wait(left if left is None or left < LONGEST else LONGEST)
-        finally:
-            bell.rope = None
+        while not bell.rung:
+            left = None if until is None else until - clock.now()
+            if left is not None and left <= 0:
+                break
+            self._wait(left if left is None or left < LONGEST else LONGEST)
+        bell.rope = None
+        bell.rung = False
         return
         yield
 
@@ -86,8 +89,8 @@ class ThreadLobby:
     @types.coroutine
     def park(self, bell: ThreadBell, until: float | None) -> Generator[Any, None, None]:
         left = -1 if until is None else max(0.0, until - clock.now())
-        while not bell.silent.acquire(True, min(left, LONGEST)) and left > LONGEST:
-            left -= LONGEST
+        bell.sleep(min(left, LONGEST))
+        bell.rung = False
         return
         yield
 
@@ -95,6 +98,20 @@ class ThreadLobby:
     def visit(self, operation: Callable[..., Any], *args: Any) -> Generator[Any, None, Any]:
         return self._visit(operation, *args)
         yield
+
+
+def _performer() -> Callable[[Coroutine[Any, Any, T]], T]:
+    """What runs operations of the core, one after the other, until one raises: `run` without its exception."""
+    perform: Any = _perform()
+    perform.send(None)
+    return perform.send  # type: ignore[no-any-return]
+
+
+@types.coroutine
+def _perform() -> Generator[Any, Any, None]:
+    result = None
+    while True:
+        result = yield from (yield result)
 
 
 def run(operation: Coroutine[Any, Any, T]) -> T:

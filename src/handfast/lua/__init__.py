@@ -13,20 +13,22 @@ except ImportError:
 __all__ = ["NAMES", "SHA", "TEXT"]
 
 NAMES: Final = ("acquire", "raise", "extend", "heal", "release", "mark", "claim", "pass")
-SHARED: Final = {"claim": "hand_over", "pass": "hand_over"}
-"""What stands before a script: Lua on a server has no other way to share code."""
+INCLUDE: Final = b"--@ "
+"""Before the name of another file that belongs here: Lua on a server has no other way to share code."""
 
 
 def _text(name: str) -> bytes:
     with open(os.path.join(os.path.dirname(__file__), f"{name}.lua"), "rb") as file:
         lines = file.read().splitlines()
-    # Header comments are for people; every connection loads every script, so the servers get the code alone.
-    return b"\n".join(line for line in lines if not line.lstrip().startswith(b"--"))
+    # Comments are for people; every connection loads every script, so the servers get the code alone.
+    return b"\n".join(
+        _text(line.removeprefix(INCLUDE).decode()) if line.startswith(INCLUDE) else line
+        for line in lines
+        if line.startswith(INCLUDE) or not line.lstrip().startswith(b"--")
+    )
 
 
-TEXT: Final[dict[str, bytes]] = {
-    name: (_text(SHARED[name]) + b"\n" if name in SHARED else b"") + _text(name) for name in NAMES
-}
+TEXT: Final[dict[str, bytes]] = {name: _text(name) for name in NAMES}
 SHA: Final[dict[str, bytes]] = {
     name: sha1(text, usedforsecurity=False).hexdigest().encode() for name, text in TEXT.items()
 }

@@ -5,11 +5,12 @@
 -- reply  {1, remaining ttl in ms, token ('0': none), server time in s, and µs}: it is ours
 --        {0, remaining ttl of the holder in ms (-1: no end), holder, server time in s, and µs, claim}: it is not; in the
 --        queue (claim '' if not asked for)
-local owner, ttl, step, rest = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local call, sub, me, rest = redis.call, string.sub, ARGV[1], ARGV[4]
+local time = call('TIME')
 local holder = call('GET', KEYS[1])
 local left = 0
-if holder == owner then
-  return {1, call('PTTL', KEYS[1]), step > 0 and call('GET', KEYS[3]) or '0', time[1], time[2]}
+if holder == me then
+  return {1, call('PTTL', KEYS[1]), ARGV[3] ~= '0' and call('GET', KEYS[3]) or '0', time[1], time[2]}
 elseif holder then
   left = call('PTTL', KEYS[1])
   -- More than max_ttl means that this server's clock was set back; see acquire.
@@ -17,28 +18,31 @@ elseif holder then
     left = tonumber(ARGV[6])
     call('PEXPIRE', KEYS[1], left)
   end
-elseif call('EXISTS', KEYS[2]) == 0 then
-  call('SET', KEYS[1], owner, 'PX', ttl)
-  return {1, tonumber(ttl), step > 0 and token_of(step) or '0', time[1], time[2]}
 end
 local claim = ''
-if rest ~= '' then
+local queued = holder or call('EXISTS', KEYS[2]) == 1
+if queued and rest ~= '' then
+  local ms = (left > 0 and left or 0) + ARGV[2]
   -- Whoever waits looks in again when the present holder's time is over; its claim outlives that by a ttl of its own.
-  claim = time[1] + math.ceil((math.max(left, 0) + ttl) / 1000) + 1 .. rest
-  local place = ARGV[5] ~= '' and call('LPOS', KEYS[2], ARGV[5])
-  if ARGV[5] == '?' then place = find(owner) end
+  claim = time[1] + math.ceil(ms / 1000) + 1 .. rest
+  local place = false
+  if ARGV[5] == '?' then
+--@ find
+    place = find(me)
+  elseif ARGV[5] ~= '' then
+    place = call('LPOS', KEYS[2], ARGV[5])
+  end
   if place then call('LSET', KEYS[2], place, claim) else call('RPUSH', KEYS[2], claim) end
   -- Only so that nothing is left of a queue whose waiters have all died: longer than any claim in it.
-  call('PEXPIRE', KEYS[2], math.max(600000, left + 2 * ttl))
+  call('PEXPIRE', KEYS[2], math.max(600000, ms + ARGV[2]))
 end
-if not holder then
-  local token
-  holder, left, token = hand_over(owner)
-  if not holder then
-    -- Only dead claims were there, and we asked for no place: it is free after all.
-    call('SET', KEYS[1], owner, 'PX', ttl)
-    return {1, tonumber(ttl), step > 0 and token_of(step) or '0', time[1], time[2]}
-  end
-  if holder == owner then return {1, left, token, time[1], time[2]} end
+if holder then return {0, left, holder, time[1], time[2], claim} end
+if queued then
+--@ hand_over
+  if heir == me then return {1, ttl, token, time[1], time[2]} end
+  if heir then return {0, ttl, heir, time[1], time[2], claim} end
 end
-return {0, left, holder, time[1], time[2], claim}
+-- Nobody waits, or only dead claims were there: it is free.
+--@ token
+call('SET', KEYS[1], me, 'PX', ARGV[2])
+return {1, tonumber(ARGV[2]), ARGV[3] ~= '0' and token_of(tonumber(ARGV[3])) or '0', time[1], time[2]}

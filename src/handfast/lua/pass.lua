@@ -3,12 +3,16 @@
 -- KEYS   1 lock key  2 queue  3 fence counter
 -- ARGV   1 owner  2 its claim ('': it has none; '?': it may have one that it was not told of)
 -- reply  1 it was this owner's, 0 it was not
+local call, sub, me = redis.call, string.sub, ''
+local time = call('TIME')
 if ARGV[2] == '?' then
+--@ find
   local place = find(ARGV[1])
   if place then call('LREM', KEYS[2], 1, call('LINDEX', KEYS[2], place)) end
 elseif ARGV[2] ~= '' then
   call('LREM', KEYS[2], 1, ARGV[2])
 end
 if call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-if not hand_over('') then call('DEL', KEYS[1]) end
+--@ hand_over
+if not heir then call('DEL', KEYS[1]) end
 return 1

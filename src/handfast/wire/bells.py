@@ -5,34 +5,51 @@ from __future__ import annotations
 import _thread
 import socket
 
+from handfast.wire.sockets import end_of_input
+
 __all__ = ["ThreadBell", "pull"]
 
 
 class ThreadBell:
-    """Wakes one thread, parked with or without a lane. A lock that is free when it has rung."""
+    """Wakes one thread, parked with or without a lane.
 
-    __slots__ = ("rope", "silent")
+    Whoever rings says so first and then looks for who sleeps; whoever goes to sleep says so first and then looks whether
+    it has rung. So one of them sees the other.
+    """
 
-    def __init__(self) -> None:
-        self.silent = _thread.allocate_lock()
-        self.silent.acquire()
-        self.rope: socket.socket | None = None
-        """Of the lane in which its thread is parked."""
+    # One is made for each waiting, and little of it is used: hence no __init__.
+    rung = False
+    silent: _thread.LockType | None = None
+    """Of a thread that sleeps without a lane: free when it has rung."""
+    rope: socket.socket | None = None
+    """Of the lane that its thread polls."""
+    line: socket.socket | None = None
+    """The connection that its thread does nothing but receive from."""
 
     def ring(self) -> None:
-        try:
-            self.silent.release()
-        except RuntimeError:
-            return  # it has rung already
-        rope = self.rope
+        self.rung = True
+        silent, rope, line = self.silent, self.rope, self.line
+        if silent is not None:
+            try:
+                silent.release()
+            except RuntimeError:
+                pass  # it has rung already
         if rope is not None:
             pull(rope)
+        if line is not None:
+            end_of_input(line)
 
     def note(self) -> None:
-        try:
-            self.silent.release()
-        except RuntimeError:
-            pass  # it has rung already, perhaps by another thread just now
+        """The same, by the thread itself."""
+        self.rung = True
+
+    def sleep(self, seconds: float) -> None:
+        """Until it has rung, or so long; -1: however long it takes."""
+        self.silent = silent = _thread.allocate_lock()
+        silent.acquire()
+        if not self.rung:
+            silent.acquire(True, seconds)
+        self.silent = None
 
 
 def pull(rope: socket.socket) -> None:

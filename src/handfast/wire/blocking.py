@@ -16,9 +16,8 @@ import os
 import select
 import socket
 import time
-import types
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from handfast.core.effects import CLOSED, SILENT, Fault, Payloads, Poll, payload_for
@@ -31,7 +30,7 @@ from handfast.wire.dial import Address, dial
 from handfast.wire.ears import Ears
 from handfast.wire.faults import from_socket, wants_more
 from handfast.wire.link import CONNECT_TIMEOUT, GRACE, NOT_CONNECTED, LinkState
-from handfast.wire.sockets import converse, hang_up, timeval
+from handfast.wire.sockets import converse, hang_up
 
 __all__ = ["Answer", "Lane", "Link"]
 
@@ -39,8 +38,6 @@ IDLE_CHECK: Final = 0.05
 """A lane that rested longer is checked for connections that the server has closed."""
 
 _READ = select.POLLIN | select.POLLERR | select.POLLHUP
-COARSE: Final = 8 / 9
-"""The kernel's socket timers end up to an eighth too late; the rest is waited for by poll, which is exact."""
 _NOBODY: Final[tuple[Payloads, Poll | None]] = ((), None)
 _clock = time.monotonic
 
@@ -108,7 +105,6 @@ class Lane(Ears):
         self._bell_fd = self._bell.fileno()
         self._poller.register(self._bell_fd, select.POLLIN)
         self.torn = False
-        self._answer = Answer()
         self._current: tuple[Payloads, Poll | None] = _NOBODY
         """The exchange under way, for nodes whose connection comes about during it."""
 
@@ -237,47 +233,8 @@ class Lane(Ears):
             self._current = _NOBODY
             poll.over = True
 
-    # Generators that never yield: to await one costs a single frame, and these are in every acquisition on one node.
-
-    @types.coroutine
-    def ask(self, payload: bytes, patience: float) -> Generator[Any, None, Any]:
-        """See Effects.ask. Without a poll, where nothing else can happen meanwhile."""
-        link = self.links[0]
-        now = self.used_at = _clock()
-        channel, sock = link.channel, link.sock
-        if channel is None or sock is None or link.asked_at or self._connecting or not link.flags:
-            return self._question(link, payload, patience)
-        answer = self._answer  # nobody else waits for it: nothing is pending
-        answer.over, answer.reply = False, SILENT
-        if patience != link.patience:
-            link.patience = patience
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(patience * COARSE))
-        self.torn = True  # an interrupt may come between the bytes and us
-        link.asked_at = now
-        channel.pending.append(answer)
-        channel.sent.append(payload)
-        try:
-            if sock.send(payload) < len(payload):
-                raise BrokenPipeError("a command was cut in two")
-            data = sock.recv(65536)
-        except OSError as error:
-            if not wants_more(error):
-                self._down(link, from_socket(error))
-        else:
-            channel.feed(data)
-            if answer.over and not channel.pending and channel.fault is None:
-                link.asked_at = 0.0
-            else:
-                self._after(link, channel, CLOSED if not data else channel.fault)
-        self.torn = False
-        if answer.over:
-            return answer.reply
-        self._answer = Answer()  # this one may be answered late
-        return self._wait_for(answer, now + patience)
-        yield
-
     def _question(self, link: Link, payload: bytes, patience: float) -> Any:
-        """The same, by polling."""
+        """See Effects.ask: by polling."""
         now = _clock()
         self._inspect(now)
         if link.channel is None:
@@ -310,9 +267,8 @@ class Lane(Ears):
         return all_up
 
     def wake(self) -> None:
-        """Before an operation: notice what was closed while the lane rested."""
-        if _clock() - self.used_at > IDLE_CHECK:
-            self._wait(0)
+        """Before an operation of a lane that has rested: notice what was closed meanwhile."""
+        self._wait(0)
 
     def own_channel(self, patience: float) -> bytes | Fault:
         """See Effects.subscribe."""

@@ -25,9 +25,10 @@ from handfast.core.handshake import Rejected, Steps, load_scripts
 from handfast.core.resp import encode
 from handfast.wire.faults import from_reply
 
-__all__ = ["DISCARD", "Channel", "Question", "Subscription"]
+__all__ = ["DISCARD", "NOTHING", "Channel", "Question", "Subscription", "garbled"]
 
-_NOTHING: Final = object()
+NOTHING: Final = object()
+"""What a reader gives that has no whole reply."""
 _random = os.urandom
 _ReplyError: Final = hiredis.ReplyError
 _Push: Final = hiredis.PushNotification
@@ -39,6 +40,11 @@ STEPPED: Final = Fault(
     "clock", "its clock stepped forward, so it may have let leases go early; no vote until it is checked"
 )
 UNREADY: Final = Fault("UNREADY", "forgot its data while connected, no vote until it is checked again")
+
+
+def garbled(error: Exception) -> Fault:
+    """Of a reader that has met what is no reply; a TypeError: a map with a key that cannot be one."""
+    return Fault("protocol", f"does not speak Redis' protocol ({error})", lasting=True)
 
 
 class Question(Protocol):
@@ -86,7 +92,6 @@ class Channel:
         "_group",
         "_partial",
         "_question",
-        "_reader",
         "_sealed_at",
         "_steps",
         "_voted",
@@ -99,6 +104,7 @@ class Channel:
         "now",
         "out",
         "pending",
+        "reader",
         "ready",
         "sent",
         "strayed",
@@ -114,8 +120,8 @@ class Channel:
         self._question = question
         """What the transport uses for single questions; all else in `pending` is a poll."""
         self._wakes = question.wakes
-        self._reader = hiredis.Reader(notEnoughData=_NOTHING)
-        self._gets = self._reader.gets
+        self.reader = hiredis.Reader(notEnoughData=NOTHING)
+        self._gets = self.reader.gets
         self._partial: list[Any] = []
         self._sealed_at = float("-inf")
         self._votes: list[Poll] = []
@@ -162,17 +168,20 @@ class Channel:
         self._expect(_Seal(self, self._group.nodes[self.index], now, rested))
         return self._group.read_seal + INFO_REPLICATION if rested else self._group.read_seal
 
-    def feed(self, data: bytes) -> None:
-        """Take what arrived; answers go to their polls."""
-        self._reader.feed(data)
+    def feed(self, data: bytes, reply: Any = NOTHING) -> None:
+        """Take what arrived; answers go to their polls. A `reply` was taken from what arrived before."""
+        self.reader.feed(data)
         gets, pending, sent, index = self._gets, self.pending, self.sent, self.index
         question = self._question
         try:
-            while (reply := gets()) is not _NOTHING:
+            if reply is NOTHING:
+                reply = gets()
+            while reply is not NOTHING:
                 kind = type(reply)
                 if kind is _Push:
                     if self.heard is not None:
                         self.heard(index, reply)
+                    reply = gets()
                     continue
                 if not pending:
                     self.fail(Fault("protocol", f"sent a reply that nobody asked for: {reply!r}"[:200]))
@@ -191,8 +200,9 @@ class Channel:
                             poll.wake()
                 else:
                     self._count(poll, kind, reply)
-        except (hiredis.ProtocolError, TypeError) as error:  # a TypeError: a map with a key that cannot be one
-            self.fail(Fault("protocol", f"does not speak Redis' protocol ({error})", lasting=True))
+                reply = gets()
+        except (hiredis.ProtocolError, TypeError) as error:
+            self.fail(garbled(error))
 
     def _count(self, poll: Any, kind: type, reply: Any) -> None:
         """A reply for the first in `pending`, which is a poll."""

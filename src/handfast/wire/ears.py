@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any
 
 from handfast.core.effects import Watch
 
@@ -42,6 +43,16 @@ class Ears:
     def share_ears(self, watches: dict[bytes, list[Watch]], mail: dict[bytes, Watch]) -> None:
         """With other lanes, before anybody listens: what one of them hears is for whoever waits in any."""
         self._watches, self.mail = watches, mail
+
+    if TYPE_CHECKING:
+
+        def park(self, bell: Any, until: float | None) -> Awaitable[None]:
+            """The driver's; see Effects."""
+            ...
+
+    def hear(self, watch: Watch, until: float | None) -> Awaitable[None]:
+        """See Effects.hear."""
+        return self.park(watch.bell, until)
 
     def watch(self, watch: Watch) -> None:
         """See Effects.watch."""

@@ -10,13 +10,21 @@ from handfast.core.effects import CLOSED
 from handfast.wire.channel import Channel
 from handfast.wire.link import CONNECT_TIMEOUT
 
-__all__ = ["converse", "hang_up", "timeval"]
+__all__ = ["converse", "end_of_input", "hang_up", "timeval"]
 
 
 def hang_up(sock: socket.socket) -> None:
     """From any thread: whoever uses the connection finds it closed."""
     try:
         socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not an SSLSocket's own, which is for the thread that uses it
+    except OSError:
+        pass  # it is closed already
+
+
+def end_of_input(sock: socket.socket) -> None:
+    """From any thread: whoever receives from it gets no more; what it still has to say can be sent."""
+    try:
+        sock.shutdown(socket.SHUT_RD)
     except OSError:
         pass  # it is closed already
 
