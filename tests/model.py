@@ -228,7 +228,7 @@ class ModelNode:
         self.data[fence] = b"%d" % token
         return self.data[fence]
 
-    def _hand_over(self, keys: list[bytes], me: bytes) -> tuple[bytes, int, bytes] | None:
+    def _hand_over(self, keys: list[bytes], me: bytes, voice: bytes = b"") -> tuple[bytes, int, bytes] | None:
         lock, queue, fence = keys
         seconds, micros = divmod(self._now(), 1_000_000)
         while self.queues.get(queue):
@@ -238,6 +238,9 @@ class ModelNode:
             if expiry < seconds:
                 continue
             token = self._token_of(fence, step)
+            if voice in self.channels:
+                self.channels[voice]([b"message", voice, b""])
+                voice = b""
             listener = self.channels.get(channel)
             if owner == me or listener is not None:
                 self.put(lock, owner, ttl)
@@ -296,12 +299,12 @@ class ModelNode:
 
     def _pass(self, keys: list[bytes], args: list[bytes]) -> int:
         lock, queue, _ = keys
-        owner, claim = args
+        owner, claim, voice = args
         place = self._place(queue, claim, owner)
         del self.queues.get(queue, [])[place : place + 1]
         if self.data.get(lock) != owner:
             return 0
-        if self._hand_over(keys, b"") is None:
+        if self._hand_over(keys, b"", voice) is None:
             self.drop(lock)
         return 1
 

@@ -286,7 +286,7 @@ WAITING: tuple[Bug, ...] = (
         "next-is-not-told",
         "the release of a fair lock leaves it free, and tells nobody",
         (11,),
-        ((scripts.pass_, 'if _hand_over(at, keys, b"", owner) is None:', "if True:"),),
+        ((scripts.pass_, 'if _hand_over(at, keys, b"", owner, voice) is None:', "if True:"),),
     ),
     (
         "lost-wake-up",

@@ -160,7 +160,7 @@ class Claim(NamedTuple):
         wanted, owner = self.wanted, self.owner
         before = play.claims.get((wanted.name, owner), b"") if self.known else b"?"
         if self.leaves:
-            play.send(commands.pass_on(wanted, owner, before))
+            play.send(commands.pass_on(wanted, owner, before, self.channel))
             return
         (answer,) = play.send(commands.claim(wanted, owner, wanted.settings.terms, self.channel, before))
         play.claims[wanted.name, owner] = answer[5] if len(answer) > 5 else b""

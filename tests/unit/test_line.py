@@ -38,7 +38,7 @@ class Row(Lines):
     def held(self, token: int = 100, at: float = 0.0) -> Hold:
         """What the server has just given to one of a cohort; `token` is the last of those that were counted."""
         hold = Hold(self.request, b"host:1::abc", TTL, at + 0.988 * TTL, at, 1, token)
-        hold.form_cohort(at)
+        hold.form_cohort()
         self.newest[hold.key or hold.keys] = hold
         return hold
 

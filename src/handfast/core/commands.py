@@ -49,14 +49,8 @@ _ACQUIRE: Final = (
     + b"$%d\r\n%b\r\n$%d\r\n%b:f\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n$1\r\n1\r\n$%d\r\n%b\r\n%b"
 )
 
-_QUEUED: Final = b"$1\r\n3\r\n$%d\r\n%b\r\n$%d\r\n%b:q\r\n$%d\r\n%b:f\r\n$%d\r\n%b\r\n"
-_CLAIM: Final = (
-    b"*12\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % lua.SHA["claim"]
-    + _QUEUED
-    + b"$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n"
-)
-_PASS: Final = b"*8\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % lua.SHA["pass"] + _QUEUED + b"$%d\r\n%b\r\n"
-"""Of a fair lock: itself, its queue, its counter, the owner; then what each is told."""
+_QUEUED: Final = b"$40\r\n%b\r\n$1\r\n3\r\n$%d\r\n%b\r\n$%d\r\n%b:q\r\n$%d\r\n%b:f\r\n$%d\r\n"
+"""Of a fair lock: a script, the lock, its queue, its counter, and the length of the owner, which follows."""
 
 
 class Target:
@@ -211,22 +205,36 @@ def look(target: Target) -> Any:
 
 def claim(target: Target, owner: bytes, terms: Terms, channel: bytes, before: bytes) -> bytes:
     """Take a fair lock, or stand in its queue."""
-    settings, key, px = target.settings, target.key, terms.px
-    step = b"%d" % (1 + settings.cohort if settings.fence else 0)
-    longer, most = len(key) + 2, settings.group.most_px
-    # See lua/hand_over.lua; the server puts the claim's expiry before it.
-    rest = b"%013d%016d%04d%b%b" % (int(px), int(step), len(channel), channel, owner) if channel else b""
-    return _CLAIM % (
-        len(key), key, longer, key, longer, key, len(owner), owner, len(px), px, len(step), step,
-        len(rest), rest, len(before), before, len(most), most,
-    )  # fmt: skip
+    key, width = target.key, len(owner)
+    known, for_channel, for_width, head, middle, tail = terms.claim_form
+    if key != known or channel != for_channel or width != for_width:
+        settings, px = target.settings, terms.px
+        step = b"%d" % (1 + settings.cohort if settings.fence else 0)
+        # See lua/hand_over.lua; the server puts the claim's expiry before it.
+        start = b"%013d%016d%04d%b" % (int(px), int(step), len(channel), channel) if channel else b""
+        size = len(start) + width if channel else 0
+        most = settings.group.most_px
+        head = b"*12\r\n$7\r\nEVALSHA\r\n" + _queued("claim", key, width)
+        middle = b"\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b" % (len(px), px, len(step), step, size, start)
+        tail = b"\r\n$%d\r\n%b\r\n" % (len(most), most)
+        terms.claim_form = (key, channel, width, head, middle, tail)
+    return b"%b%b%b%b\r\n$%d\r\n%b%b" % (head, owner, middle, owner if channel else b"", len(before), before, tail)
 
 
-def pass_on(target: Target, owner: bytes, before: bytes) -> bytes:
-    """Leave a fair lock, or its queue."""
-    key = target.key
+def pass_on(target: Target, owner: bytes, before: bytes, channel: bytes = b"") -> bytes:
+    """Leave a fair lock, or its queue. With the channel of whoever says so its heir is told first."""
+    key, width, settings = target.key, len(owner), target.settings
+    known, for_width, for_channel, head, tail = settings.pass_form
+    if key != known or width != for_width or channel != for_channel:
+        head = b"*9\r\n$7\r\nEVALSHA\r\n" + _queued("pass", key, width)
+        tail = b"\r\n$%d\r\n%b\r\n" % (len(channel), channel)
+        settings.pass_form = (key, width, channel, head, tail)
+    return b"%b%b\r\n$%d\r\n%b%b" % (head, owner, len(before), before, tail)
+
+
+def _queued(name: str, key: bytes, width: int) -> bytes:
     longer = len(key) + 2
-    return _PASS % (len(key), key, longer, key, longer, key, len(owner), owner, len(before), before)
+    return _QUEUED % (lua.SHA[name], len(key), key, longer, key, longer, key, width)
 
 
 def _hint(target: Target) -> bytes:

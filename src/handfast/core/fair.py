@@ -36,34 +36,27 @@ UNKNOWN: Final = b"?"
 """The claim of one who has asked for a place in the queue, and has not heard of it."""
 
 
-Grant = tuple[float, float, int]
-"""What makes a hold: from when its ttl is counted, its deadline, its token."""
-
-
-def handed_over(place: Place, now: float) -> Grant | None:
-    """Ours by a push: see above."""
+def handed_over(place: Place, now: float) -> Hold | None:
+    """Ours by a push: see above. None if that is not to be believed, or too late to be of use."""
     (token, seconds, micros, _), place.message = place.message.split(b" ", 3), b""
-    asked = place.answer
-    waited = float(seconds) - float(asked[3]) + (float(micros) - float(asked[4])) / 1e6
+    waited = float(seconds) + float(micros) / 1e6 - place.time
     since = place.sent + waited * (1 - place.request.settings.policy.drift)
     if waited < 0 or since > now:
         # Older than the last answer, which said that it is not ours; or the server's clock was set: ask again.
         return None
-    return since, since + place.terms.validity, int(token)
+    terms = place.terms
+    deadline = since + terms.validity
+    return Hold(place.request, place.owner, terms.ttl, deadline, since, 1, int(token)) if now < deadline else None
 
 
-def granted(place: Place, answer: list[Any]) -> Grant:
-    """Ours by the server's answer, with so much of its ttl left."""
+def granted(place: Place, answer: list[Any], now: float) -> Hold | None:
+    """Ours by the server's answer, with so much of its ttl left; None if that is too late to be of use."""
     deadline = place.sent + place.request.settings.policy.validity(answer[1] / 1000)
     # Of an older hand-over some of the ttl is gone already: it is to be renewed the sooner.
-    return deadline - place.terms.validity, deadline, int(answer[2])
-
-
-def _hold(place: Place, since: float, deadline: float, token: int) -> Hold:
-    hold = Hold(place.request, place.owner, place.terms.ttl, deadline, since, 1, token)
-    if place.request.settings.cohort:
-        hold.form_cohort(since)
-    return hold
+    since = deadline - place.terms.validity
+    return (
+        Hold(place.request, place.owner, place.terms.ttl, deadline, since, 1, int(answer[2])) if now < deadline else None
+    )
 
 
 def undo(io: Effects, place: Place, keeper: Keeper) -> None:
@@ -110,10 +103,11 @@ async def try_acquire(io: Effects, request: Request, terms: Terms, keeper: Keepe
         if type(answer) is Fault:
             raise _refused(request, answer)
         if answer[0] == 1:
-            since, deadline, token = granted(place, answer)
-            if io.now() >= deadline:
+            hold = granted(place, answer, io.now())
+            if hold is None:
                 raise _refused(request, Fault("late", "granted, but too late for the lease's validity"))
-            hold = _hold(place, since, deadline, token)
+            if request.settings.cohort:
+                hold.form_cohort()
             return keeper._granted(hold)
     except BaseException:
         undo(io, place, keeper)
@@ -178,15 +172,14 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
                 continue
             line.outage = None
             if answer[0] == 1:
-                grant = granted(place, answer)
-                if now >= grant[1]:  # too late to be of use
+                hold = granted(place, answer, now)
+                if hold is None:
                     undo(io, place, keeper)
                     del mail[place.owner]
                     place.owner = b""
-                    continue
-                hold = _hold(place, *grant)
-                break
-            place.answer, left, place.claim = answer, answer[1], answer[5]
+                continue
+            place.time = float(answer[3]) + float(answer[4]) / 1e6
+            left, place.claim = answer[1], answer[5]
             line.sight = (answer[2], left, now, None)
             if tried == settings.policy.tries:
                 raise waiting.given_up(place, now)
@@ -201,10 +194,10 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
                     again = min(again, now + float(place.message.split(b" ", 2)[1]) / 1000 + waiting.OVERDUE)
                     place.message = b""
                 elif place.message:
-                    handed = handed_over(place, now)
+                    hold = handed_over(place, now)
                     # Guarded, the node must show its marker first; of a cluster, it must be the right one.
-                    if handed is not None and now < handed[1] and not group.guard and not group.clustered:
-                        hold = _hold(place, *handed)
+                    if group.guard or group.clustered:
+                        hold = None
                     break
                 waiting.stay(lines, place, now)
                 if place.changed or place.given is not None or now >= again:
@@ -212,6 +205,8 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
         line.holder = hold
         if hold is place.given:  # a sibling was quicker than the queue
             undo(io, place, keeper)
+        elif settings.cohort:
+            hold.form_cohort()
         place.lease = keeper._granted(hold)
         place.given = None
         return place.lease

@@ -105,9 +105,9 @@ class Hold(Target):
         """No token of a later acquisition may be at or below this; 0 when unfenced."""
         return self.token + self.spare
 
-    def form_cohort(self, now: float) -> None:
+    def form_cohort(self) -> None:
         """It may be passed on; the servers have counted a token along for each time."""
-        self.turn_ends = now + self.ttl
+        self.turn_ends = self.renew_from + self.ttl
         if self.token:
             self.spare = self.settings.cohort
             self.token -= self.spare
@@ -194,7 +194,7 @@ class Keeper(Protocol):
         """A new hold: watch over it, and make of it what the caller gets."""
 
     def _ending(self, hold: Hold, /) -> None:
-        """It is about to be released: stop renewing it."""
+        """It was released: there is nothing to watch over any more."""
 
     def _unfinished(self, hold: Hold, /) -> None:
         """Its release was cut short, or must be repeated elsewhere: see to it."""

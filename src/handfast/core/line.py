@@ -45,8 +45,8 @@ class Place(Watch):
     owner = b""
     sent = 0.0
     """When it last asked, by our clock, just before."""
-    answer: Any = None
-    """What it was last told by the server, which goes with `claim`."""
+    time = 0.0
+    """The same by the server's clock, when it was asked."""
     given: Hold | None = None
     """What a sibling has passed on to it."""
     lease: Any = None

@@ -74,7 +74,7 @@ async def acquire(
             if request.owner is not None:
                 hold.presented = True
             elif settings.cohort:
-                hold.form_cohort(sent)
+                hold.form_cohort()
             if place is not None:
                 place.line.holder = hold
             return keeper._granted(hold)
@@ -304,11 +304,10 @@ async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None)
         except AttributeError:
             return False
         hold.state = RELEASING
-        keeper._ending(hold)
         if not io.settled:
             await io.settle(group.need, _connect_patience(settings.terms, 0.0))
         if settings.fair:
-            payloads: Any = commands.pass_on(hold, hold.owner, b"")
+            payloads: Any = commands.pass_on(hold, hold.owner, b"", b"" if group.clustered else io.channel)
         else:
             payloads = commands.release(hold, hold.owner, hold.token + hold.spare)
         if group.n == 1 and not settings.cohort:
@@ -328,6 +327,7 @@ async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None)
         keeper._unfinished(hold)
         raise
     hold.state = RELEASED
+    keeper._ending(hold)
     if hold.healed or not known:
         keeper._unfinished(hold)
     # Unknown is not a loss: within the deadline the lease was valid, whoever could be told of its end.

@@ -52,7 +52,7 @@ _SET: Final = b"*6\r\n$3\r\nSET\r\n$%%d\r\n%%b\r\n$%%d\r\n%%b\r\n$2\r\nNX\r\n$2\
 class Terms:
     """How a ttl is written, how long a grant of it is believed and a node waited for, and the copies it must have."""
 
-    __slots__ = ("copies", "patience", "px", "set_form", "ttl", "validity")
+    __slots__ = ("claim_form", "copies", "patience", "px", "set_form", "ttl", "validity")
 
     def __init__(self, policy: Policy, ttl: float, nodes: int) -> None:
         self.ttl = ttl
@@ -60,6 +60,8 @@ class Terms:
         self.set_form = _SET % (len(self.px), self.px)
         """The published protocol's command, to be filled in with key and owner: making it from its words costs more than
         sending it."""
+        self.claim_form: tuple[bytes, bytes, int, bytes, bytes, bytes] = (b"", b"", 0, b"", b"", b"")
+        """Of the last fair lock that was claimed, its channel and the length of its owner: the parts of its command."""
         self.validity = policy.validity(ttl)
         """How long after the send a grant may be believed, if clock rates differ by less than `drift`."""
         patience = policy.node_timeout
@@ -86,6 +88,7 @@ class Settings:
         "key_end",
         "key_start",
         "owner_start",
+        "pass_form",
         "policy",
         "single",
         "special",
@@ -101,6 +104,8 @@ class Settings:
         self.owner_start = owner_start
         """How the owners of its leases begin; a nonce follows."""
         self.terms = self.terms_for(policy.ttl)
+        self.pass_form: tuple[bytes, int, bytes, bytes, bytes] = (b"", 0, b"", b"", b"")
+        """Of the last fair lock that was left, the length of its owner and the channel: the parts of its command."""
         self.single = group.plain and self.terms.copies is None
         """One node and no conditions: its answer is the outcome, there is nothing to count."""
         braces = bool(policy.prefix or policy.fence)

@@ -123,7 +123,7 @@ def _token_of(at: Store, fence: bytes, step: int) -> bytes:
     return at.data[fence]
 
 
-def _hand_over(at: Store, keys: Words, me: bytes, holder: bytes) -> tuple[bytes, int, bytes] | None:
+def _hand_over(at: Store, keys: Words, me: bytes, holder: bytes, voice: bytes = b"") -> tuple[bytes, int, bytes] | None:
     lock, queue, fence = keys
     seconds, micros = divmod(at.micros(), 1_000_000)
     claims = at.queue(queue)
@@ -133,6 +133,9 @@ def _hand_over(at: Store, keys: Words, me: bytes, holder: bytes) -> tuple[bytes,
             continue
         owner, ttl, step = owner_in(claim), int(claim[10:23]), int(claim[23:39])
         token = _token_of(at, fence, step)
+        if voice:
+            at.publish(voice, b"")
+            voice = b""
         if owner == me or _tell(at, claim, b"%b %d %d " % (token, seconds, micros)):
             at.put(lock, owner, ttl, holder)
             for after in list(claims):
@@ -187,13 +190,13 @@ def claim(at: Store, keys: Words, args: Words) -> Any:
 
 def pass_(at: Store, keys: Words, args: Words) -> Any:
     lock, queue, _ = keys
-    owner, before = args
+    owner, before, voice = args
     if before:
         place = _place(at, queue, before, owner)
         del at.queue(queue)[place : place + 1]
     if at.get(lock) != owner:
         return 0
-    if _hand_over(at, keys, b"", owner) is None:
+    if _hand_over(at, keys, b"", owner, voice) is None:
         at.drop(lock, owner)
     return 1
 
