@@ -23,13 +23,19 @@ TIME: tuple[Bug, ...] = (
         "deadline-from-reply",
         "validity counts from the reply to an acquisition, not from its send",
         (1, 5),
-        ((mutex.acquire, "deadline = sent + terms.validity", "deadline = io.now() + terms.validity"),),
+        (
+            (
+                mutex.acquire,
+                "token is not None and io.now() < hold.deadline:",
+                "token is not None:\n            hold.deadline = io.now() + terms.validity",
+            ),
+        ),
     ),
     (
         "no-second-look",
         "the deadline is not looked at again once a majority has granted",
         (1, 5, 6),
-        ((mutex.acquire, "token is not None and io.now() < deadline", "token is not None"),),
+        ((mutex.acquire, "token is not None and io.now() < hold.deadline", "token is not None"),),
     ),
     (
         "renewal-from-reply",

@@ -101,10 +101,10 @@ class Request(Target):
 
 
 def acquire(request: Request, owner: bytes, terms: Terms, proposal: bytes) -> Any:
-    """Payloads: bytes for all nodes (always so without a guard), or a list. `proposal` is empty when unfenced."""
-    key = request.key
-    if key and not proposal and request.owner is None:
-        return terms.set_form % (len(key), key, len(owner), owner)
+    """Payloads: bytes for all nodes (always so without a guard), or a list. `proposal` is empty when unfenced.
+
+    For whatever `Terms.set_form` is not enough.
+    """
     group = request.settings.group
     if not group.floors:
         return _acquire(request, owner, terms, proposal, group.tail)

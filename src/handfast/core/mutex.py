@@ -44,13 +44,18 @@ async def acquire(
         patience = await _prepare(io, group, terms, wait, began, place)
         settled = io.settled
     owner = request.owner or settings.owner_start + io.nonce()
-    proposal = b"" if not fenced else b"0" if group.n == 1 else b"%d" % group.proposal(io.wall())
-    payloads = commands.acquire(request, owner, terms, proposal)
+    key = request.key
+    if key and not fenced and request.owner is None:
+        payloads: Any = terms.set_form % (len(key), key, len(owner), owner)
+    else:
+        proposal = b"" if not fenced else b"0" if group.n == 1 else b"%d" % group.proposal(io.wall())
+        payloads = commands.acquire(request, owner, terms, proposal)
     answer: Any = SILENT
     ballot: Ballot | None = None
     token: int | None = None
-    hold: Hold | None = None
     sent = io.now()
+    # Made beforehand: as many objects wait for the grant as for the release, so the garbage collector is not called.
+    hold = Hold(request, owner, terms.ttl, sent + terms.validity, sent, 1, 0)
     try:
         if settings.single:
             answer = await io.ask(payloads, patience)
@@ -66,10 +71,10 @@ async def acquire(
                 token = 0
             elif ballot.won and (token := fencing.agreed(group, ballot)) is None:
                 token = await fencing.agree(io, request, owner, ballot, patience)
-        deadline = sent + terms.validity
-        if token is not None and io.now() < deadline:
-            hold = Hold(request, owner, terms.ttl, deadline, sent, 1 if ballot is None else ballot.votes, token)
+        if token is not None and io.now() < hold.deadline:
+            hold.token = token
             if ballot is not None:
+                hold.votes = ballot.votes
                 ballot.late = hold.late_vote
             if request.owner is not None:
                 hold.presented = True
@@ -79,8 +84,6 @@ async def acquire(
                 place.line.holder = hold
             return keeper._granted(hold)
     except BaseException:
-        if hold is None:
-            hold = Hold(request, owner, terms.ttl, 0.0, sent, 0, 0)
         hold.abandon()
         if not _undo(io, request, owner, ballot or _single(answer)) and request.owner is None:
             # What struck has also cost a connection: let the release take another way.
@@ -89,7 +92,6 @@ async def acquire(
     ballot = ballot or _single(answer)
     if not _undo(io, request, owner, ballot) and settled and request.owner is None:
         # A grant may have been lost with its connection: let the release take another way.
-        hold = Hold(request, owner, terms.ttl, 0.0, sent, 0, 0)
         hold.abandon()
         keeper._unfinished(hold)
     if wait == 0 or settings.policy.tries == 1 or _lasting(group, ballot):
@@ -306,8 +308,11 @@ async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None)
         hold.state = RELEASING
         if not io.settled:
             await io.settle(group.need, _connect_patience(settings.terms, 0.0))
-        if settings.fair:
-            payloads: Any = commands.pass_on(hold, hold.owner, b"", b"" if group.clustered else io.channel)
+        key = hold.key
+        if settings.single and key and not settings.fair:  # as in commands.release, without the call
+            payloads: Any = group.nodes[0].delete % (len(key), key, len(hold.owner), hold.owner)
+        elif settings.fair:
+            payloads = commands.pass_on(hold, hold.owner, b"", b"" if group.clustered else io.channel)
         else:
             payloads = commands.release(hold, hold.owner, hold.token + hold.spare)
         if group.n == 1 and not settings.cohort:

@@ -29,6 +29,7 @@ from handfast.wire.waiter import Waiter, waiters_of
 
 __all__ = ["AioLane"]
 
+_new = object.__new__
 PING: Final = encode(b"PING")
 CROWD: Final = 200
 """When so many have been resumed, what they sent leaves before the others come: the servers work meanwhile."""
@@ -207,7 +208,10 @@ class AioLane(Ears, Patience):
         """See Effects.ask."""
         if not self.up:
             return self.links[0].fault or NOT_CONNECTED
-        waiter = self._waiter()
+        waiter = _new(self._waiter)  # as in __init__, without the call
+        waiter._asyncio_future_blocking = True
+        waiter.over = False
+        waiter.callback = None
         self._shared.append(payload)
         self._polls.append(waiter)
         if not self.turning:
@@ -288,10 +292,11 @@ class AioLane(Ears, Patience):
     def wake(self) -> None:
         """Resume all who were answered. What they send is new business, and leaves at the end of the turn."""
         woken, self.woken = self.woken, []
-        left = iter(woken)
+        woken.reverse()
         resumed = 0
         try:
-            for waiter in left:
+            while woken:
+                waiter = woken.pop()  # nothing keeps it when its task has gone on; many would call the garbage collector
                 if waiter.callback is not None:
                     waiter.context.run(waiter.callback, waiter)
                 resumed += 1
@@ -300,7 +305,7 @@ class AioLane(Ears, Patience):
                     if self.turning:
                         self._flush()
         except BaseException:  # an interrupt or an exit, which a task lets through: the others go on all the same
-            self.woken[:0] = left
+            self.woken[:0] = reversed(woken)
             self._call_soon(self.wake)
             raise
 

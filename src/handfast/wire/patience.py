@@ -69,12 +69,23 @@ class Patience:
 
         A node that works through a long queue answers all the time: it is slow, not silent, and is given longer.
         """
-        behind = [link for link, mark in zip(self.links, marks, strict=True) if link.channel and link.answered < mark]
+        behind = self._behind(marks)
         if not behind:
             return all(waiter.over for waiter in waiters) or now >= end
         if now < end:
             return False
         return now >= end + QUEUE_PATIENCE * patience or all(now - link.asked_at > patience for link in behind)
+
+    def relieve(self) -> None:
+        """After replies: forget those who have all been answered. They would live on until the sweep, and so many would
+        call the garbage collector."""
+        for queue in self._waiting.values():
+            while queue and not self._behind(queue[0][2]) and all(waiter.over for waiter in queue[0][1]):
+                queue.popleft()
+
+    def _behind(self, marks: list[int]) -> list[AioLink]:
+        """Who has not answered what was sent up to there."""
+        return [link for link, mark in zip(self.links, marks, strict=True) if link.channel and link.answered < mark]
 
     def _sweep(self) -> None:
         """Wake exchanges whose patience is over; give up connections whose node hangs."""

@@ -55,6 +55,7 @@ class Pipe(asyncio.Protocol):
             lane.down(link, channel.fault)
         elif channel.out:
             lane.turn()
+        lane.relieve()
         lane.wake()
 
     def _shake(self, data: bytes) -> None:

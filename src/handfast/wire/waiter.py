@@ -65,23 +65,17 @@ class Waiter:
     def done(self) -> bool:
         return self.over
 
-    def result(self) -> None:
-        """Only to hear of a cancel; whoever yields the waiter to its task looks at `reply` itself."""
-        if self.reply is _CANCELLED:
-            raise asyncio.CancelledError
+    result = staticmethod(bool)
+    """Whoever yields the waiter to its task looks at `reply` itself; this is only called to see whether it raises."""
 
     def cancel(self, msg: object = None) -> bool:
-        if self.over:
-            return False
-        self.reply = _CANCELLED
-        self.over = True
-        if self.callback is not None:
-            # Not at once: whoever cancels is a task of its own.
-            self._loop.call_soon(self.callback, self, context=self.context)
-        return True
-
-
-_CANCELLED = object()
+        """False, always: a task that hears this cancels itself when it goes on."""
+        if not self.over:
+            self.over = True
+            if self.callback is not None:
+                # Not at once: whoever cancels is a task of its own.
+                self._loop.call_soon(self.callback, self, context=self.context)
+        return False
 
 
 def waiters_of(waker: Waker) -> type[Waiter]:
