@@ -27,6 +27,8 @@ from tests.waiting import eventually, eventually_async
 import handfast
 import handfast.aio
 from handfast import NoQuorum
+from handfast.core.quorum import Ballot
+from handfast.core.resp import encode
 from handfast.testing import Server, Servers, TlsFiles, available
 from handfast.topology.process import StartError
 from handfast.topology.resp import Connection, ReplyError
@@ -930,6 +932,21 @@ async def test_closing_ends_connections_that_are_still_being_made(three: Servers
             await works(client)
             assert silent.connections
         await eventually_async(lambda: not silent.connections, within=1)
+
+
+@plain
+async def test_closing_ends_the_waiting_for_a_connection_that_is_still_being_made(three: Servers) -> None:
+    """What was to be sent over it is answered by nobody, and nobody would look for it any more."""
+    with Impostor.silent() as silent:
+        async with handfast.aio.connect([*three.urls[:2], silent.url], guard=False) as client:
+            await works(client)
+            io = client._io
+            assert io is not None
+            assert io.links[2].connecting is not None
+            everybody = Ballot(3, 3, 3)
+            asking = asyncio.create_task(io.exchange(encode(b"PING"), everybody, 60.0))  # type: ignore[arg-type]
+            await eventually_async(lambda: everybody.answers[0] is not None and everybody.answers[1] is not None)
+        await asyncio.wait_for(asking, 1.0)
 
 
 def test_closing_while_a_connection_is_being_made_writes_into_nobody_s_file(three: Servers) -> None:

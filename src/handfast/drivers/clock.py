@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import chain
 
 __all__ = ["MachineClock", "nonces", "now", "uniform", "wall"]
 
@@ -30,13 +29,17 @@ def nonces() -> Callable[[], bytes]:
 
     Each driver has its own, and no driver outlives a fork: a child would repeat its parent.
     """
-    blocks = iter(partial(os.urandom, 4096), b"")
-    return chain.from_iterable(map(_cut, blocks)).__next__  # nothing of Python's own is called for most of them
+    left: list[bytes] = []
 
+    def take(pop: Callable[[], bytes] = left.pop) -> bytes:
+        try:
+            return pop()
+        except IndexError:
+            text = os.urandom(4096).hex().encode()
+            left.extend([text[i : i + 32] for i in range(0, len(text), 32)])
+            return pop()
 
-def _cut(block: bytes) -> list[bytes]:
-    text = block.hex().encode()
-    return [text[i : i + 32] for i in range(0, len(text), 32)]
+    return take
 
 
 class MachineClock:

@@ -109,9 +109,10 @@ def _performer() -> Callable[[Coroutine[Any, Any, T]], T]:
 
 @types.coroutine
 def _perform() -> Generator[Any, Any, None]:
-    result = None
+    operation = yield
     while True:
-        result = yield from (yield result)
+        # In one expression: a result in a variable would live on until the next operation, and a lease must not.
+        operation = yield (yield from operation)
 
 
 def run(operation: Coroutine[Any, Any, T]) -> T:

@@ -382,8 +382,7 @@ class AioLane(Ears, Patience):
         await asyncio.gather(*tasks, return_exceptions=True)
         if self.up:
             await self.exchange(PING, Ballot(len(self.links), len(self.links)), 0.05)
-        if self._sweeper is not None:
-            self._sweeper.cancel()
         for link in self.links:
             if link.channel is not None:
                 self.down(link, NOT_CONNECTED)
+        self._lose_patience()

@@ -108,6 +108,15 @@ class Patience:
             ends = [queue[0][0] for queue in self._waiting.values() if queue[0][0] > now]
             self._sweep_at(min([now + SWEEP_EVERY, *ends]))
 
+    def _lose_patience(self) -> None:
+        """For ever: nobody looks after who waits any more, so nobody waits."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        batches = [waiters for queue in self._waiting.values() for _, waiters, _ in queue]
+        for waiters in (*batches, *(waiters for _, waiters in self._batches), self._fresh):
+            for waiter in waiters:
+                self._silence(waiter)
+
     def _sweep_at(self, when: float) -> None:
         if self._sweeper is not None:
             self._sweeper.cancel()
