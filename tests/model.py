@@ -240,7 +240,7 @@ class ModelNode:
             token = self._token_of(fence, step)
             if voice in self.channels:
                 self.channels[voice]([b"message", voice, b""])
-                voice = b""
+            voice = b""
             listener = self.channels.get(channel)
             if owner == me or listener is not None:
                 self.put(lock, owner, ttl)

@@ -118,7 +118,8 @@ class LeaseView:
         """This lease of a counted lock ends here; True if it is the last, and what the server holds ends with it."""
         if self._over or self._entry is None:
             self._still_ours = False
-            return False
+            # Once more for the last of them: an interrupt may have struck before it was released.
+            return self._entry is not None and not self._entry.count and self._hold.state == HELD
         self._over = True
         hold = self._hold
         self._still_ours = hold.state == HELD and hold.deadline > now()
@@ -143,7 +144,7 @@ class LeaseView:
     def _give_up(self) -> bool:
         """Nobody will release it any more; True if something was still held and now is the watchdog's to release."""
         hold = self._hold
-        if hold.state != HELD or self._over or not (self._entry is None or self._leave()):
+        if hold.state != HELD or (self._entry is not None and not self._leave()):
             return False
         self._client._unfinished(hold)
         return True

@@ -7,16 +7,17 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
+from handfast.catch import Catch
 from handfast.core import commands, fair, guard, mutex
 from handfast.core.commands import Request, Target
 from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.lineup import line_up
 from handfast.core.terms import Terms
-from handfast.drivers.threads import Done, ThreadDriver, ThreadLobby, run
+from handfast.drivers.threads import ThreadDriver, ThreadLobby, run
 from handfast.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended
 from handfast.facade import BaseClient, patience_of
@@ -190,38 +191,6 @@ def _thread_name(ident: int) -> str:
     return next((thread.name for thread in threading.enumerate() if thread.ident == ident), f"thread {ident}")
 
 
-class _Catch:
-    """The client as keeper of one acquisition: it keeps the lease at hand from the moment it exists."""
-
-    __slots__ = ("client", "lease", "since")
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.lease: Any = None
-        self.since = 0.0
-
-    def _granted(self, hold: Hold) -> LeaseView:
-        self.lease = lease = self.client._granted(hold)
-        return lease
-
-    def _ending(self, hold: Hold) -> None:
-        self.client._ending(hold)
-
-    def _unfinished(self, hold: Hold) -> None:
-        self.client._unfinished(hold)
-
-    def _letting_go(self, hold: Hold, now: float) -> None:
-        self.client._letting_go(hold, now)
-
-    def _let_go(self, hold: Hold, others: bool) -> None:
-        self.client._let_go(hold, others)
-
-    def _line_up(self, request: Request, terms: Terms, wait: float | None, since: float) -> Awaitable[None]:
-        # Not from here: whoever waits in line must not keep the connections that this attempt was made on.
-        self.since = since
-        return Done()
-
-
 class Client(BaseClient[Lock]):
     """Makes locks on one node or a quorum. Safe to share between threads; a fork may go on using it."""
 
@@ -300,10 +269,11 @@ class Client(BaseClient[Lock]):
         try:
             if _tick() - lane.used_at > IDLE_CHECK:
                 lane.wake()
-            return lane.perform(operation(lane, *args))
-        except BaseException:
-            lane.renew()
-            raise
+            operation(lane, *args).send(None)  # as in `run`, without the call
+            raise AssertionError("an effect of the blocking driver suspended")
+        except StopIteration as end:
+            result: T = end.value
+            return result
         finally:
             if lane.torn:
                 lane.abandon()
@@ -321,13 +291,14 @@ class Client(BaseClient[Lock]):
         target: Target = args[0] if isinstance(args[0], Target) else args[1].request
         lane = pool.take(target.key or target.keys[0])
         try:
-            lane.wake()
+            if _tick() - lane.used_at > IDLE_CHECK:
+                lane.wake()
             return run(operation(lane, *args))
         finally:
             pool.give_back(lane)
 
     def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
-        catch = _Catch(self)
+        catch = Catch(self)
         lines, fairly = self._lines, request.settings.fair
         try:
             lease: Any = None

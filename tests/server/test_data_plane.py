@@ -26,7 +26,7 @@ from tests.waiting import eventually, eventually_async
 
 import handfast
 import handfast.aio
-from handfast import NoQuorum
+from handfast import ConfigError, NoQuorum
 from handfast.core.quorum import Ballot
 from handfast.core.resp import encode
 from handfast.testing import Server, Servers, TlsFiles, available
@@ -947,6 +947,59 @@ async def test_closing_ends_the_waiting_for_a_connection_that_is_still_being_mad
             asking = asyncio.create_task(io.exchange(encode(b"PING"), everybody, 60.0))  # type: ignore[arg-type]
             await eventually_async(lambda: everybody.answers[0] is not None and everybody.answers[1] is not None)
         await asyncio.wait_for(asking, 1.0)
+
+
+@pytest.mark.parametrize("options", [{}, {"fair": True}, {"cohort": 8}], ids=["plain", "fair", "cohort"])
+@plain
+async def test_closing_while_a_grant_is_on_its_way_leaves_no_key(one: Server, options: dict[str, Any]) -> None:
+    """The grant is undone; and that leaves before the connection is ended."""
+    client = handfast.aio.connect(one.url)
+    await client.lock("warm", **options).acquire()
+    with contextlib.ExitStack() as stack:
+        one.pause()
+        stack.callback(one.resume)
+        asking = asyncio.create_task(client.lock("a", **options).acquire())
+        await asyncio.sleep(0)  # it is on its way
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(client.close())
+        await asyncio.sleep(0.02)  # less than a closing client waits for its servers
+    with pytest.raises(ConfigError, match="closed"):
+        await asking
+    await closing
+    await eventually_async(lambda: one.command("EXISTS", "handfast:{a}", "handfast:{a}:q") == 0, what="nothing is left")
+
+
+@plain
+async def test_a_waiter_that_is_made_without_its_init_is_like_any_other(one: Server) -> None:
+    async with handfast.aio.connect(one.url) as client:
+        await works(client)
+        io: Any = client._io
+        made, other = next(io.ask(encode(b"PING"), 5.0)), io._waiter()
+        slots = [slot for kind in type(other).__mro__ for slot in getattr(kind, "__slots__", ())]
+        assert slots
+        assert [getattr(made, slot, "unset") for slot in slots] == [getattr(other, slot, "unset") for slot in slots]
+
+
+@plain
+async def test_a_question_that_is_cancelled_without_its_task_is_a_cancel(one: Server) -> None:
+    """What `uncancel` leads to since Python 3.13: the task goes on, and has no answer."""
+    async with handfast.aio.connect(one.url) as client:
+        await works(client)
+        io: Any = client._io
+
+        async def ask() -> Any:
+            return await io.ask(encode(b"PING"), 5.0)
+
+        async def exchange() -> None:
+            await io.exchange(encode(b"PING"), Ballot(1, 1), 5.0)
+
+        for question in (ask, exchange):
+            asking: Any = asyncio.create_task(question())
+            await asyncio.sleep(0)  # it waits
+            asking._fut_waiter.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+        await works(client)
 
 
 def test_closing_while_a_connection_is_being_made_writes_into_nobody_s_file(three: Servers) -> None:

@@ -157,3 +157,24 @@ def test_reentrant_locks_of_many_names_leave_nothing_behind(client: handfast.Cli
         with client.rlock(f"name-{i}"):
             pass
     assert entries() - before < 10
+
+
+@pytest.mark.parametrize("then", ["released again", "left", "dropped"])
+def test_a_reentrant_release_that_was_struck_before_it_was_sent_is_not_the_last_word(
+    server: Server, client: handfast.Client, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    lease = client.rlock("a").acquire()
+
+    def strike(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "_run", strike)
+    with pytest.raises(KeyboardInterrupt):
+        lease.__exit__(None, None, None) if then == "left" else lease.release()
+    if then == "released again":
+        assert lease.release()
+        assert not lease.release()
+    elif then == "dropped":
+        del lease
+    eventually(lambda: server.command("EXISTS", "handfast:{a}") == 0)

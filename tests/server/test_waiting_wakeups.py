@@ -91,16 +91,22 @@ def released_by_a_process(server: Server, peer: Peer, fair: bool) -> Cause:
     yield began
 
 
+def released_by_a_process_of_the_other_kind(server: Server, peer: Peer, fair: bool) -> Cause:
+    """A fair lock's holder that is waited for by others than a queue, or the other way round."""
+    return released_by_a_process(server, peer, not fair)
+
+
 CAUSES: dict[str, Callable[[Server, Peer, bool], Cause]] = {
-    each.__name__: each for each in (deleted, released_by_redis_py, expired, flushed, released_by_a_process)
+    each.__name__: each
+    for each in (
+        *(deleted, released_by_redis_py, expired, flushed),
+        *(released_by_a_process, released_by_a_process_of_the_other_kind),
+    )
 }
-FAIR_CAUSES = ["expired", "flushed", "released_by_a_process"]
-"""Strangers know nothing of the queue: what they delete is noticed when it would have expired."""
 
 
-@pytest.mark.parametrize(
-    ("cause", "fair"), [*((cause, False) for cause in CAUSES), *((cause, True) for cause in FAIR_CAUSES)]
-)
+@FAIR
+@pytest.mark.parametrize("cause", CAUSES)
 @both
 async def test_a_waiter_is_woken_by_whatever_ends_the_lock(
     mode: str, cause: str, fair: bool, server: Server, peer: Peer

@@ -15,6 +15,7 @@ from tests.model import ModelBell, lock_request
 from handfast.core.commands import Request
 from handfast.core.hold import HELD, LOST, RELEASED, Hold
 from handfast.core.line import YIELD, Lines, Place, still_held
+from handfast.errors import ConfigError
 
 TTL = 1.0
 
@@ -480,3 +481,31 @@ def test_whatever_happens_the_oldest_is_first_and_no_more_than_one_is_given_anyt
     while watched.order:
         watched.step("leave", 0)
     assert watched.row.by_keys == {}
+
+
+def test_leaving_twice_takes_nothing_from_who_has_joined_since() -> None:
+    """As after an interrupt: the line is still known, and has no head."""
+    row = Row()
+    for crowded in (False, True):
+        first = row.enter()
+        if crowded:
+            row.leave(row.enter())
+        line = first.line
+        row.leave(first)
+        row.by_keys[line.keys] = line  # struck before it was forgotten
+        second = row.enter(who="second")
+        assert second.line is line
+        row.leave(first)
+        assert line.head is second
+        assert row.waiting(row.request) == ["second"]
+        row.leave(second)
+        assert row.by_keys == {}
+
+
+def test_nobody_joins_a_line_of_a_client_that_is_closed() -> None:
+    row = Row()
+    row.close()
+    with pytest.raises(ConfigError, match="closed"):
+        row.enter()
+    assert row.lead(row.request, row.request.settings.terms, ModelBell(), 0.0, None, "late") is None
+    assert row.by_keys == {}

@@ -12,6 +12,10 @@ more that costs; but a waiter asks again whenever its holder's ttl is over, and 
 
 Whoever loses its connection asks again under the same owner, and finds itself in the queue, or holding the lock.
 
+Nobody in the queue is told when something else happens to the lock: when it is deleted by hand, or released by one who
+knows of no queue. A waiter that finds such a holder, or has waited for as long as it takes to renew, has itself told of
+changes as the waiters of other locks do (waiting.py). Not sooner: each hand-over is a change too, and would wake all.
+
 In a cluster a push is only a hint to ask again. Its nodes pass all messages on to each other, but count only their own
 listeners: one who listens at the node that had the queue before is passed over, and told all the same.
 """
@@ -26,12 +30,14 @@ from handfast.core.effects import SILENT, Effects, Fault
 from handfast.core.group import Group
 from handfast.core.hold import Hold, Keeper
 from handfast.core.line import Line, Lines, Place
-from handfast.core.quorum import Vote
+from handfast.core.quorum import Vote, WideBallot
+from handfast.core.renewal import RENEW_AT
 from handfast.core.terms import Terms
 from handfast.errors import ConfigError, Contended, NoQuorum
 
 __all__ = ["acquire", "try_acquire"]
 
+FOREVER: Final = float("inf")
 UNKNOWN: Final = b"?"
 """The claim of one who has asked for a place in the queue, and has not heard of it."""
 
@@ -91,7 +97,7 @@ async def try_acquire(io: Effects, request: Request, terms: Terms, keeper: Keepe
     if not request.group.fine:
         await mutex.admit(io, request.group, None)
     place = Place(Line(), request, terms, None, 0.0, 0.0, None)
-    place.owner = request.settings.owner_start + io.nonce()
+    place.owner = request.settings.owner_start + io.nonce().upper()
     hold: Hold | None = None
     try:
         # Who cannot hear on a channel cannot tell others on theirs either, and would not be able to let go of it.
@@ -134,6 +140,7 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
     group, tried, now, mail = settings.group, 0, place.headed, io.mail
     hold: Hold | None = None
     try:
+        seen, heeded = b"", 0  # not a loop first: see line_up
         while hold is None:
             if settings.cohort:
                 await waiting.rely_on_sibling(io, place)
@@ -142,7 +149,8 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
                 if hold is not None:
                     break
             if not place.owner:
-                place.owner = settings.owner_start + io.nonce()
+                # In capitals: by this those who wait can tell a holder that will hand over from one that will not.
+                place.owner = settings.owner_start + io.nonce().upper()
                 mail[place.owner] = place
             if not io.settled:
                 await io.settle(1, waiting.to_connect(place, now))
@@ -186,8 +194,20 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
             if lines.telling:
                 lines.began(place)
             again = now + (left / 1000 if left >= 0 else waiting.LOOK_AGAIN) + waiting.OVERDUE
+            if answer[2] == seen and place.keys:  # it was renewed, perhaps one of many times
+                heeded += 1
+                heed_at = now + min(0.05, 0.001 * 2.0 ** min(heeded, 6))
+            else:
+                seen, heeded = answer[2], 0
+                heed_at = now + terms.ttl * RENEW_AT if seen[-32:].isupper() else now
             while True:
-                end = again if until is None or again < until else until
+                if now >= heed_at:
+                    heed_at = FOREVER
+                    if await _gone(io, place, place.at_most(min(terms.patience, again - now), now)):
+                        break
+                end = again if again < heed_at else heed_at
+                if until is not None and until < end:
+                    end = until
                 await (io.park(place.bell, end) if settings.cohort else io.hear(place, end))
                 now = io.now()
                 if place.message[:1] == b"-":
@@ -217,6 +237,26 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
         raise
     finally:
         mail.pop(place.owner, None)
+        if place.keys:
+            io.unwatch(place)
+
+
+async def _gone(io: Effects, place: Place, patience: float) -> bool:
+    """Have it told of whatever happens to the lock from now on; True if that is free already."""
+    request = place.request
+    if not request.group.nodes[0].tracks:
+        return False
+    if not place.keys:
+        place.keys = request.keys
+        io.watch(place)
+    found: list[Any] = []
+
+    def judge(node: int, replies: list[Any]) -> Any:
+        found.append(replies[1])
+        return 1
+
+    await io.exchange(commands.look(request), WideBallot(1, 1, 3, judge), patience)
+    return found == [None]
 
 
 async def _channel(io: Effects, group: Group, patience: float) -> bytes | Fault:

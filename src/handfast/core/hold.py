@@ -4,10 +4,10 @@
      └──deadline, or a majority says "not yours"──> LOST
 
 RELEASED and LOST are final: neither is ever renewed or held again, even if the key is still there, and nothing at all is
-sent for a LOST one. `TRANSITIONS` is the whole truth; `leave`, `end` and `lose` are its three rows, and `abandon` walks
-the upper two at once after an interrupt. The caller's thread and the watchdog's may want to leave HELD
-at the same moment, one to release and one to declare a loss: there is one ticket to leave with, and taking it (deleting
-an attribute) is atomic.
+sent for a LOST one. `TRANSITIONS` is the whole truth; `leave`, `end` and `lose` are its three rows (`mutex.release` walks
+the upper two by itself, to save the calls), and `abandon` walks them at once after an interrupt. The caller's thread and
+the watchdog's may want to leave HELD at the same moment, one to release and one to declare a loss: there is one ticket to
+leave with, and taking it (deleting an attribute) is atomic.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from handfast.core.commands import Request
 from handfast.core.effects import Bell, Brief, Watch
 from handfast.core.hold import HELD, Hold
 from handfast.core.terms import Terms
+from handfast.errors import ConfigError
 
 YIELD: Final = 0.05
 """Seconds for which a cohort that has used up its turn leaves a free lock to those of other processes."""
@@ -134,41 +135,63 @@ class Lines:
     def join(self, request: Request, terms: Terms, bell: Bell, since: float, wait: float | None, who: Any) -> Place:
         """To the end of its line."""
         keys = request.key or request.keys
-        with self.lock:
-            line = self.by_keys.get(keys)
-            if line is None:
-                line = self.by_keys[keys] = Line()
-                line.keys = keys
-            place = Place(line, request, terms, bell, since, wait, who)
-            if line.head is None:
-                line.head = place
-            elif line.crowd is None:
-                line.crowd = OrderedDict.fromkeys((line.head, place))
-            else:
-                line.crowd[place] = None
-        return place
+        place: Place | None = None
+        try:
+            with self.lock:
+                if self.closed:
+                    raise ConfigError("this client is closed")
+                line = self.by_keys.get(keys)
+                if line is None:
+                    line = Line()
+                    line.keys = keys
+                place = Place(line, request, terms, bell, since, wait, who)
+                if line.head is None:
+                    line.head, line.crowd = place, None
+                    self.by_keys[keys] = line
+                elif line.crowd is None:
+                    line.crowd = OrderedDict.fromkeys((line.head, place))
+                else:
+                    line.crowd[place] = None
+            return place
+        except BaseException:
+            self._never_joined(place)
+            raise
 
     def lead(
         self, request: Request, terms: Terms, bell: Bell, since: float, wait: float | None, who: Any
     ) -> Place | None:
-        """Be the head of a line that nobody stands in; None if somebody does."""
-        with self.lock:
-            if request.key in self.by_keys:
-                return None
-            self.by_keys[request.key] = line = Line()
-            line.keys = request.key
-            line.head = place = Place(line, request, terms, bell, since, wait, who)
-        return place
+        """Be the head of a line that nobody stands in; None if somebody does, or all is over."""
+        place: Place | None = None
+        try:
+            with self.lock:
+                if request.key not in self.by_keys and not self.closed:
+                    line = Line()
+                    line.keys = request.key
+                    place = Place(line, request, terms, bell, since, wait, who)
+                    line.head = place
+                    self.by_keys[request.key] = line
+            return place
+        except BaseException:
+            self._never_joined(place)
+            raise
+
+    def _never_joined(self, place: Place | None) -> None:
+        """An interrupt: the place may stand in the line already, and nobody else would know of it."""
+        if place is not None:
+            self.leave(place)
 
     def leave(self, place: Place) -> Hold | None:
-        """Out of the line; what was given to it and not taken, if anything. Harmless if it has left already."""
+        """Out of the line; what was given to it and not taken, if anything. Harmless if it is not in it."""
         line = place.line
         with self.lock:
             given, place.given = place.given, None
+            crowd = line.crowd
             # Who has left already does it again after an interrupt: perhaps it has woken nobody.
-            was_first, heir, crowd = line.head is place, None, line.crowd
-            if crowd is not None:
-                was_first = was_first or place not in crowd
+            if crowd is None:
+                was_first = line.head is place
+                heir = None if was_first else line.head
+            else:
+                was_first = line.head is place or place not in crowd
                 crowd.pop(place, None)
                 heir = next(iter(crowd), None)
             line.head = heir

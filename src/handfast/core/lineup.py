@@ -19,8 +19,9 @@ async def line_up(
 ) -> Any:
     """Stand in line until it is ours: what `keeper` makes of it. Raises NotAcquired when `wait` is over."""
     place = lines.join(request, terms, lobby.bell(), since, wait, lobby.who())
-    outcome = "acquired"
     try:
+        # Not a loop first: in CPython 3.11 an interrupt on the way back to the very beginning of a `try` is outside it.
+        outcome = "acquired"
         while place.line.head is not place:
             lines.began(place)
             await lobby.park(place.bell, place.until)

@@ -6,18 +6,16 @@ import threading
 import time
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from handfast.core.effects import Fault, Payloads, Poll
 from handfast.drivers import clock
 from handfast.wire.bells import ThreadBell
-from handfast.wire.direct import DirectLane
+from handfast.wire.direct import LONGEST, DirectLane
 
 __all__ = ["Done", "ThreadDriver", "ThreadLobby", "run"]
 
 T = TypeVar("T")
-LONGEST: Final = 1e6
-"""Seconds; the system's own timers end at 24 days."""
 
 
 class Done:
@@ -42,11 +40,6 @@ class ThreadDriver(DirectLane, clock.MachineClock):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.nonce = clock.nonces()
-        self.renew()
-
-    def renew(self) -> None:
-        """After an operation has raised: have another performer, that one has ended with it."""
-        self.perform = _performer()
 
     async def settle(self, need: int, within: float) -> None:
         self.connect(need, within)
@@ -98,21 +91,6 @@ class ThreadLobby:
     def visit(self, operation: Callable[..., Any], *args: Any) -> Generator[Any, None, Any]:
         return self._visit(operation, *args)
         yield
-
-
-def _performer() -> Callable[[Coroutine[Any, Any, T]], T]:
-    """What runs operations of the core, one after the other, until one raises: `run` without its exception."""
-    perform: Any = _perform()
-    perform.send(None)
-    return perform.send  # type: ignore[no-any-return]
-
-
-@types.coroutine
-def _perform() -> Generator[Any, Any, None]:
-    operation = yield
-    while True:
-        # In one expression: a result in a variable would live on until the next operation, and a lease must not.
-        operation = yield (yield from operation)
 
 
 def run(operation: Coroutine[Any, Any, T]) -> T:

@@ -5,7 +5,7 @@
 -- reply  {1, remaining ttl in ms, token ('0': none), server time in s, and µs}: it is ours
 --        {0, remaining ttl of the holder in ms (-1: no end), holder, server time in s, and µs, claim}: it is not; in the
 --        queue (claim '' if not asked for)
-local call, sub, me, rest, voice = redis.call, string.sub, ARGV[1], ARGV[4], nil
+local call, sub, me, rest, voice = redis.call, string.sub, ARGV[1], ARGV[4], false
 local time = call('TIME')
 local holder = call('GET', KEYS[1])
 local left = 0

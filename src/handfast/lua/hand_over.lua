@@ -8,7 +8,7 @@
 -- The one after the new owner is told too, if that one's ttl ends long before the time at which it will look in again.
 -- KEYS   1 lock key  2 queue (a list of claims)  3 fence counter
 -- before `call`, `sub`, `time` (of the server), `me`: who need not be told; and `voice`: the channel of whoever asks, or
---        nil. A server writes first to whom it has spoken last: an empty message there beforehand, and the new owner,
+--        false. A server writes first to whom it has spoken last: an empty message there beforehand, and the new owner,
 --        for whom others wait, hears of it before whoever asks is answered.
 -- after  `heir`, the new owner (nil if nobody waits), its `ttl` in ms and its `token` ('0': none)
 local heir, ttl, token
@@ -25,7 +25,7 @@ repeat
     end
     if voice then
       redis.pcall('PUBLISH', voice, '')
-      voice = nil
+      voice = false
     end
     -- Not a mistake of ours if it fails: whoever lets go may lack the right to use channels.
     local heard = owner == me or redis.pcall('PUBLISH', sub(claim, 44, name),

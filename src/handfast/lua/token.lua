@@ -1,5 +1,6 @@
 -- token: part of other scripts: the next fencing token of a lock, and as many reserved before it as a step has.
 -- KEYS   3 fence counter
+-- before `call`, `time` (of the server)
 local function token_of(step)
   local count = tonumber(call('GET', KEYS[3]) or '0')
   local token = time[1] * 1000000 + time[2]

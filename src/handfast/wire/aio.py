@@ -202,6 +202,8 @@ class AioLane(Ears, Patience):
             self.loop.call_later(patience.most, self._silence, waiter)
         if not waiter.over:
             yield waiter
+            if not hasattr(waiter, "reply"):
+                raise asyncio.CancelledError  # see Waiter.cancel
 
     @types.coroutine
     def ask(self, payload: bytes, patience: float) -> Generator[Waiter, None, Any]:
@@ -223,7 +225,10 @@ class AioLane(Ears, Patience):
         if type(patience) is Brief:
             self.loop.call_later(patience.most, self._silence, waiter)
         yield waiter
-        return waiter.reply
+        try:
+            return waiter.reply
+        except AttributeError:
+            raise asyncio.CancelledError from None  # see Waiter.cancel
 
     @types.coroutine
     def listen(self, bell: TaskBell, seconds: float | None) -> Generator[Waiter, None, None]:
@@ -293,8 +298,8 @@ class AioLane(Ears, Patience):
         """Resume all who were answered. What they send is new business, and leaves at the end of the turn."""
         woken, self.woken = self.woken, []
         woken.reverse()
-        resumed = 0
         try:
+            resumed = 0  # not a loop first: see line_up
             while woken:
                 waiter = woken.pop()  # nothing keeps it when its task has gone on; many would call the garbage collector
                 if waiter.callback is not None:
@@ -380,8 +385,10 @@ class AioLane(Ears, Patience):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self.up:
-            await self.exchange(PING, Ballot(len(self.links), len(self.links)), 0.05)
+        # Twice: whoever is answered along with the first may then have something to undo.
+        for _ in range(2):
+            if self.up:
+                await self.exchange(PING, Ballot(len(self.links), len(self.links)), 0.05)
         for link in self.links:
             if link.channel is not None:
                 self.down(link, NOT_CONNECTED)

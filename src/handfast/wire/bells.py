@@ -5,8 +5,6 @@ from __future__ import annotations
 import _thread
 import socket
 
-from handfast.wire.sockets import end_of_input
-
 __all__ = ["ThreadBell", "pull"]
 
 
@@ -23,12 +21,10 @@ class ThreadBell:
     """Of a thread that sleeps without a lane: free when it has rung."""
     rope: socket.socket | None = None
     """Of the lane that its thread polls."""
-    line: socket.socket | None = None
-    """The connection that its thread does nothing but receive from."""
 
     def ring(self) -> None:
         self.rung = True
-        silent, rope, line = self.silent, self.rope, self.line
+        silent, rope = self.silent, self.rope
         if silent is not None:
             try:
                 silent.release()
@@ -36,8 +32,6 @@ class ThreadBell:
                 pass  # it has rung already
         if rope is not None:
             pull(rope)
-        if line is not None:
-            end_of_input(line)
 
     def note(self) -> None:
         """The same, by the thread itself."""

@@ -45,15 +45,13 @@ _clock = time.monotonic
 class Link(LinkState):
     """One node's place in a lane."""
 
-    __slots__ = ("flags", "patience", "sock")
+    __slots__ = ("flags", "sock")
 
     def __init__(self, index: int, address: Address, group: Group) -> None:
         super().__init__(index, address, group)
         self.sock: socket.socket | None = None
         self.flags = 0 if address.tls is not None else socket.MSG_DONTWAIT
-        """For what must not block: sockets block, so that one who waits for one answer needs no poll. Not with TLS."""
-        self.patience = 0.0
-        """Seconds after which a blocking receive gives up."""
+        """For what must not block. Not with TLS, whose sockets do not block."""
 
 
 class Answer:
@@ -188,7 +186,6 @@ class Lane(Ears):
                     poll.add(index, link.fault)
                 continue
             link.sock = sock
-            link.patience = 0.0  # a new socket knows nothing of it
             channel.heard = self.pushed
             link.connected(channel)
             self._by_fd[sock.fileno()] = link
@@ -321,7 +318,9 @@ class Lane(Ears):
 
     def _wait(self, seconds: float | None) -> None:
         """Poll once and handle what came; None: however long it takes."""
-        events = self._poller.poll(None if seconds is None else seconds * 1000)
+        self._handle(self._poller.poll(None if seconds is None else seconds * 1000))
+
+    def _handle(self, events: Sequence[tuple[int, int]]) -> None:
         self.torn = True
         for fd, event in events:
             if fd == self._bell_fd:

@@ -1,7 +1,8 @@
-"""A lane to one node without the poll, where nothing else can happen meanwhile: send, receive, and that is all.
+"""A lane to one node by the shortest way: send, poll, receive, and the reply is in hand.
 
 What is not as usual (a connection that is still being made, TLS, an error, an answer that comes in two parts or not in
-time) is left to the lane's general ways.
+time) is left to the lane's general ways. Not without the poll, though a receive can have a time limit of its own: each
+signal would begin that anew, and a process with a timer would wait for ever.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import socket
 import time
 import types
-from collections.abc import Awaitable, Generator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Generator
+from typing import Any, Final
 
 import hiredis
 
@@ -18,28 +19,22 @@ from handfast.core.effects import CLOSED, Fault, Watch
 from handfast.wire.blocking import Answer, Lane, Link
 from handfast.wire.channel import NOTHING, Channel, garbled
 from handfast.wire.faults import from_socket, wants_more
-from handfast.wire.sockets import timeval
 
 __all__ = ["DirectLane"]
 
-COARSE: Final = 8 / 9
-"""The kernel's socket timers end up to an eighth too late; the rest is waited for by poll, which is exact."""
 SMALL: Final = 448
 """Bytes: more than the answers to single questions have, and little enough for the interpreter's own allocator."""
 PLAIN: Final = frozenset({int, bytes, list, type(None)})
 """Answers that need no second look."""
+LONGEST: Final = 1e6
+"""Seconds; the system's own timers end at 24 days."""
 _Push: Final = hiredis.PushNotification
+_DONTWAIT: Final = socket.MSG_DONTWAIT
 _clock = time.monotonic
 
 
 class DirectLane(Lane):
     """Generators that never yield: to await one costs a single frame, and these are in every acquisition on one node."""
-
-    if TYPE_CHECKING:
-
-        def park(self, bell: Any, until: float | None) -> Awaitable[None]:
-            """The driver's; see Effects."""
-            ...
 
     @types.coroutine
     def ask(self, payload: bytes, patience: float) -> Generator[Any, None, Any]:
@@ -49,15 +44,13 @@ class DirectLane(Lane):
         channel, sock = link.channel, link.sock
         if channel is None or sock is None or link.asked_at or self._connecting or not link.flags:
             return self._question(link, payload, patience)
-        if patience != link.patience:
-            link.patience = patience
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(patience * COARSE))
         self.torn = True  # an interrupt may come between the bytes and us
         reader, data, reply, fault = channel.reader, None, NOTHING, None
         try:
             if sock.send(payload) < len(payload):
                 raise BrokenPipeError("a command was cut in two")
-            data = sock.recv(SMALL)
+            self._poller.poll(patience * 1000)
+            data = sock.recv(SMALL, _DONTWAIT)
             reader.feed(data)
             reply = reader.gets()
             if type(reply) is _Push and reply[0] == b"message" and not reply[2]:
@@ -93,24 +86,20 @@ class DirectLane(Lane):
     def hear(self, watch: Watch, until: float | None) -> Generator[Any, None, None]:
         """See Effects.hear."""
         link, bell = self.links[0], watch.bell
+        bell.rope = self._rope
         while not bell.rung:
-            sock, channel, patience = link.sock, link.channel, link.patience
-            if (
-                sock is None or channel is None or not patience or link.asked_at or self._connecting or not link.flags
-                or (until is not None and until - self.now() < patience)
-            ):  # fmt: skip
-                yield from self.park(bell, until)  # type: ignore[misc]
-                return
-            bell.line = sock
-            if bell.rung:
+            left = LONGEST if until is None else min(until - self.now(), LONGEST)
+            if left <= 0:
                 break
+            events = self._poller.poll(left * 1000)
+            sock, channel = link.sock, link.channel
+            if len(events) != 1 or sock is None or channel is None or events[0][0] == self._bell_fd or not link.flags:
+                self._handle(events)
+                continue
             self.torn = True
             reader, data, push, fault = channel.reader, None, NOTHING, None
             try:
-                data = sock.recv(SMALL)
-                if not data and bell.rung:
-                    self.torn = False
-                    break  # it was ended by whoever rang
+                data = sock.recv(SMALL, _DONTWAIT)
                 reader.feed(data)
                 push = reader.gets()
                 if type(push) is _Push and push[0] == b"message" and not reader.has_data():
@@ -124,5 +113,7 @@ class DirectLane(Lane):
             except (hiredis.ProtocolError, TypeError) as error:
                 fault = garbled(error)
             self._received(link, channel, data, push, fault)
-        bell.line = None
+        bell.rope = None
         bell.rung = False
+        return
+        yield

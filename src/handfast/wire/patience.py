@@ -112,10 +112,12 @@ class Patience:
         """For ever: nobody looks after who waits any more, so nobody waits."""
         if self._sweeper is not None:
             self._sweeper.cancel()
+            self._sweeper = None
         batches = [waiters for queue in self._waiting.values() for _, waiters, _ in queue]
         for waiters in (*batches, *(waiters for _, waiters in self._batches), self._fresh):
             for waiter in waiters:
                 self._silence(waiter)
+        self._waiting.clear()
 
     def _sweep_at(self, when: float) -> None:
         if self._sweeper is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from handfast.core.effects import CLOSED, Poll
 from handfast.wire.channel import Channel
@@ -28,8 +28,7 @@ class Pipe(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # not so by descent: uvloop has its own
         self._write()
 
     def _write(self) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import socket
-import struct
 import time
 
 from handfast.core.effects import CLOSED
 from handfast.wire.channel import Channel
 from handfast.wire.link import CONNECT_TIMEOUT
 
-__all__ = ["converse", "end_of_input", "hang_up", "timeval"]
+__all__ = ["converse", "hang_up"]
 
 
 def hang_up(sock: socket.socket) -> None:
@@ -19,20 +18,6 @@ def hang_up(sock: socket.socket) -> None:
         socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not an SSLSocket's own, which is for the thread that uses it
     except OSError:
         pass  # it is closed already
-
-
-def end_of_input(sock: socket.socket) -> None:
-    """From any thread: whoever receives from it gets no more; what it still has to say can be sent."""
-    try:
-        sock.shutdown(socket.SHUT_RD)
-    except OSError:
-        pass  # it is closed already
-
-
-def timeval(seconds: float) -> bytes:
-    """As setsockopt wants it; nothing at all would mean for ever."""
-    whole, part = divmod(max(1, round(seconds * 1e6)), 1_000_000)
-    return struct.pack("ll", whole, part)
 
 
 def converse(sock: socket.socket, channel: Channel, *, blocking: bool) -> None:

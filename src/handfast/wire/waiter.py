@@ -69,7 +69,8 @@ class Waiter:
     """Whoever yields the waiter to its task looks at `reply` itself; this is only called to see whether it raises."""
 
     def cancel(self, msg: object = None) -> bool:
-        """False, always: a task that hears this cancels itself when it goes on."""
+        """False, always: a task that hears this cancels itself when it goes on. One that was told not to (uncancel, since
+        Python 3.13) finds no reply."""
         if not self.over:
             self.over = True
             if self.callback is not None:

@@ -226,7 +226,8 @@ class Node(Store):
         return self.get(words[1])
 
     def _mget(self, words: list[bytes]) -> Any:
-        return [self.get(key) for key in words[1:]]
+        # Of several keys one of another kind is no error: it has no value.
+        return [None if self.queues.get(key) else self.get(key) for key in words[1:]]
 
     def _pttl(self, words: list[bytes]) -> Any:
         return self.pttl(words[1])
