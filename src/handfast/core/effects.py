@@ -100,6 +100,7 @@ class Watch:
 
     bell: Any
     """The driver's kind of Bell; None for who will not wait."""
+    keys: Sequence[bytes]
 
     def __init__(self, bell: Bell, keys: Sequence[bytes] = ()) -> None:
         self.bell = bell

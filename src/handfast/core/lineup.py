@@ -19,9 +19,10 @@ async def line_up(
 ) -> Any:
     """Stand in line until it is ours: what `keeper` makes of it. Raises NotAcquired when `wait` is over."""
     place = lines.join(request, terms, lobby.bell(), since, wait, lobby.who())
+    outcome = "acquired"
     try:
         # Not a loop first: in CPython 3.11 an interrupt on the way back to the very beginning of a `try` is outside it.
-        outcome = "acquired"
+        head = fair.acquire if request.settings.fair else waiting.at_the_head
         while place.line.head is not place:
             lines.began(place)
             await lobby.park(place.bell, place.until)
@@ -33,7 +34,6 @@ async def line_up(
             passed = place.usable(lobby.now())
             if passed is not None:
                 return waiting.take(place, passed, keeper)
-        head = fair.acquire if request.settings.fair else waiting.at_the_head
         return await lobby.visit(head, lines, place, keeper)
     except BaseException as error:
         outcome = type(error).__name__
