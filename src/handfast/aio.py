@@ -304,7 +304,7 @@ class Client(BaseClient[Lock]):
         elif wait == 0 or not (fairly or self._lines.waited_for(request)):
             lease = await mutex.acquire(io, request, terms, wait, self)
         else:
-            lease = await self._line_up(request, terms, wait, io.now())
+            lease = await line_up(io, self._lines, request, terms, wait, io.now(), self)
         return lease
 
     def _line_up(self, request: Request, terms: Terms, wait: float | None, since: float) -> Coroutine[Any, Any, Any]:

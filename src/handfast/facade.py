@@ -297,7 +297,7 @@ class BaseClient(Generic[L]):
             hold.renew_until = 0.0
         elif settings.max_hold is not None:
             hold.renew_until = hold.renew_from + settings.max_hold
-        if hold.settings.cohort and not hold.presented:
+        if hold.settings.cohort and not hold.presented and not hold.passes:
             self._lines.newest[hold.key or hold.keys] = hold
         dog = self._dog or self._watchdog()
         dog.add(hold)

@@ -33,6 +33,8 @@ _new = object.__new__
 PING: Final = encode(b"PING")
 CROWD: Final = 200
 """When so many have been resumed, what they sent leaves before the others come: the servers work meanwhile."""
+IN_A_ROW: Final = 32
+"""How often those are resumed whom the last ones have woken, before the loop is let go on."""
 
 
 class AioLane(Ears, Patience):
@@ -66,8 +68,8 @@ class AioLane(Ears, Patience):
         self._waiter = waiters_of(self)
         self.woken: list[Waiter] = []
         """Who has been answered and not resumed yet."""
-        self.reading = False
-        """Replies are being taken in; whoever is answered by them is resumed right afterwards."""
+        self.waking = False
+        """Whoever is answered now is resumed right afterwards."""
         self._call_soon = loop.call_soon
         self.turning = False
         """Only set while the loop runs: the flush of this turn is ordered."""
@@ -291,28 +293,37 @@ class AioLane(Ears, Patience):
 
     def wake_soon(self) -> None:
         """See Waker."""
-        if not self.reading:
+        if not self.waking:
             self._call_soon(self.wake)
 
     def wake(self) -> None:
-        """Resume all who were answered. What they send is new business, and leaves at the end of the turn."""
-        woken, self.woken = self.woken, []
-        woken.reverse()
+        """Resume all who were answered, and for a while those whom they wake in turn, as one who passes a lock on does: a
+        turn of the loop for each would take longer. What they send is new business, and leaves at the end of the turn."""
+        woken: list[Waiter] = []
+        self.waking = True
         try:
-            resumed = 0  # not a loop first: see line_up
-            while woken:
-                waiter = woken.pop()  # nothing keeps it when its task has gone on; many would call the garbage collector
-                if waiter.callback is not None:
-                    waiter.context.run(waiter.callback, waiter)
-                resumed += 1
-                if resumed == CROWD:
-                    resumed = 0
-                    if self.turning:
-                        self._flush()
+            resumed = 0
+            for _ in range(IN_A_ROW):
+                woken, self.woken = self.woken, woken
+                woken.reverse()
+                while woken:
+                    waiter = woken.pop()  # kept by nobody once its task goes on: many would call the garbage collector
+                    if waiter.callback is not None:
+                        waiter.context.run(waiter.callback, waiter)
+                    resumed += 1
+                    if resumed == CROWD:
+                        resumed = 0
+                        if self.turning:
+                            self._flush()
+                if not self.woken:
+                    break
         except BaseException:  # an interrupt or an exit, which a task lets through: the others go on all the same
             self.woken[:0] = reversed(woken)
-            self._call_soon(self.wake)
             raise
+        finally:
+            self.waking = False
+            if self.woken:
+                self._call_soon(self.wake)
 
     def turn(self) -> None:
         """Order the flush at the end of this turn of the loop."""

@@ -43,11 +43,11 @@ class Pipe(asyncio.Protocol):
             return
         lane, pending = link.lane, channel.pending
         before = len(pending)
-        lane.reading = True
+        lane.waking = True
         try:
             channel.feed(data)
         finally:  # an interrupt must not leave everybody asleep
-            lane.reading = False
+            lane.waking = False
         link.answered += before - len(pending)
         link.asked_at = lane.loop.time() if pending else 0.0
         if channel.fault is not None:
