@@ -297,7 +297,9 @@ class Client(BaseClient[Lock]):
 
     async def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         """The first one, one of a fair lock, or one for which others may be waiting."""
-        io, fairly = self._driver(request), request.settings.fair
+        io, fairly = self._io, request.settings.fair
+        if io is None or self._closed or io.loop is not _get_running_loop():
+            io = self._driver(request)
         lease: Lease
         if wait == 0 and fairly:
             lease = await fair.try_acquire(io, request, terms, self)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from handfast.core.commands import Request
 from handfast.core.hold import Hold
 from handfast.core.terms import Terms
-from handfast.drivers.threads import Done
 from handfast.lease import LeaseView
 
 if TYPE_CHECKING:
@@ -20,12 +19,11 @@ __all__ = ["Catch"]
 class Catch:
     """The client as keeper of one acquisition: it keeps the lease at hand from the moment it exists."""
 
-    __slots__ = ("client", "lease", "since")
+    __slots__ = ("client", "lease")
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self.lease: Any = None
-        self.since = 0.0
 
     def _granted(self, hold: Hold) -> LeaseView:
         self.lease = lease = self.client._granted(hold)
@@ -44,6 +42,4 @@ class Catch:
         self.client._let_go(hold, others)
 
     def _line_up(self, request: Request, terms: Terms, wait: float | None, since: float) -> Awaitable[None]:
-        # Not from here: whoever waits in line must not keep the connections that this attempt was made on.
-        self.since = since
-        return Done()
+        return self.client._line_up(request, terms, wait, since)

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
@@ -17,7 +17,7 @@ from handfast.core.commands import Request, Target
 from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.lineup import line_up
 from handfast.core.terms import Terms
-from handfast.drivers.threads import ThreadDriver, ThreadLobby, run
+from handfast.drivers.threads import DONE, ThreadDriver, ThreadLobby, run
 from handfast.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended
 from handfast.facade import BaseClient, patience_of
@@ -266,21 +266,28 @@ class Client(BaseClient[Lock]):
             if self._closed:
                 raise ConfigError("this client is closed") from None
             lane = ThreadDriver(self._group, self._addresses, self._shake)
+        result: Any = None
         try:
-            if _tick() - lane.used_at > IDLE_CHECK:
-                lane.wake()
-            operation(lane, *args).send(None)  # as in `run`, without the call
-            raise AssertionError("an effect of the blocking driver suspended")
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        finally:
-            if lane.torn:
-                lane.abandon()
-            elif self._closed or len(self._lanes) >= SPARE_LANES:
-                lane.close()
-            else:
-                self._lanes.append(lane)
+            try:
+                if _tick() - lane.used_at > IDLE_CHECK:
+                    lane.wake()
+                operation(lane, *args).send(None)  # as in `run`, without the call
+                raise AssertionError("an effect of the blocking driver suspended")
+            except StopIteration as end:
+                result = end.value
+            finally:
+                if lane.torn:
+                    lane.abandon()
+                elif self._closed or len(self._lanes) >= SPARE_LANES:
+                    lane.close()
+                else:
+                    self._lanes.append(lane)
+        except BaseException:
+            # Ctrl-C may strike after the lock was granted and before the caller has it.
+            if isinstance(result, Lease):
+                result.release()
+            raise
+        return result  # type: ignore[no-any-return]
 
     def _run_by_route(self, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         if self._closed:
@@ -290,32 +297,41 @@ class Client(BaseClient[Lock]):
         # What it is about: a lock or a hold, or the place in line of one who waits.
         target: Target = args[0] if isinstance(args[0], Target) else args[1].request
         lane = pool.take(target.key or target.keys[0])
+        result: Any = None
         try:
-            if _tick() - lane.used_at > IDLE_CHECK:
-                lane.wake()
-            return run(operation(lane, *args))
-        finally:
-            pool.give_back(lane)
+            try:
+                if _tick() - lane.used_at > IDLE_CHECK:
+                    lane.wake()
+                result = run(operation(lane, *args))
+            finally:
+                pool.give_back(lane)
+        except BaseException:
+            if isinstance(result, Lease):  # see _run
+                result.release()
+            raise
+        return result  # type: ignore[no-any-return]
 
     def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
-        catch = Catch(self)
         lines, fairly = self._lines, request.settings.fair
-        try:
-            lease: Any = None
-            since = 0.0
-            if wait == 0 and fairly:
-                lease = self._run(fair.try_acquire, request, terms, catch)
-            elif wait == 0 or not (fairly or (lines.by_keys and lines.waited_for(request))):
-                lease = self._run(mutex.acquire, request, terms, wait, catch)
-                since = catch.since
-            if lease is None:
-                lease = run(line_up(self._lobby, lines, request, terms, wait, since or self._lobby.now(), catch))
-            return lease  # type: ignore[no-any-return]
-        except BaseException:
-            # Ctrl-C may strike after the lock was granted and before the caller has it.
-            if catch.lease is not None:
-                catch.lease.release()
-            raise
+        since = 0.0 if wait == 0 else ThreadDriver.now()
+        lease: Any = None
+        if wait == 0 and fairly:
+            lease = self._run(fair.try_acquire, request, terms, self)
+        elif wait == 0 or not (fairly or (lines.by_keys and lines.waited_for(request))):
+            lease = self._run(mutex.acquire, request, terms, wait, self)
+        if lease is None:
+            catch = Catch(self)
+            try:
+                lease = run(line_up(self._lobby, lines, request, terms, wait, since, catch))
+            except BaseException:
+                if catch.lease is not None:  # see _run
+                    catch.lease.release()
+                raise
+        return lease  # type: ignore[no-any-return]
+
+    def _line_up(self, request: Request, terms: Terms, wait: float | None, since: float) -> Awaitable[None]:
+        """See core.hold.Usher. Not from here: who waits in line must not keep the connections of its attempt."""
+        return DONE
 
     def _queue(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         """A fair lock that nobody else of this client waits for: whoever is at once at the head of its line."""

@@ -30,7 +30,8 @@ async def line_up(
             waiting.stay(lines, place, place.headed)
         if request.settings.cohort:
             # The usual way of a cohort's lock, for which no connection is needed.
-            await waiting.rely_on_sibling(lobby, place)
+            if place.given is None:
+                await waiting.rely_on_sibling(lobby, place)
             passed = place.usable(lobby.now())
             if passed is not None:
                 return waiting.take(place, passed, keeper)

@@ -13,7 +13,7 @@ from handfast.drivers import clock
 from handfast.wire.bells import ThreadBell
 from handfast.wire.direct import LONGEST, DirectLane
 
-__all__ = ["Done", "ThreadDriver", "ThreadLobby", "run"]
+__all__ = ["DONE", "Done", "ThreadDriver", "ThreadLobby", "run"]
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Done:
         yield
 
 
-_DONE = Done()
+DONE = Done()
 
 
 class ThreadDriver(DirectLane, clock.MachineClock):
@@ -46,7 +46,7 @@ class ThreadDriver(DirectLane, clock.MachineClock):
 
     def exchange(self, payloads: Payloads, poll: Poll, patience: float) -> Awaitable[None]:
         self.round_trip(payloads, poll, patience)
-        return _DONE
+        return DONE
 
     @types.coroutine
     def park(self, bell: ThreadBell, until: float | None) -> Generator[Any, None, None]:
