@@ -296,6 +296,20 @@ def test_a_replica_listed_as_a_node_has_no_vote_and_is_named(three: Servers) -> 
             assert "is a replica" in refusal(client, "a", "is a replica").nodes[replica.url]
 
 
+def test_a_majority_that_forgot_opens_without_the_rest_though_not_all_at_one_time(three: Servers) -> None:
+    """Two of three are new, the third is gone; one of them is ready for a while before the other is."""
+    for node, after in ((three[0], 0), (three[1], 600_000)):
+        ready = int(time.time() * 1e6) + after
+        node.command("SET", "handfast:guard", f"1 {node.info('run_id')}:0 {ready} {round(MAX_TTL * 1000)} -")
+    three[2].kill()
+    with handfast.connect(three.urls, **QUICK) as client:
+        assert "no vote for another" in refusal(client, "a", "no vote for another").nodes[three[1].url]
+        assert not votes_again(three[0]), "alone it is no quorum, and would look as if it had never forgotten"
+        client.lock("a").acquire(wait=Q + 3).release()
+        assert votes_again(three[0])
+        assert votes_again(three[1])
+
+
 def test_one_node_can_be_guarded_too() -> None:
     with Server() as node, opened(node.url, guard=True) as client:
         take(client, "a")

@@ -498,7 +498,7 @@ def test_max_hold_ends_a_holder_that_hangs(client: handfast.Client, rival: handf
     lease = client.lock("a", ttl=0.3, max_hold=timedelta(seconds=0.5)).acquire()
     eventually(renewal_of(lease))
     assert lease.lost.wait(2)
-    assert 0.4 < time.monotonic() - began < 1.1
+    assert 0.4 < time.monotonic() - began < 1.5
     rival.lock("a", wait=1).acquire().release()
 
 
@@ -506,7 +506,7 @@ def test_a_lease_that_is_not_renewed_is_lost_after_its_ttl(client: handfast.Clie
     began = time.monotonic()
     lease = client.lock("a", ttl=0.3, renew=False).acquire()
     assert lease.lost.wait(2)
-    assert 0.28 < time.monotonic() - began < 0.6
+    assert 0.28 < time.monotonic() - began < 1.2
     assert not lease.valid
 
 

@@ -239,7 +239,7 @@ def test_loss_comes_by_a_local_timer_at_the_deadline_with_all_servers_hanging(no
         deadline = clock.now() + lease.remaining()
         assert lease.lost.wait(2.0)
         late = clock.now() - deadline
-        assert -0.001 <= late < 0.1
+        assert -0.001 <= late < 0.3  # the timer's own part is a millisecond; the rest is a busy machine's
         assert not lease.valid
         with pytest.raises(LeaseLost):
             lease.check()

@@ -213,15 +213,14 @@ GUARD: tuple[Bug, ...] = (
                 guard.repair,
                 "payloads[i] = quarantine(group, node, state.raw)",
                 "payloads[i] = quarantine(group, node, state.raw)\n"
-                "            io.actor.world.__dict__.setdefault('early', {})[i] = floor_for(group, i, states)",
+                "            io.actor.world.__dict__.setdefault('early', {})[i] = floor_for(group, i, states, group.n)",
             ),
             (
                 guard.repair,
-                "            floor = floor_for(group, i, states)\n            if",
-                "            floor = io.actor.world.__dict__.get('early', {}).pop(i, None)\n"
-                "            if floor is None:\n"
-                "                floor = floor_for(group, i, states)\n"
-                "            if",
+                "        floor = floor_for(group, i, states, len(ready))\n",
+                "        floor = io.actor.world.__dict__.get('early', {}).pop(i, None)\n"
+                "        if floor is None:\n"
+                "            floor = floor_for(group, i, states, len(ready))\n",
             ),
         ),
     ),

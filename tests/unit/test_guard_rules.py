@@ -173,14 +173,35 @@ def test_the_floor_in_every_situation(nodes: int) -> None:
             if kind != SILENT:
                 states[i] = state_of(kind, 10 * i)
         voters = [10 * i for i, kind in enumerate(others, start=1) if kind == VOTER]
-        floor = guard.floor_for(group, 0, states)
-        if len(voters) >= need:
-            assert floor == max(voters), others
-        elif others.count(FORGOT) + 1 > nodes - need and len(states) >= need:
-            # A majority forgot: M others that remember cannot exist any more.
-            assert floor == max(state.mark for state in states.values()), others
-        else:
-            assert floor is None, others
+        for ready in range(1, others.count(FORGOT) + 2):
+            floor = guard.floor_for(group, 0, states, ready)
+            if len(voters) >= need:
+                assert floor == max(voters), others
+            elif others.count(FORGOT) + 1 > nodes - need and len(voters) + ready >= need:
+                # A majority forgot: M others that remember cannot exist any more.
+                assert floor == max(state.mark for state in states.values()), others
+            else:
+                assert floor is None, others
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 5])
+def test_a_forgetful_majority_opens_in_whatever_order_its_nodes_are_ready(nodes: int) -> None:
+    """One that opened alone would look to the next like a node that had always remembered, and close its way back."""
+    need = majority(nodes)
+    group = group_of(nodes)
+    for kinds in itertools.product((VOTER, FORGOT, SILENT), repeat=nodes):
+        forgetful = [i for i, kind in enumerate(kinds) if kind == FORGOT]
+        if kinds.count(SILENT) > nodes - need or len(forgetful) <= nodes - need:
+            continue
+        for order in itertools.permutations(forgetful):
+            states = {i: state_of(kind, 10 * i) for i, kind in enumerate(kinds) if kind != SILENT}
+            for last in range(1, len(order) + 1):
+                ready = [i for i in order[:last] if not states[i].votes]
+                floors = {i: guard.floor_for(group, i, states, len(ready)) for i in ready}
+                for i, floor in floors.items():
+                    if floor is not None:
+                        states[i] = state_of(VOTER, floor)
+            assert all(state.votes for state in states.values()), (kinds, order)
 
 
 @pytest.mark.parametrize("nodes", [3, 5])
@@ -198,13 +219,13 @@ def test_with_a_minority_forgetful_the_floor_covers_every_token_that_it_voted_fo
                     if answering[i - 1]:
                         lost = forgot[i - 1]
                         states[i] = state_of(FORGOT if lost else VOTER, 99 if i in knows and not lost else 0)
-                floor = guard.floor_for(group, 0, states)
+                floor = guard.floor_for(group, 0, states, 1 + sum(forgot))
                 assert floor is None or floor >= 99 or all(forgot[i - 1] for i in knows)
 
 
 def test_a_single_node_takes_its_own_mark() -> None:
     group = group_of(1)
-    assert guard.floor_for(group, 0, {0: state_of(FORGOT, 77)}) == 77
+    assert guard.floor_for(group, 0, {0: state_of(FORGOT, 77)}, 1) == 77
 
 
 # -- clocks --------------------------------------------------------------------------------------------------------

@@ -161,14 +161,15 @@ def _stuck(group: Group, state: _State) -> bool:
     return marker.ready_at - state.server_us > (period(group) + MARGIN) * 1e6
 
 
-def floor_for(group: Group, node: int, states: dict[int, _State]) -> int | None:
-    """The floor that makes this node safe to vote, or None if too little is known."""
+def floor_for(group: Group, node: int, states: dict[int, _State], ready: int) -> int | None:
+    """The floor that makes this node safe to vote, or None if too little is known; so many have waited for their Q."""
     others = [s for i, s in states.items() if i != node and s.votes]
     if len(others) >= group.need:
         return max(s.mark for s in [*others, states[node]])
     forgetful = sum(1 for i, s in states.items() if i != node and not s.votes)
-    # M others can be out of reach for now (wait), or can no longer exist at all: a majority forgot.
-    if group.n - 1 - forgetful < group.need and len(states) >= group.need:
+    # M others can be out of reach for now (wait), or can no longer exist at all: a majority forgot. Then as many as make
+    # a majority open together: of one that opened earlier the next could not tell that it had forgotten.
+    if group.n - 1 - forgetful < group.need and len(others) + ready >= group.need:
         return max(s.mark for s in states.values())
     return None
 
@@ -183,6 +184,7 @@ async def repair(io: Effects, group: Group, until: float | None = None) -> None:
         await io.settle(group.need, patience())
     states, _ = await _survey(io, group, patience())
     payloads: list[bytes | None] = [None] * group.n
+    ready: dict[int, Marker] = {}
     for i, state in states.items():
         node, marker = group.nodes[i], state.marker
         if marker is None or i in group.suspects or _stuck(group, state):
@@ -190,10 +192,12 @@ async def repair(io: Effects, group: Group, until: float | None = None) -> None:
             continue
         adopt(group, node, state.raw, state.server_us, io.now())
         if not marker.votes and state.server_us >= marker.ready_at and io.now() >= node.opens_at:
-            floor = floor_for(group, i, states)
-            if floor is not None:
-                opened = text(node.incarnation, b"%d" % marker.ready_at, group.max_ttl_ms, b"%d" % floor)
-                payloads[i] = script("mark", (group.marker_key,), state.raw, opened, b"0")
+            ready[i] = marker
+    for i, marker in ready.items():
+        floor = floor_for(group, i, states, len(ready))
+        if floor is not None:
+            opened = text(marker.incarnation, b"%d" % marker.ready_at, group.max_ttl_ms, b"%d" % floor)
+            payloads[i] = script("mark", (group.marker_key,), states[i].raw, opened, b"0")
     await _write(io, group, payloads, states, patience())
 
 

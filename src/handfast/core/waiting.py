@@ -202,9 +202,11 @@ async def _look(io: Effects, lines: Lines, place: Place, watch: Watch) -> tuple[
     line.sight = _sight(place, poll, said, now)
     if request.settings.cohort and said and not _ours(lines, place):
         io.post(commands.leave_word(request, place.terms.px))
-    ends = [0.0 if answer == 1 else LOOK_AGAIN for answer in poll.answers]
-    for node, (_, left) in said.items():
-        ends[node] = LOOK_AGAIN if left < 0 else left / 1000
+    lefts = {node: LOOK_AGAIN if left < 0 else left / 1000 for node, (_, left) in said.items()}
+    # One that was not waited for ends with the others, it may be assumed: its push can be lost with its connection.
+    unheard = max(lefts.values(), default=LOOK_AGAIN)
+    otherwise = {1: 0.0, None: unheard}
+    ends = [lefts.get(node, otherwise.get(answer, LOOK_AGAIN)) for node, answer in enumerate(poll.answers)]
     return poll, now + sorted(ends)[group.need - 1] + OVERDUE
 
 

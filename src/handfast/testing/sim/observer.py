@@ -300,11 +300,8 @@ class Observer:
         if not self.owed.lively:
             return
         for node in self.nodes:
-            for key in list(node.data):
-                owner = node.shows(key)
-                # A clock that was set back keeps a key until somebody meets it, which nobody does with a rare name.
-                if key.endswith(b"}") and owner is not None and not (b"{rare " in key and node.clock.was_set_back):
-                    self.complain(9, f"n{node.index} still has {key!r} of {owner!r}")
+            for name, owner in node.held():
+                self.complain(9, f"n{node.index} still has {name!r} of {owner!r}")
         for client in self.clients:
             if client.lines.by_keys:
                 self.complain(13, f"{client.name}: somebody still stands in the line of {list(client.lines.by_keys)}")

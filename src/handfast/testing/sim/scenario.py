@@ -29,6 +29,8 @@ SETTLED: Final = 5.0
 """Seconds after the last fault within which every connection is made again."""
 SAVED_EVERY: Final = 1.0
 CROWD: Final = 50
+LONG_ENOUGH: Final = 10.0
+"""Seconds for who waits and does not mind."""
 
 
 class Outcome(NamedTuple):
@@ -111,7 +113,14 @@ class Scenario:
         for user in self.users:
             user.last = world.now
         world.run(world.now + plan.patience + plan.max_ttl + 5.0)
-        # What was left for the watchdog to release, and every ttl.
+        # What was left for the watchdog to release, and every ttl; but a clock that was set back keeps a key until
+        # somebody meets it.
+        met = {name for node in self.nodes if node.clock.was_set_back for name, _ in node.held()}
+        for name in sorted(met):
+            client = next(each for each in self.clients if each not in self.strangers)
+            client.tasks.append(Task(client.actor, self._queue(client, name), f"{client.name} meets {name}", _finish))
+        if met:
+            world.run(world.now + LONG_ENOUGH + plan.max_ttl + 1.0)
         self.observer.at_rest()
 
     @property
@@ -169,7 +178,7 @@ class Scenario:
         request = client.request(name)
         began = self.observer.began(request.names)
         try:
-            hold = await client.acquire(request, 10.0)
+            hold = await client.acquire(request, LONG_ENOUGH)
         except (NotAcquired, ConfigError):
             return
         finally:

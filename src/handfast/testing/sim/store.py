@@ -84,6 +84,12 @@ class Store:
         end = self.ends.get(key)
         return None if end is not None and self.millis() > end else self.data.get(key)
 
+    def held(self) -> list[tuple[str, bytes]]:
+        """The names of the locks whose keys are here, and the owners of those."""
+        keys = [key for key in self.data if key.endswith(b"}")]
+        shown = [(key[key.index(b"{") + 1 : -1].decode(), self.shows(key)) for key in keys]
+        return [(name, owner) for name, owner in shown if owner is not None]
+
     def keeps(self, key: bytes) -> float:
         """Until when it will show that, by the world's clock, if nobody changes it."""
         end = self.ends.get(key)
