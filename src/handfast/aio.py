@@ -21,6 +21,7 @@ from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.lineup import line_up
 from handfast.core.terms import Terms
 from handfast.drivers.aio import AioDriver
+from handfast.drivers.clock import now
 from handfast.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended
 from handfast.facade import BaseClient, patience_of
@@ -155,7 +156,7 @@ class Lock(LockView):
         # Not `async def`: the core's coroutine is handed out as it is, for one frame less in every acquisition.
         client, settings = self._client, self.settings
         terms = settings.terms if ttl is None else self._terms(ttl)
-        patience = settings.policy.wait if wait is ... else 0.0 if wait is _AT_ONCE else patience_of(wait)
+        patience = settings.wait if wait is ... else 0.0 if wait is _AT_ONCE else patience_of(wait)
         if self._reentrant:
             return client._reenter(self, terms, patience)
         if settings.fair or client._lines.by_keys:
@@ -316,7 +317,7 @@ class Client(BaseClient[Lock]):
     async def _reenter(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         mine = self._owned.setdefault(asyncio.current_task(), {})
         entry = mine.get(request.keys)
-        if entry is not None and (hold := entry.enter(AioDriver.now())) is not None:
+        if entry is not None and (hold := entry.enter(now())) is not None:
             return Lease(self, hold, entry)
         fresh = await self._acquire(request, terms, wait)
         fresh._entry = Entry(mine, request.keys, fresh._hold)

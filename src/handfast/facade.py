@@ -91,6 +91,8 @@ class BaseClient(Generic[L]):
         self._last: tuple[object, object, object, object, object, object, Settings] = _NO_CALL
         """The latest call of `lock` with the usual options, and its settings."""
         self._listeners: tuple[Callable[[Event], object], ...] = ()
+        # Of the instance, not only of the class, where Python would look them up at every acquisition.
+        self._lock_type, self._lease_type = type(self)._lock_type, type(self)._lease_type
         self._lines = self._new_lines()
         self._forget()
         _clients.add(self)
@@ -125,6 +127,7 @@ class BaseClient(Generic[L]):
         lock: Any = _new(self._lock_type)  # and no __init__: this is done for every acquisition
         lock._client = self
         lock.settings = settings
+        lock._reentrant = False
         if owner is None and type(name) is str and 0 < len(name) <= SHORT_NAME and "{" not in name and name[0] != "}":
             try:
                 lock.key = (settings.key_start + name + settings.key_end).encode()

@@ -177,9 +177,9 @@ class LockView(Request):
     """What to take, and how."""
 
     # With a dictionary for what few locks need; it is made when it is needed.
-    __slots__ = ("__dict__", "_client")
+    __slots__ = ("__dict__", "_client", "_reentrant")
 
-    _reentrant = False
+    _reentrant: bool
 
     def _terms(self, ttl: object) -> Terms:
         settings = self.settings

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from _thread import get_ident
 from collections.abc import Awaitable, Callable, Coroutine
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
@@ -17,6 +18,7 @@ from handfast.core.commands import Request, Target
 from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.lineup import line_up
 from handfast.core.terms import Terms
+from handfast.drivers import clock
 from handfast.drivers.threads import DONE, ThreadDriver, ThreadLobby, run
 from handfast.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended
@@ -40,6 +42,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _tick = time.monotonic
+_now = clock.now
 SPARE_LANES = 16
 """Idle sets of connections that a client keeps; threads that come and go in bursts make more for a while."""
 
@@ -133,11 +136,12 @@ class Lock(LockView):
 
     def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
         """Take the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
-        terms = self.settings.terms if ttl is None else self._terms(ttl)
-        patience = self.settings.policy.wait if wait is ... else patience_of(wait)
+        settings = self.settings
+        terms = settings.terms if ttl is None else self._terms(ttl)
+        patience = settings.wait if wait is ... else patience_of(wait)
         if self._reentrant:
             return self._client._reenter(self, terms, patience)
-        if self.settings.fair and not self.settings.cohort and patience != 0:
+        if settings.fair and not settings.cohort and patience != 0:
             return self._client._queue(self, terms, patience)
         return self._client._acquire(self, terms, patience)
 
@@ -269,8 +273,10 @@ class Client(BaseClient[Lock]):
         result: Any = None
         try:
             try:
-                if _tick() - lane.used_at > IDLE_CHECK:
+                tick = _tick()
+                if tick - lane.used_at > IDLE_CHECK:
                     lane.wake()
+                lane.used_at = tick
                 operation(lane, *args).send(None)  # as in `run`, without the call
                 raise AssertionError("an effect of the blocking driver suspended")
             except StopIteration as end:
@@ -300,8 +306,10 @@ class Client(BaseClient[Lock]):
         result: Any = None
         try:
             try:
-                if _tick() - lane.used_at > IDLE_CHECK:
+                tick = _tick()
+                if tick - lane.used_at > IDLE_CHECK:
                     lane.wake()
+                lane.used_at = tick
                 result = run(operation(lane, *args))
             finally:
                 pool.give_back(lane)
@@ -313,7 +321,7 @@ class Client(BaseClient[Lock]):
 
     def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         lines, fairly = self._lines, request.settings.fair
-        since = 0.0 if wait == 0 else ThreadDriver.now()
+        since = 0.0 if wait == 0 else _now()
         lease: Any = None
         if wait == 0 and fairly:
             lease = self._run(fair.try_acquire, request, terms, self)
@@ -335,8 +343,8 @@ class Client(BaseClient[Lock]):
 
     def _queue(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         """A fair lock that nobody else of this client waits for: whoever is at once at the head of its line."""
-        lines, since, outcome = self._lines, ThreadDriver.now(), "acquired"
-        place = lines.lead(request, terms, ThreadBell(), since, wait, threading.get_ident())
+        lines, since, outcome = self._lines, _now(), "acquired"
+        place = lines.lead(request, terms, ThreadBell(), since, wait, get_ident())
         if place is None:
             return self._acquire(request, terms, wait)
         try:
@@ -351,8 +359,8 @@ class Client(BaseClient[Lock]):
                 except BaseException:
                     lines.leave(place)  # see line_up
                     raise
-                if place.told:
-                    lines.tell(place, ThreadDriver.now() - since, outcome)
+                if lines.telling and place.told:
+                    lines.tell(place, _now() - since, outcome)
         except BaseException:
             # Ctrl-C may strike after the lock was granted and before the caller has it.
             if place.lease is not None:
@@ -362,7 +370,7 @@ class Client(BaseClient[Lock]):
     def _reenter(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         mine = self._owned.setdefault(threading.current_thread(), {})
         entry = mine.get(request.keys)
-        if entry is not None and (hold := entry.enter(ThreadDriver.now())) is not None:
+        if entry is not None and (hold := entry.enter(_now())) is not None:
             return Lease(self, hold, entry)
         lease = self._acquire(request, terms, wait)
         lease._entry = Entry(mine, request.keys, lease._hold)

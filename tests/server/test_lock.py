@@ -523,7 +523,7 @@ def test_lost_fires_by_the_deadline_though_the_server_hangs(own: Server, renew: 
         deadline = time.monotonic() + lease.remaining()
         assert not lease.lost.is_set()
         assert lease.lost.wait(5)
-        assert -0.01 < time.monotonic() - deadline < 0.1
+        assert -0.01 < time.monotonic() - deadline < 0.4  # mostly a millisecond; a busy machine takes its time
         assert not lease.valid
         own.resume()
         # Lost is final, even if the key is still there.

@@ -264,7 +264,7 @@ def test_lost_fires_and_the_body_is_cancelled_though_the_server_hangs() -> None:
                     own.pause()
                     deadline = time.monotonic() + lease.remaining()
                     await asyncio.sleep(10)
-            assert -0.01 < time.monotonic() - deadline < 0.15
+            assert -0.01 < time.monotonic() - deadline < 0.4
             own.resume()
 
     with Server() as own:

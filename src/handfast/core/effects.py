@@ -107,7 +107,8 @@ class Watch:
         self.keys = keys
         self.changed: set[int] = set()
         """Nodes on which something may have changed; also those whose connection was lost, which tell no more."""
-        self.message: bytes = b""
+        self.message: Sequence[bytes] = ()
+        """The words of the last message for it."""
 
 
 class Lobby(Protocol):
@@ -165,7 +166,11 @@ class Effects(Protocol):
         """
         ...
 
-    def ask(self, payload: bytes, patience: float) -> Awaitable[Any]:
+    suspends: bool
+    """`ask` and `hear`, which are in every acquisition on one node, return awaitables. A driver that blocks instead has
+    no need of them, and returns what they come to: the fewer frames, the faster is a hand-over."""
+
+    def ask(self, payload: bytes, patience: float) -> Any:
         """An exchange with the only node of a group: its answer, or a Fault; of the kind `timeout` for silence."""
         ...
 
@@ -183,7 +188,7 @@ class Effects(Protocol):
         """See Lobby; pushes are listened to meanwhile, and ring the bells of their watches."""
         ...
 
-    def hear(self, watch: Watch, until: float | None) -> Awaitable[None]:
+    def hear(self, watch: Watch, until: float | None) -> Any:
         """Park with its bell, for a message of the only node: nobody else rings, unless it is all over."""
         ...
 

@@ -44,10 +44,11 @@ UNKNOWN: Final = b"?"
 
 def handed_over(place: Place, now: float) -> Hold | None:
     """Ours by a push: see above. None if that is not to be believed, or too late to be of use."""
-    (token, seconds, micros, _), place.message = place.message.split(b" ", 3), b""
+    token, seconds, micros, _ = place.message
+    place.message = ()
     waited = float(seconds) + float(micros) / 1e6 - place.time
-    since = place.sent + waited * (1 - place.request.settings.policy.drift)
-    if waited < 0 or since > now:
+    since = place.sent + waited * place.request.settings.slowest
+    if waited < 0.0 or since > now:
         # Older than the last answer, which said that it is not ours; or the server's clock was set: ask again.
         return None
     terms = place.terms
@@ -80,7 +81,8 @@ async def _ask(io: Effects, place: Place, payload: bytes, patience: float) -> An
     group = place.request.group
     if not group.guard:
         place.asked = True
-        return await io.ask(payload, patience)
+        answer = io.ask(payload, patience)
+        return await answer if io.suspends else answer
     closed = group.closed(group.nodes[0], io.now())
     if closed is not None:
         return closed
@@ -137,24 +139,25 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
     or by a sibling. One frame for the whole of it: it is passed through at every hand-over."""
     line, request, terms, until = place.line, place.request, place.terms, place.until
     settings = request.settings
-    group, tried, now, mail = settings.group, 0, place.headed, io.mail
+    group, tried, now, mail, clock = settings.group, 0, place.headed, io.mail, io.now
     hold: Hold | None = None
     try:
         seen, heeded = b"", 0  # not a loop first: see line_up
         while hold is None:
             if settings.cohort:
                 await waiting.rely_on_sibling(io, place)
-                now = io.now()
+                now = clock()
                 hold = place.usable(now)
                 if hold is not None:
                     break
             if not place.owner:
                 # In capitals: by this those who wait can tell a holder that will hand over from one that will not.
-                place.owner = settings.owner_start + io.nonce().upper()
-                mail[place.owner] = place
+                nonce = io.nonce
+                place.owner = owner = settings.owner_start + nonce().upper()
+                mail[owner] = place
             if not io.settled:
                 await io.settle(1, waiting.to_connect(place, now))
-                now = io.now()
+                now = clock()
             if not group.fine:
                 await mutex.admit(io, group, until)
             patience = terms.patience if until is None else place.at_most(terms.patience, now)
@@ -163,20 +166,22 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
                 place.changed.clear()
                 payload = commands.claim(request, place.owner, terms, answer, place.claim)
                 place.claim = UNKNOWN
-                place.message = b""  # the answer tells more than whatever was pushed before it
-                place.sent = now = io.now()
+                place.message = ()  # the answer tells more than whatever was pushed before it
+                place.sent = now = clock()
                 if until is not None:
                     patience = place.at_most(terms.patience, now)
                 if group.guard:
                     answer = await _ask(io, place, payload, patience)
                 else:
                     place.asked = True
-                    answer = await io.ask(payload, patience)
-            now = io.now()
+                    answer = io.ask(payload, patience)
+                    if io.suspends:
+                        answer = await answer
+            now = clock()
             tried += 1
             if type(answer) is Fault:
                 await _refusal(io, lines, place, answer, tried)
-                now = io.now()
+                now = clock()
                 continue
             line.outage = None
             if answer[0] == 1:
@@ -189,7 +194,7 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
             place.time = float(answer[3]) + float(answer[4]) / 1e6
             left, place.claim = answer[1], answer[5]
             line.sight = (answer[2], left, now, None)
-            if tried == settings.policy.tries:
+            if tried == settings.tries:
                 raise waiting.given_up(place, now)
             if lines.telling:
                 lines.began(place)
@@ -208,17 +213,22 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
                 end = again if again < heed_at else heed_at
                 if until is not None and until < end:
                     end = until
-                await (io.park(place.bell, end) if settings.cohort else io.hear(place, end))
-                now = io.now()
-                if place.message[:1] == b"-":
-                    again = min(again, now + float(place.message.split(b" ", 2)[1]) / 1000 + waiting.OVERDUE)
-                    place.message = b""
-                elif place.message:
-                    hold = handed_over(place, now)
-                    # Guarded, the node must show its marker first; of a cluster, it must be the right one.
-                    if group.guard or group.clustered:
-                        hold = None
-                    break
+                if settings.cohort:
+                    await io.park(place.bell, end)
+                elif io.suspends:
+                    await io.hear(place, end)
+                else:
+                    io.hear(place, end)
+                now = clock()
+                message = place.message
+                if message:
+                    if message[0] != b"-":
+                        # Guarded, the node must show its marker first; of a cluster, it must be the right one.
+                        if not group.guard and not group.clustered:
+                            hold = handed_over(place, now)
+                        break
+                    again = min(again, now + float(message[1]) / 1000 + waiting.OVERDUE)
+                    place.message = ()
                 waiting.stay(lines, place, now)
                 if place.changed or place.given is not None or now >= again:
                     break
@@ -272,6 +282,6 @@ async def _refusal(io: Effects, lines: Lines, place: Place, fault: Fault, tried:
         raise _refused(request, fault)
     waiting.out_of_reach(place, now)
     line.sight = (None, 0, now, {request.group.nodes[0].label: fault.text})
-    if tried == request.settings.policy.tries:
+    if tried == request.settings.tries:
         raise waiting.given_up(place, now)
     await waiting.outage(io, lines, place, tried)

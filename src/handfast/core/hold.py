@@ -42,7 +42,9 @@ class Hold(Target):
         "__weakref__",
         "_ticket",
         "deadline",
+        "healed",
         "owner",
+        "presented",
         "renew_from",
         "slot",
         "state",
@@ -51,8 +53,6 @@ class Hold(Target):
         "votes",
     )
 
-    presented = False
-    """The owner was the caller's own: others may hold under it too."""
     reason = ""
     """Why it was lost, or found to have ended when it was released."""
     renew_until: float | None = None
@@ -65,8 +65,6 @@ class Hold(Target):
     """When the caller last sent an extension of its own."""
     torn = 0
     """Nodes that said "not yours" too late to be healed at once, as bits."""
-    healed = False
-    """A heal was sent from the watchdog's connections, so the release must follow it there too."""
     watchers: tuple[Callable[[], Any], ...] = ()
     """Called, in whichever thread notices, when it is lost."""
     claim = b""
@@ -97,6 +95,10 @@ class Hold(Target):
         """0 when unfenced."""
         self.slot = 0
         """The watchdog's own."""
+        self.presented = False
+        """The owner was the caller's own: others may hold under it too."""
+        self.healed = False
+        """A heal was sent from the watchdog's connections, so the release must follow it there too."""
         self.state = HELD
         self._ticket = True
 

@@ -39,17 +39,12 @@ class Place(Watch):
     """One waiter's place in a line, and what it gets to hear there."""
 
     # What few places need are class attributes until one differs.
-    claim = b""
-    """Of a fair lock: its entry in the server's queue, as the server has last answered it."""
     asked = False
     """Something was sent that is to be undone if it comes to nothing."""
-    owner = b""
     sent = 0.0
     """When it last asked, by our clock, just before."""
     time = 0.0
     """The same by the server's clock, when it was asked."""
-    given: Hold | None = None
-    """What a sibling has passed on to it."""
     lease: Any = None
     """What it has come to."""
     told = False
@@ -63,7 +58,12 @@ class Place(Watch):
         self.bell = bell
         self.keys = ()
         self.changed = set()
-        self.message = b""
+        self.message = ()
+        self.claim = b""
+        """Of a fair lock: its entry in the server's queue, as the server has last answered it."""
+        self.owner = b""
+        self.given: Hold | None = None
+        """What a sibling has passed on to it."""
         self.line = line
         self.request = request
         self.terms = terms
@@ -143,11 +143,15 @@ class Lines:
                 line = self.by_keys.get(keys)
                 if line is None:
                     line = Line()
-                    line.keys = keys
+                    line.keys, line.crowd = keys, None
+                    line.head = place = Place(line, request, terms, bell, since, wait, who)
+                    found = self.by_keys.setdefault(keys, line)
+                    if found is line:
+                        return place
+                    line = found  # somebody leads a line of its own since a moment ago
                 place = Place(line, request, terms, bell, since, wait, who)
-                if line.head is None:
+                if line.head is None:  # whoever left last was struck before the line was forgotten
                     line.head, line.crowd = place, None
-                    self.by_keys[keys] = line
                 elif line.crowd is None:
                     line.crowd = OrderedDict.fromkeys((line.head, place))
                 else:
@@ -160,20 +164,23 @@ class Lines:
     def lead(
         self, request: Request, terms: Terms, bell: Bell, since: float, wait: float | None, who: Any
     ) -> Place | None:
-        """Be the head of a line that nobody stands in; None if somebody does, or all is over."""
-        place: Place | None = None
+        """Be the head of a line that nobody stands in; None if somebody does, or all is over.
+
+        Without the lock: a line with its head in it is put there in one step.
+        """
+        line = Line()
+        line.keys, line.crowd = request.key, None
+        line.head = place = Place(line, request, terms, bell, since, wait, who)
         try:
-            with self.lock:
-                if request.key not in self.by_keys and not self.closed:
-                    line = Line()
-                    line.keys = request.key
-                    place = Place(line, request, terms, bell, since, wait, who)
-                    line.head = place
-                    self.by_keys[request.key] = line
-            return place
+            if self.by_keys.setdefault(request.key, line) is not line:
+                return None
+            if not self.closed:
+                return place
         except BaseException:
-            self._never_joined(place)
+            self.leave(place)
             raise
+        self.leave(place)
+        return None
 
     def _never_joined(self, place: Place | None) -> None:
         """An interrupt: the place may stand in the line already, and nobody else would know of it."""

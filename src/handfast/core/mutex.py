@@ -58,7 +58,8 @@ async def acquire(
     hold = Hold(request, owner, terms.ttl, sent + terms.validity, sent, 1, 0)
     try:
         if settings.single:
-            answer = await io.ask(payloads, patience)
+            asked = io.ask(payloads, patience)
+            answer = await asked if io.suspends else asked
             kind = type(answer)
             if kind is bytes or (kind is int and answer > 0):
                 token = answer if fenced else 0
@@ -94,7 +95,7 @@ async def acquire(
         # A grant may have been lost with its connection: let the release take another way.
         hold.abandon()
         keeper._unfinished(hold)
-    if wait == 0 or settings.policy.tries == 1 or _lasting(group, ballot):
+    if wait == 0 or settings.tries == 1 or _lasting(group, ballot):
         raise await _explain(io, request, terms, ballot)
     over = wait and io.now() >= (began if place is None else place.since) + wait
     if over and (place is None or not _contended(group, ballot)):
@@ -299,7 +300,8 @@ async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None)
     """
     settings = hold.settings
     group = settings.group
-    in_time = io.now() < hold.deadline
+    now = io.now
+    in_time = now() < hold.deadline
     try:
         try:  # as in `leave`, without the call
             del hold._ticket
@@ -316,7 +318,8 @@ async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None)
         else:
             payloads = commands.release(hold, hold.owner, hold.token + hold.spare)
         if group.n == 1 and not settings.cohort:
-            answer = await io.ask(payloads, settings.terms.patience)
+            asked = io.ask(payloads, settings.terms.patience)
+            answer = await asked if io.suspends else asked
             known = type(answer) is int
             gone = known and answer < 1
         else:
@@ -332,7 +335,8 @@ async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None)
         keeper._unfinished(hold)
         raise
     hold.state = RELEASED
-    keeper._ending(hold)
+    ending = keeper._ending  # often not a method: see facade.py
+    ending(hold)
     if hold.healed or not known:
         keeper._unfinished(hold)
     # Unknown is not a loss: within the deadline the lease was valid, whoever could be told of its end.

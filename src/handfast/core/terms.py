@@ -91,8 +91,11 @@ class Settings:
         "pass_form",
         "policy",
         "single",
+        "slowest",
         "special",
         "terms",
+        "tries",
+        "wait",
     )
 
     def __init__(self, group: Group, policy: Policy, owner_start: bytes) -> None:
@@ -101,6 +104,10 @@ class Settings:
         self.fence = policy.fence
         self.fair = policy.fair
         self.cohort = policy.cohort
+        self.tries = policy.tries
+        self.wait = policy.wait
+        self.slowest = 1 - policy.drift
+        """Seconds of ours in which a server may count one of its own, at least."""
         self.owner_start = owner_start
         """How the owners of its leases begin; a nonce follows."""
         self.terms = self.terms_for(policy.ttl)

@@ -83,7 +83,7 @@ async def at_the_head(io: Effects, lines: Lines, place: Place, keeper: Usher) ->
             if lease is not None:
                 return lease
             tried += 1
-            if tried == settings.policy.tries:
+            if tried == settings.tries:
                 raise given_up(place, io.now())
             if line.barred is not None:
                 await outage(io, lines, place, tried)
@@ -163,7 +163,7 @@ def _rest(io: Effects, lines: Lines, place: Place, tried: int, poll: WideBallot)
         for node, answer in zip(group.nodes, poll.answers, strict=True)
         if node.tracks and type(answer) is not Fault and (answer is not None or node.fault is None)
     )
-    if policy.tries is None and heard >= group.need:
+    if settings.tries is None and heard >= group.need:
         return LONGEST
     return policy.backoff(tried, io.random())
 

@@ -18,7 +18,7 @@ class AioDriver(AioLane, clock.MachineClock):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.nonce = clock.nonces()
+        self.wind_up()
 
     def park(self, bell: TaskBell, until: float | None) -> Awaitable[None]:
         return self.listen(bell, None if until is None else max(0.0, until - clock.now()))

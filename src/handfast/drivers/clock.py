@@ -45,6 +45,13 @@ def nonces() -> Callable[[], bytes]:
 class MachineClock:
     """The part of the effects that is the same for all real drivers."""
 
-    now = staticmethod(now)
+    now: Callable[[], float]
+    nonce: Callable[[], bytes]
+
+    def wind_up(self) -> None:
+        """What each operation uses; not of the class, where Python would look it up each time."""
+        self.now = now
+        self.nonce = nonces()
+
     wall = staticmethod(wall)
     random = staticmethod(uniform)

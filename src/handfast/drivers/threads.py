@@ -39,7 +39,7 @@ class ThreadDriver(DirectLane, clock.MachineClock):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.nonce = clock.nonces()
+        self.wind_up()
 
     async def settle(self, need: int, within: float) -> None:
         self.connect(need, within)

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import socket
 import time
-import types
-from collections.abc import Generator
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import hiredis
 
 from handfast.core.effects import CLOSED, Fault, Watch
+from handfast.core.group import Group
+from handfast.core.handshake import Steps
 from handfast.wire.blocking import Answer, Lane, Link
 from handfast.wire.channel import NOTHING, Channel, garbled
+from handfast.wire.dial import Address
 from handfast.wire.faults import from_socket, wants_more
 
 __all__ = ["DirectLane"]
@@ -34,13 +36,15 @@ _clock = time.monotonic
 
 
 class DirectLane(Lane):
-    """Generators that never yield: to await one costs a single frame, and these are in every acquisition on one node."""
+    """The two effects that are in every acquisition on one node."""
 
-    @types.coroutine
-    def ask(self, payload: bytes, patience: float) -> Generator[Any, None, Any]:
+    def __init__(self, group: Group, addresses: Sequence[Address], shake: Callable[[int], Steps]) -> None:
+        super().__init__(group, addresses, shake)
+        self.suspends = False
+
+    def ask(self, payload: bytes, patience: float) -> Any:
         """See Effects.ask."""
-        link = self.links[0]
-        now = self.used_at = _clock()
+        link, now = self.links[0], _clock()
         channel, sock = link.channel, link.sock
         if channel is None or sock is None or link.asked_at or self._connecting or not link.flags:
             return self._question(link, payload, patience)
@@ -49,7 +53,7 @@ class DirectLane(Lane):
         try:
             if sock.send(payload) < len(payload):
                 raise BrokenPipeError("a command was cut in two")
-            self._poller.poll(patience * 1000)
+            self._poller.poll(patience * 1e3)
             data = sock.recv(SMALL, _DONTWAIT)
             reader.feed(data)
             reply = reader.gets()
@@ -71,7 +75,6 @@ class DirectLane(Lane):
         channel.sent.append(payload)
         self._received(link, channel, data, reply, fault)
         return answer.reply if answer.over else self._wait_for(answer, now + patience)
-        yield
 
     def _received(self, link: Link, channel: Channel, data: bytes | None, reply: Any, fault: Fault | None) -> None:
         """What has come of a receive that was not as usual; `reply` was taken from the data already."""
@@ -82,16 +85,15 @@ class DirectLane(Lane):
             self._after(link, channel, channel.fault if data else CLOSED)
         self.torn = False
 
-    @types.coroutine
-    def hear(self, watch: Watch, until: float | None) -> Generator[Any, None, None]:
+    def hear(self, watch: Watch, until: float | None) -> None:
         """See Effects.hear."""
-        link, bell = self.links[0], watch.bell
+        link, bell, now = self.links[0], watch.bell, self.now
         bell.rope = self._rope
         while not bell.rung:
-            left = LONGEST if until is None else min(until - self.now(), LONGEST)
-            if left <= 0:
+            left = LONGEST if until is None else until - now()
+            if left <= 0.0:
                 break
-            events = self._poller.poll(left * 1000)
+            events = self._poller.poll(left * 1e3 if left < LONGEST else LONGEST * 1e3)
             sock, channel = link.sock, link.channel
             if len(events) != 1 or sock is None or channel is None or events[0][0] == self._bell_fd or not link.flags:
                 self._handle(events)
@@ -103,9 +105,9 @@ class DirectLane(Lane):
                 reader.feed(data)
                 push = reader.gets()
                 if type(push) is _Push and push[0] == b"message" and not reader.has_data():
-                    text = push[2]
-                    if self.mail.get(text.split(b" ", 3)[-1]) is watch:
-                        watch.message = text
+                    words = push[2].split(b" ", 3)
+                    if self.mail.get(words[-1]) is watch:
+                        watch.message = words
                         self.torn = False
                         break
             except OSError as error:
@@ -115,5 +117,3 @@ class DirectLane(Lane):
             self._received(link, channel, data, push, fault)
         bell.rope = None
         bell.rung = False
-        return
-        yield

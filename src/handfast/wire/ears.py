@@ -39,6 +39,8 @@ class Ears:
         """See Effects.mail."""
         self.channel = b""
         """See Effects.channel."""
+        self.suspends = True
+        """See Effects.suspends."""
 
     def share_ears(self, watches: dict[bytes, list[Watch]], mail: dict[bytes, Watch]) -> None:
         """With other lanes, before anybody listens: what one of them hears is for whoever waits in any."""
@@ -50,7 +52,7 @@ class Ears:
             """The driver's; see Effects."""
             ...
 
-    def hear(self, watch: Watch, until: float | None) -> Awaitable[None]:
+    def hear(self, watch: Watch, until: float | None) -> Any:
         """See Effects.hear."""
         return self.park(watch.bell, until)
 
@@ -72,9 +74,10 @@ class Ears:
         """A node has said something of its own accord."""
         kind = push[0]
         if kind == b"message":
-            watch = self.mail.get(push[2].split(b" ", 3)[-1])
+            words = push[2].split(b" ", 3)
+            watch = self.mail.get(words[-1])
             if watch is not None:
-                watch.message = push[2]
+                watch.message = words
                 watch.bell.note()
         elif kind == b"invalidate":
             if push[1] is None:  # FLUSHALL: everything has changed
