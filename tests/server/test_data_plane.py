@@ -943,7 +943,11 @@ async def test_closing_ends_the_waiting_for_a_connection_that_is_still_being_mad
             assert io is not None
             assert io.links[2].connecting is not None
             everybody = Ballot(3, 3, 3)
-            asking = asyncio.create_task(io.exchange(encode(b"PING"), everybody, 60.0))  # type: ignore[arg-type]
+
+            async def ask() -> None:
+                await io.exchange(encode(b"PING"), everybody, 60.0)
+
+            asking = asyncio.create_task(ask())
             await eventually_async(lambda: everybody.answers[0] is not None and everybody.answers[1] is not None)
         await asyncio.wait_for(asking, 1.0)
 

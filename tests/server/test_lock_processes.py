@@ -69,6 +69,13 @@ def strike(*_):
     struck += 1
     raise KeyboardInterrupt
 
+def until_struck(lock, i, reach):
+    # A function of its own: inside the `try` a loop may have bytecode that the `try` does not cover.
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, reach))
+    while struck == i:
+        with lock as lease:
+            pass
+
 signal.signal(signal.SIGALRM, strike)
 random.seed(int(sys.argv[5]))
 client, left, raised = handfast.connect(url, ttl=ttl), [], 0
@@ -82,14 +89,11 @@ with Connection(("127.0.0.1", port), timeout=5) as link:
         lock = client.lock("a", wait=0) if sys.argv[6] == "plain" else client.lock("a", fair=True, wait=2)
         reach = 3e-3 if fresh else 4e-4
         try:
-            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, reach))
-            while struck == i:
-                with lock as lease:
-                    pass
+            until_struck(lock, i, reach)
         except KeyboardInterrupt as interrupt:
             raised += 1
             if at_the_door(interrupt):
-                lock = lease = None
+                lock = None
         except handfast.NotAcquired as error:
             left.append((i, str(error)))
         if client._lines.by_keys:
