@@ -16,6 +16,7 @@ now: Callable[[], float] = (
 )
 """Seconds since some fixed point, suspend included where the system can tell."""
 
+_steady = now
 uniform = random.SystemRandom().random
 
 
@@ -45,13 +46,11 @@ def nonces() -> Callable[[], bytes]:
 class MachineClock:
     """The part of the effects that is the same for all real drivers."""
 
-    now: Callable[[], float]
-    nonce: Callable[[], bytes]
-
-    def wind_up(self) -> None:
-        """What each operation uses; not of the class, where Python would look it up each time."""
-        self.now = now
-        self.nonce = nonces()
-
+    now = staticmethod(_steady)
     wall = staticmethod(wall)
     random = staticmethod(uniform)
+
+    def wind_up(self) -> None:
+        """What is of the instance: a nonce; and the clock, which Python would have to look up in the class each time."""
+        self.now = _steady
+        self.nonce = nonces()

@@ -77,8 +77,11 @@ class Lane(Ears):
     """One link to each node of a group."""
 
     if TYPE_CHECKING:
-        now: Callable[[], float]
-        """The driver's; see Effects."""
+
+        @staticmethod
+        def now() -> float:
+            """The driver's; see Effects."""
+            ...
 
     def __init__(self, group: Group, addresses: Sequence[Address], shake: Callable[[int], Steps]) -> None:
         super().__init__()
