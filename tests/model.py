@@ -267,7 +267,7 @@ class ModelNode:
         found = [i for i, each in enumerate(claims) if each == claim or (claim == b"?" and owner_in(each) == owner)]
         return found[0] if found else len(claims)
 
-    def _claim(self, keys: list[bytes], args: list[bytes]) -> list[Any]:
+    def _claim(self, keys: list[bytes], args: list[bytes]) -> Any:
         lock, queue, fence = keys
         owner, ttl, step, rest, before = args[0], int(args[1]), int(args[2]), args[3], args[4]
         holder = self.data.get(lock)
@@ -275,6 +275,9 @@ class ModelNode:
         time = [b"%d" % seconds, b"%d" % micros]
         if holder == owner:
             return [1, self._left(lock), self.data.get(fence, b"0") if step else b"0", *time]
+        if holder is not None and before == b"!":
+            self.queues.setdefault(queue, []).append(b"%010d%b" % (seconds + -(-ttl // 1000) + 2, rest))
+            return 0
         left = 0
         if holder is not None:
             left = self._left(lock)

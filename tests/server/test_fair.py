@@ -585,8 +585,9 @@ async def test_a_push_that_comes_after_the_lock_has_gone_on_is_not_believed(mode
             connected(mode, server.url, ttl=LONG) as three,
         ):
             lease = await one.lock("a", fair=True, renew=False, ttl=1.2).acquire()
+            before = calls(server, "lset")
             waiting = begin(mode, two.lock("a", fair=True, ttl=0.3))
-            await queued(server, 1)
+            await eventually_async(lambda: calls(server, "lset") > before, what="it has waited briefly, and will stay")
             # From now on it hears nothing: neither that it is handed the lock, nor what it asks when it becomes restless.
             relay.replies.clear()
             assert await lease.release()

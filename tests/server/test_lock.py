@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from tests.waiting import eventually, renewal_of
+from tests.waiting import eventually, in_time, renewal_of
 
 import handfast
 from handfast import ConfigError, Contended, LeaseLost, NoQuorum
@@ -515,7 +515,7 @@ def test_a_lease_that_is_not_renewed_is_lost_after_its_ttl(client: handfast.Clie
 
 @pytest.mark.parametrize("renew", [True, False])
 def test_lost_fires_by_the_deadline_though_the_server_hangs(own: Server, renew: bool) -> None:
-    with handfast.connect(own.url) as client:
+    def lateness() -> float:
         lease = client.lock("a", ttl=0.4, renew=renew).acquire()
         if renew:
             eventually(renewal_of(lease))
@@ -523,13 +523,17 @@ def test_lost_fires_by_the_deadline_though_the_server_hangs(own: Server, renew: 
         deadline = time.monotonic() + lease.remaining()
         assert not lease.lost.is_set()
         assert lease.lost.wait(5)
-        assert -0.01 < time.monotonic() - deadline < 0.4  # mostly a millisecond; a busy machine takes its time
+        late = time.monotonic() - deadline
         assert not lease.valid
         own.resume()
         # Lost is final, even if the key is still there.
         with pytest.raises(LeaseLost):
             lease.extend()
         assert lease.release() is False
+        return late
+
+    with handfast.connect(own.url) as client:
+        in_time(lateness)
 
 
 def test_lost_fires_when_the_key_was_taken(server: Server, client: handfast.Client) -> None:

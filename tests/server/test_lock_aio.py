@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.waiting import eventually_async, renewal_of
+from tests.waiting import eventually_async, in_time, renewal_of
 
 import handfast
 from handfast import ConfigError, Contended, LeaseLost, NoQuorum, aio
@@ -256,7 +256,7 @@ def test_a_lease_taken_by_another_cancels_the_body_before_the_deadline(one: Serv
 
 
 def test_lost_fires_and_the_body_is_cancelled_though_the_server_hangs() -> None:
-    async def main(own: Server) -> None:
+    async def main(own: Server) -> float:
         async with aio.connect(own.url) as client:
             with pytest.raises(LeaseLost):
                 async with client.lock("a", ttl=0.4) as lease:
@@ -264,11 +264,12 @@ def test_lost_fires_and_the_body_is_cancelled_though_the_server_hangs() -> None:
                     own.pause()
                     deadline = time.monotonic() + lease.remaining()
                     await asyncio.sleep(10)
-            assert -0.01 < time.monotonic() - deadline < 0.4
+            late = time.monotonic() - deadline
             own.resume()
+            return late
 
     with Server() as own:
-        asyncio.run(main(own))
+        in_time(lambda: asyncio.run(main(own)))
 
 
 def test_a_body_that_catches_the_cancel_still_ends_in_lease_lost(one: Server) -> None:

@@ -254,6 +254,7 @@ async def test_while_nothing_happens_nothing_is_sent(mode: str, fair: bool, serv
             lock = client.lock("a", fair=fair)
             want = wanting(lock, wait=1)
             await parked(lock, 1, server)
+            await eventually_async(lambda: any(b"CACHING" in record for record in relay.sent), what="it listens")
             before = sent_through(relay.sent)
             await asyncio.sleep(0.3)  # a time to be silent in
             assert sent_through(relay.sent) == before

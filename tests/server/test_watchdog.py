@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.relay import Relay
-from tests.waiting import eventually
+from tests.waiting import eventually, in_time
 
 import handfast
 from handfast import LeaseLost, NoQuorum, lua
@@ -230,8 +230,8 @@ def test_threads_that_hog_the_interpreter_do_not_lose_a_lease(one: Server) -> No
 
 
 def test_loss_comes_by_a_local_timer_at_the_deadline_with_all_servers_hanging(nodes: Servers) -> None:
-    with opened(nodes, ttl=0.6) as client:
-        lease = client.lock("a").acquire(wait=1)
+    def lateness() -> float:
+        lease = client.lock("a").acquire(wait=2)
         for node in nodes:
             node.pause()
         # A renewal that left before the pause may still be answered: the deadline is what it is from now on.
@@ -239,10 +239,15 @@ def test_loss_comes_by_a_local_timer_at_the_deadline_with_all_servers_hanging(no
         deadline = clock.now() + lease.remaining()
         assert lease.lost.wait(2.0)
         late = clock.now() - deadline
-        assert -0.001 <= late < 0.3  # the timer's own part is a millisecond; the rest is a busy machine's
         assert not lease.valid
         with pytest.raises(LeaseLost):
             lease.check()
+        for node in nodes:
+            node.resume()
+        return late
+
+    with opened(nodes, ttl=0.6) as client:
+        in_time(lateness)
 
 
 def test_a_lost_lease_sends_nothing_when_the_servers_wake(nodes: Servers) -> None:

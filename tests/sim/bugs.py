@@ -81,7 +81,10 @@ TIME: tuple[Bug, ...] = (
         "handed-over-from-push",
         "a fair lock that was handed over is valid from the moment its new holder hears of it",
         (1, 5),
-        ((fair.handed_over, "since = place.sent + waited * place.request.settings.slowest", "since = now"),),
+        (
+            (fair.handed_over, "since = place.sent\n", "since = now\n"),
+            (fair.handed_over, "since = place.sent + waited * place.request.settings.slowest", "since = now"),
+        ),
     ),
     (
         "stale-push",
@@ -90,8 +93,8 @@ TIME: tuple[Bug, ...] = (
         (
             (
                 fair.handed_over,
-                "since = place.sent + waited * place.request.settings.slowest\n    if waited < 0.0 or since > now:",
-                "since = min(now, place.sent + max(0.0, waited * place.request.settings.slowest))\n    if False:",
+                "since = place.sent + waited * place.request.settings.slowest\n        if waited < 0.0 or since > now:",
+                "since = min(now, place.sent + max(0.0, waited * place.request.settings.slowest))\n        if False:",
             ),
             (fair.acquire, "place.message = ()  # the answer", "pass  # the answer"),
         ),

@@ -152,18 +152,18 @@ class Claim(NamedTuple):
     wanted: Request
     owner: bytes
     channel: bytes
-    known: bool
-    """Its claim is known as it was last answered."""
+    before: bytes | None
+    """Instead of its claim as it was last answered."""
     leaves: bool
 
     def __call__(self, play: Play) -> None:
         wanted, owner = self.wanted, self.owner
-        before = play.claims.get((wanted.name, owner), b"") if self.known else b"?"
+        before = play.claims.get((wanted.name, owner), b"") if self.before is None else self.before
         if self.leaves:
             play.send(commands.pass_on(wanted, owner, before, self.channel))
             return
         (answer,) = play.send(commands.claim(wanted, owner, wanted.settings.terms, self.channel, before))
-        play.claims[wanted.name, owner] = answer[5] if len(answer) > 5 else b""
+        play.claims[wanted.name, owner] = b"?" if answer == 0 else answer[5] if len(answer) > 5 else b""
 
 
 claim = st.builds(
@@ -174,7 +174,7 @@ claim = st.builds(
     ),
     owners,
     st.sampled_from([CHANNEL, CHANNEL, CHANNEL + b"-gone", b""]),
-    st.booleans(),
+    st.sampled_from([None, None, b"?", b"!"]),
     st.booleans(),
 )  # fmt: skip
 

@@ -134,11 +134,18 @@ def test_a_task_is_cancelled_at_every_await_of_an_acquisition_and_a_release() ->
         (0, CANCELS._replace(nodes=1, fair=True, cohort=3, faults=("cancel", "partition", "flush", "reset"))),
         # A waiter that had heard two of four nodes counted on pushes of the others, whose connections were dead.
         (50480, None),
+        # A fair waiter found the lock its own, on a server whose clock was set back, and believed in an hour.
+        (1200082, None),
+        # A node that cannot push was free, one that can had a leftover, and the push of the third was not enough.
+        (1200652, None),
         # Not mended but met: a clock that was set back kept a key for which nobody asked any more.
         (50680, None),
     ],
-    ids=["leftover votes", "a node thought closed", "a fair claim at a closed node", "four nodes", "a clock set back"],
-)
+    ids=[
+        "leftover votes", "a node thought closed", "a fair claim at a closed node", "four nodes", "an hour left",
+        "who cannot push", "a clock set back",
+    ],
+)  # fmt: skip
 def test_what_was_found_once_stays_mended(seed: int, plan: Plan | None) -> None:
     outcome = run(seed, plan)
     assert outcome.violation is None, report(outcome)

@@ -204,6 +204,15 @@ def test_a_forgetful_majority_opens_in_whatever_order_its_nodes_are_ready(nodes:
             assert all(state.votes for state in states.values()), (kinds, order)
 
 
+def test_a_node_whose_clock_has_stepped_is_not_counted_among_those_that_will_vote() -> None:
+    group = group_of(3)
+    states = {0: state_of(VOTER, 10), 1: state_of(FORGOT, 0), 2: state_of(FORGOT, 0)}
+    assert guard.floor_for(group, 1, states, 1) == 10
+    group.suspect(0)
+    assert guard.floor_for(group, 1, states, 1) is None
+    assert guard.floor_for(group, 1, states, 2) == 10
+
+
 @pytest.mark.parametrize("nodes", [3, 5])
 def test_with_a_minority_forgetful_the_floor_covers_every_token_that_it_voted_for(nodes: int) -> None:
     """A token is at M nodes, the forgetful one among them; whichever M others are asked, one knows it."""

@@ -14,7 +14,7 @@ from tests.model import ModelBell, lock_request
 
 from handfast.core.commands import Request
 from handfast.core.hold import HELD, LOST, RELEASED, Hold
-from handfast.core.line import YIELD, Lines, Place, still_held
+from handfast.core.line import YIELD, Line, Lines, Place, still_held
 from handfast.errors import ConfigError
 
 TTL = 1.0
@@ -500,6 +500,25 @@ def test_leaving_twice_takes_nothing_from_who_has_joined_since() -> None:
         assert row.waiting(row.request) == ["second"]
         row.leave(second)
         assert row.by_keys == {}
+
+
+def test_a_line_that_somebody_leads_while_all_are_closed_disturbs_nobody() -> None:
+    row = Row()
+    terms = row.request.settings.terms
+
+    class Slow(Line):
+        @property
+        def places(self) -> list[Place]:
+            assert row.lead(lock_request(1, name="b"), terms, ModelBell(), 0.0, None, "late") is None
+            return super().places
+
+    place = row.enter()
+    slow = row.by_keys[place.line.keys] = place.line = Slow()
+    slow.keys, slow.head = row.request.key, place
+    row.close()
+    assert place.bell.rung
+    row.leave(place)
+    assert row.by_keys == {}
 
 
 def test_nobody_joins_a_line_of_a_client_that_is_closed() -> None:

@@ -174,6 +174,11 @@ class Effects(Protocol):
         """An exchange with the only node of a group: its answer, or a Fault; of the kind `timeout` for silence."""
         ...
 
+    def hail(self, payload: bytes, watch: Watch, patience: float, briefly: float) -> Any:
+        """For a driver that does not suspend: ask, and if the answer is 0 go on listening for a message to `watch`, for
+        so many seconds at most. The answer; the message, if there is one, is in the watch."""
+        ...
+
     def post(self, payloads: Payloads) -> bool:
         """Send on the same connections, wait for nothing, drop the replies (one for each payload).
 

@@ -40,17 +40,21 @@ __all__ = ["acquire", "try_acquire"]
 FOREVER: Final = float("inf")
 UNKNOWN: Final = b"?"
 """The claim of one who has asked for a place in the queue, and has not heard of it."""
+BRIEFLY: Final = b"!"
+"""The claim of one who is not in the queue yet, and will look in soon."""
 
 
 def handed_over(place: Place, now: float) -> Hold | None:
     """Ours by a push: see above. None if that is not to be believed, or too late to be of use."""
     token, seconds, micros, _ = place.message
     place.message = ()
-    waited = float(seconds) + float(micros) / 1e6 - place.time
-    since = place.sent + waited * place.request.settings.slowest
-    if waited < 0.0 or since > now:
-        # Older than the last answer, which said that it is not ours; or the server's clock was set: ask again.
-        return None
+    since = place.sent
+    if place.time:
+        waited = float(seconds) + float(micros) / 1e6 - place.time
+        since = place.sent + waited * place.request.settings.slowest
+        if waited < 0.0 or since > now:
+            # Older than the last answer, which said that it is not ours; or the server's clock was set: ask again.
+            return None
     terms = place.terms
     deadline = since + terms.validity
     return Hold(place.request, place.owner, terms.ttl, deadline, since, 1, int(token)) if now < deadline else None
@@ -58,7 +62,8 @@ def handed_over(place: Place, now: float) -> Hold | None:
 
 def granted(place: Place, answer: list[Any], now: float) -> Hold | None:
     """Ours by the server's answer, with so much of its ttl left; None if that is too late to be of use."""
-    deadline = place.sent + place.request.settings.policy.validity(answer[1] / 1000)
+    # Never more than was asked for: where the server's clock was set back, it says that hours are left.
+    deadline = place.sent + place.request.settings.policy.validity(min(answer[1] / 1000, place.terms.ttl))
     # Of an older hand-over some of the ttl is gone already: it is to be renewed the sooner.
     since = deadline - place.terms.validity
     return (
@@ -164,7 +169,10 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
             answer: Any = io.channel or await _channel(io, group, patience)
             if type(answer) is bytes:
                 place.changed.clear()
-                payload = commands.claim(request, place.owner, terms, answer, place.claim)
+                before = place.claim
+                if not before and settings.brief and (until is None or until - now > 2 * terms.brief):
+                    before = BRIEFLY
+                payload = commands.claim(request, place.owner, terms, answer, before)
                 place.claim = UNKNOWN
                 place.message = ()  # the answer tells more than whatever was pushed before it
                 place.sent = now = clock()
@@ -172,6 +180,9 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
                     patience = place.at_most(terms.patience, now)
                 if group.guard:
                     answer = await _ask(io, place, payload, patience)
+                elif before is BRIEFLY and not (io.suspends or lines.telling):
+                    place.asked = True
+                    answer = io.hail(payload, place, patience, terms.brief)
                 else:
                     place.asked = True
                     answer = io.ask(payload, patience)
@@ -184,42 +195,48 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
                 now = clock()
                 continue
             line.outage = None
-            if answer[0] == 1:
+            if type(answer) is int:  # in the queue, and for a moment no more has to be known
+                again, heed_at = place.sent + terms.brief, FOREVER
+                if lines.telling:
+                    lines.began(place)
+            elif answer[0] == 1:
                 hold = granted(place, answer, now)
                 if hold is None:
                     undo(io, place, keeper)
                     del mail[place.owner]
                     place.owner = b""
                 continue
-            place.time = float(answer[3]) + float(answer[4]) / 1e6
-            left, place.claim = answer[1], answer[5]
-            line.sight = (answer[2], left, now, None)
-            if tried == settings.tries:
-                raise waiting.given_up(place, now)
-            if lines.telling:
-                lines.began(place)
-            again = now + (left / 1000 if left >= 0 else waiting.LOOK_AGAIN) + waiting.OVERDUE
-            if answer[2] == seen and place.keys:  # it was renewed, perhaps one of many times
-                heeded += 1
-                heed_at = now + min(0.05, 0.001 * 2.0 ** min(heeded, 6))
             else:
-                seen, heeded = answer[2], 0
-                heed_at = now + terms.ttl * RENEW_AT if seen[-32:].isupper() else now
-            while True:
-                if now >= heed_at:
-                    heed_at = FOREVER
-                    if await _gone(io, place, place.at_most(min(terms.patience, again - now), now)):
-                        break
-                end = again if again < heed_at else heed_at
-                if until is not None and until < end:
-                    end = until
-                if settings.cohort:
-                    await io.park(place.bell, end)
-                elif io.suspends:
-                    await io.hear(place, end)
+                place.time = float(answer[3]) + float(answer[4]) / 1e6
+                left, place.claim = answer[1], answer[5]
+                line.sight = (answer[2], left, now, None)
+                if tried == settings.tries:
+                    raise waiting.given_up(place, now)
+                if lines.telling:
+                    lines.began(place)
+                again = now + (left / 1000 if left >= 0 else waiting.LOOK_AGAIN) + waiting.OVERDUE
+                if answer[2] == seen and place.keys:  # it was renewed, perhaps one of many times
+                    heeded += 1
+                    heed_at = now + min(0.05, 0.001 * 2.0 ** min(heeded, 6))
                 else:
-                    io.hear(place, end)
-                now = clock()
+                    seen, heeded = answer[2], 0
+                    heed_at = now + terms.ttl * RENEW_AT if seen[-32:].isupper() else now
+            while True:
+                if not place.message:
+                    if now >= heed_at:
+                        heed_at = FOREVER
+                        if await _gone(io, place, place.at_most(min(terms.patience, again - now), now)):
+                            break
+                    end = again if again < heed_at else heed_at
+                    if until is not None and until < end:
+                        end = until
+                    if settings.cohort:
+                        await io.park(place.bell, end)
+                    elif io.suspends:
+                        await io.hear(place, end)
+                    else:
+                        io.hear(place, end)
+                    now = clock()
                 message = place.message
                 if message:
                     if message[0] != b"-":

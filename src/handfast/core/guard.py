@@ -169,7 +169,9 @@ def floor_for(group: Group, node: int, states: dict[int, _State], ready: int) ->
     forgetful = sum(1 for i, s in states.items() if i != node and not s.votes)
     # M others can be out of reach for now (wait), or can no longer exist at all: a majority forgot. Then as many as make
     # a majority open together: of one that opened earlier the next could not tell that it had forgotten.
-    if group.n - 1 - forgetful < group.need and len(others) + ready >= group.need:
+    # Who is about to be put in quarantine is none of them.
+    voting = sum(1 for i, s in states.items() if i != node and s.votes and i not in group.suspects)
+    if group.n - 1 - forgetful < group.need and voting + ready >= group.need:
         return max(s.mark for s in states.values())
     return None
 

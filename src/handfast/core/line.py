@@ -7,7 +7,7 @@ the next one if it was the head.
 A cohort's lock may also be given from its holder to the head of its line, without a word to any server (`pass_on`).
 
 Several threads may use the same lines. Every change is made under `Lines.lock`, which is nobody's to keep: nothing is
-awaited or sent under it.
+awaited or sent under it. Only who leads a new line needs no lock for that (`lead`): it is one step of a dictionary.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ class Place(Watch):
     """Something was sent that is to be undone if it comes to nothing."""
     sent = 0.0
     """When it last asked, by our clock, just before."""
-    time = 0.0
-    """The same by the server's clock, when it was asked."""
     lease: Any = None
     """What it has come to."""
     told = False
@@ -62,6 +60,8 @@ class Place(Watch):
         self.claim = b""
         """Of a fair lock: its entry in the server's queue, as the server has last answered it."""
         self.owner = b""
+        self.time = 0.0
+        """When it last asked by the server's clock, then; 0.0 if it was not told."""
         self.given: Hold | None = None
         """What a sibling has passed on to it."""
         self.line = line
@@ -265,7 +265,8 @@ class Lines:
         """Nobody gets anything any more; wake all, to let them know."""
         with self.lock:
             self.closed = True
-            places = [place for line in self.by_keys.values() for place in line.places]
+            # A list first: who leads a line comes without the lock.
+            places = [place for line in list(self.by_keys.values()) for place in line.places]
         for place in places:
             place.bell.ring()
 

@@ -46,13 +46,16 @@ class Copies:
         return None
 
 
+BRIEF: Final = 0.03
+"""Seconds. Less than it may take to notice that a holder who knows of no queue has let go."""
+
 _SET: Final = b"*6\r\n$3\r\nSET\r\n$%%d\r\n%%b\r\n$%%d\r\n%%b\r\n$2\r\nNX\r\n$2\r\nPX\r\n$%d\r\n%b\r\n"
 
 
 class Terms:
     """How a ttl is written, how long a grant of it is believed and a node waited for, and the copies it must have."""
 
-    __slots__ = ("claim_form", "copies", "patience", "px", "set_form", "ttl", "validity")
+    __slots__ = ("brief", "claim_form", "copies", "patience", "px", "set_form", "ttl", "validity")
 
     def __init__(self, policy: Policy, ttl: float, nodes: int) -> None:
         self.ttl = ttl
@@ -70,6 +73,8 @@ class Terms:
             patience = min(0.05, ttl * 0.05) if nodes > 1 else min(1.0, ttl * 0.25)
         self.patience = patience
         """How long one round trip may take per node."""
+        self.brief = min(BRIEF, ttl * 0.05)
+        """For how long a fair lock is waited for before anything is asked about its holder."""
         self.copies: Copies | None = None
         if policy.replicas or policy.durable:
             self.copies = Copies(policy.replicas, policy.durable, max(1, round(patience * 1000)))
@@ -81,6 +86,7 @@ class Settings:
     """A policy on a group of nodes, with what follows from both: shared by all locks that are set alike."""
 
     __slots__ = (
+        "brief",
         "cohort",
         "fair",
         "fence",
@@ -118,6 +124,8 @@ class Settings:
         braces = bool(policy.prefix or policy.fence)
         self.key_start = policy.prefix + "{" if braces else ""
         self.key_end = "}" if braces else ""
+        self.brief = self.single and policy.tries is None and not policy.cohort and not group.clustered
+        """Of a fair lock: who waits for it first does so briefly; see fair.py."""
         self.special = not policy.renew or policy.max_hold is not None or bool(policy.cohort)
         """Not renewed, or not for ever; or passed on."""
 

@@ -25,7 +25,7 @@ from handfast.errors import ConfigError, Contended, NoQuorum
 __all__ = ["LOCAL_FIRST", "LOOK_AGAIN", "OVERDUE", "given_up", "at_the_head", "outage", "rely_on_sibling", "stay", "take"]
 
 LOOK_AGAIN: Final = 5.0
-"""Seconds after which to look again at a key that has no end, or whose node does not answer."""
+"""Seconds after which to look again at a key that has no end, or whose node has not answered."""
 OVERDUE: Final = 0.001
 """Seconds after the end of a ttl at which the key is surely gone: servers count whole milliseconds."""
 LOCAL_FIRST: Final = 0.005
@@ -122,9 +122,13 @@ async def _until_worth_a_try(io: Effects, lines: Lines, place: Place, watch: Wat
         now = io.now()
         if poll.won and now >= line.yields:
             return
-        again = line.yields if poll.won else min(expires, now + _rest(io, lines, place, tried, poll))
-        if not poll.won:  # what is free is as good as changed
-            watch.changed.update(node for node, answer in enumerate(poll.answers) if answer == 1)
+        again = line.yields
+        if not poll.won:
+            rest = _rest(io, lines, place, tried, poll)
+            again = min(expires, now + rest)
+            # What is free is as good as changed; and where pushes are relied on, who cannot push may have changed.
+            nodes = zip(group.nodes, poll.answers, strict=True)
+            watch.changed.update(n.index for n, answer in nodes if answer == 1 or (rest == LONGEST and not n.tracks))
         while len(watch.changed) < group.need:
             await io.park(place.bell, place.sooner(again))
             now = io.now()
@@ -204,7 +208,7 @@ async def _look(io: Effects, lines: Lines, place: Place, watch: Watch) -> tuple[
         io.post(commands.leave_word(request, place.terms.px))
     lefts = {node: LOOK_AGAIN if left < 0 else left / 1000 for node, (_, left) in said.items()}
     # One that was not waited for ends with the others, it may be assumed: its push can be lost with its connection.
-    unheard = max(lefts.values(), default=LOOK_AGAIN)
+    unheard = min(LOOK_AGAIN, max(lefts.values(), default=LOOK_AGAIN))
     otherwise = {1: 0.0, None: unheard}
     ends = [lefts.get(node, otherwise.get(answer, LOOK_AGAIN)) for node, answer in enumerate(poll.answers)]
     return poll, now + sorted(ends)[group.need - 1] + OVERDUE

@@ -1,16 +1,22 @@
 -- claim: take a fair lock if it is free and nobody is before us in its queue; else stand in the queue, or stay in it.
 -- KEYS   1 lock key  2 queue  3 fence counter
 -- ARGV   1 owner  2 ttl in ms  3 tokens wanted (0: none)  4 our claim but for its first 10 digits ('': do not queue)
---        5 the claim as it was last answered ('': not in the queue yet; '?': not known)  6 max_ttl in ms, or 2^52
+--        5 the claim as it was last answered ('': not in the queue yet; '?': not known; '!': not in the queue yet, and will
+--        look in soon)  6 max_ttl in ms, or 2^52
 -- reply  {1, remaining ttl in ms, token ('0': none), server time in s, and µs}: it is ours
 --        {0, remaining ttl of the holder in ms (-1: no end), holder, server time in s, and µs, claim}: it is not; in the
 --        queue (claim '' if not asked for)
+--        0: somebody holds it, and whoever will look in soon is in the queue
 local call, sub, me, rest, voice = redis.call, string.sub, ARGV[1], ARGV[4], false
 local time = call('TIME')
 local holder = call('GET', KEYS[1])
 local left = 0
 if holder == me then
   return {1, call('PTTL', KEYS[1]), ARGV[3] ~= '0' and call('GET', KEYS[3]) or '0', time[1], time[2]}
+elseif holder and ARGV[5] == '!' then
+  call('RPUSH', KEYS[2], time[1] + math.ceil(ARGV[2] / 1000) + 2 .. rest)
+  call('PEXPIRE', KEYS[2], math.max(600000, 2 * ARGV[2]))
+  return 0
 elseif holder then
   left = call('PTTL', KEYS[1])
   -- More than max_ttl means that this server's clock was set back; see acquire.
@@ -29,7 +35,7 @@ if queued and rest ~= '' then
   if ARGV[5] == '?' then
 --@ find
     place = find(me)
-  elseif ARGV[5] ~= '' then
+  elseif ARGV[5] ~= '' and ARGV[5] ~= '!' then
     place = call('LPOS', KEYS[2], ARGV[5])
   end
   if place then call('LSET', KEYS[2], place, claim) else call('RPUSH', KEYS[2], claim) end

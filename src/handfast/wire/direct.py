@@ -32,11 +32,13 @@ LONGEST: Final = 1e6
 """Seconds; the system's own timers end at 24 days."""
 _Push: Final = hiredis.PushNotification
 _DONTWAIT: Final = socket.MSG_DONTWAIT
+_SOCKET: Final = socket.SOL_SOCKET
+_LOWAT: Final = socket.SO_RCVLOWAT
 _clock = time.monotonic
 
 
 class DirectLane(Lane):
-    """The two effects that are in every acquisition on one node."""
+    """The effects that are in every acquisition on one node."""
 
     def __init__(self, group: Group, addresses: Sequence[Address], shake: Callable[[int], Steps]) -> None:
         super().__init__(group, addresses, shake)
@@ -69,12 +71,58 @@ class DirectLane(Lane):
             fault = None if wants_more(error) else from_socket(error)
         except (hiredis.ProtocolError, TypeError) as error:
             fault = garbled(error)
-        answer = Answer()
-        link.asked_at = now
+        return self._late(link, payload, (now, patience), data, reply, fault)
+
+    def hail(self, payload: bytes, watch: Watch, patience: float, briefly: float) -> Any:
+        """See Effects.hail. The answer 0 alone does not wake us: it is shorter than all else that may come."""
+        link, now = self.links[0], _clock()
+        channel, sock = link.channel, link.sock
+        if channel is None or sock is None or link.asked_at or self._connecting or not link.flags:
+            return self._question(link, payload, patience)
+        self.torn = True
+        reader, data, reply, fault = channel.reader, None, NOTHING, None
+        try:
+            sock.setsockopt(_SOCKET, _LOWAT, 5)
+            if sock.send(payload) < len(payload):
+                raise BrokenPipeError("a command was cut in two")
+            self._poller.poll(briefly * 1e3)
+            sock.setsockopt(_SOCKET, _LOWAT, 1)
+            data = sock.recv(SMALL, _DONTWAIT)
+            reader.feed(data)
+            reply = reader.gets()
+            if type(reply) is int and reader.has_data():
+                push = reader.gets()
+                if type(push) is _Push and push[0] == b"message" and not reader.has_data():
+                    words = push[2].split(b" ", 3)
+                    if self.mail.get(words[-1]) is watch:
+                        watch.message = words
+                        self.torn = False
+                        return reply
+                self._received(link, channel, data, push, None)
+                return reply
+            if type(reply) in PLAIN:
+                if reader.has_data():
+                    channel.feed(b"")
+                if channel.fault is None:
+                    self.torn = False
+                    return reply
+        except OSError as error:
+            fault = None if wants_more(error) else from_socket(error)
+        except (hiredis.ProtocolError, TypeError) as error:
+            fault = garbled(error)
+        return self._late(link, payload, (now, patience), data, reply, fault)
+
+    def _late(
+        self, link: Link, payload: bytes, asked: tuple[float, float], data: bytes | None, reply: Any, fault: Fault | None
+    ) -> Any:
+        """The answer to a question, `asked` then and with so much patience, that was not answered as usual."""
+        answer, channel = Answer(), link.channel
+        assert channel is not None
+        link.asked_at = asked[0]
         channel.pending.append(answer)
         channel.sent.append(payload)
         self._received(link, channel, data, reply, fault)
-        return answer.reply if answer.over else self._wait_for(answer, now + patience)
+        return answer.reply if answer.over else self._wait_for(answer, asked[0] + asked[1])
 
     def _received(self, link: Link, channel: Channel, data: bytes | None, reply: Any, fault: Fault | None) -> None:
         """What has come of a receive that was not as usual; `reply` was taken from the data already."""

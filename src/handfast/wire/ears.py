@@ -56,6 +56,10 @@ class Ears:
         """See Effects.hear."""
         return self.park(watch.bell, until)
 
+    def hail(self, payload: bytes, watch: Watch, patience: float, briefly: float) -> Any:
+        """See Effects.hail."""
+        raise NotImplementedError("for drivers that do not suspend")
+
     def watch(self, watch: Watch) -> None:
         """See Effects.watch."""
         for key in watch.keys:
