@@ -24,7 +24,8 @@ def handfast_lock(url: str, name: str, options: Mapping[str, Any], node_timeout:
             if not lease.release():
                 raise PairFailed("the lease was lost before its release")
 
-        yield lambda: client.lock(name, ttl=TTL, **options).acquire(), give
+        # One lock object for all turns, as the others have it.
+        yield client.lock(name, ttl=TTL, **options).acquire, give
 
 
 def _reused(lock: Any) -> Taking:

@@ -10,6 +10,10 @@ handed over at server time `H`. So at least (H - T) seconds of the server's, whi
 ours, lie between `s` and the hand-over, and validity may count from s + (H - T) * (1 - drift). The longer the wait, the
 more that costs; but a waiter asks again whenever its holder's ttl is over, and then counts from there.
 
+Most waits are short. So who comes waits briefly first: the server puts it in the queue and says no more than that, and a
+lock that is handed over in that time counts from the question, for which nobody's clock has to be known. Only who has
+waited for longer asks who holds the lock, and for how long.
+
 Whoever loses its connection asks again under the same owner, and finds itself in the queue, or holding the lock.
 
 Nobody in the queue is told when something else happens to the lock: when it is deleted by hand, or released by one who
