@@ -169,9 +169,9 @@ async def test_leaving_at_any_moment_disturbs_nobody(mode: str, kind: str, one: 
         first = await other.lock("a", ttl=20.0, **KINDS[kind]).acquire()
         people: list[asyncio.Task[None]] = []
         for i in range(24):
-            want = wanting(lock, wait=dice.uniform(0.35, 0.6) if i % 3 == 0 else 10)
+            want = wanting(lock, wait=dice.uniform(0.9, 1.2) if i % 3 == 0 else 10)
             if i % 3 == 1 and mode == "asyncio":
-                asyncio.get_running_loop().call_later(dice.uniform(0.35, 0.6), want.cancel)
+                asyncio.get_running_loop().call_later(dice.uniform(0.9, 1.2), want.cancel)
             people.append(asyncio.create_task(person(i, want)))
             await in_line(lock, i + 1)
         await first.release()
