@@ -160,7 +160,7 @@ async def test_leaving_at_any_moment_disturbs_nobody(mode: str, kind: str, one: 
         assert inside == 0
         inside += 1
         came.append(i)
-        await asyncio.sleep(dice.uniform(0.01, 0.05))
+        await asyncio.sleep(dice.uniform(0.03, 0.09))
         inside -= 1
         assert await lease.release()
 
