@@ -19,6 +19,8 @@ import handfast
 from handfast import ConfigError, NoQuorum, NotAcquired
 from handfast.core.guard import Marker
 from handfast.testing import Server, Servers
+from handfast.testing.clock import Clock, missing
+from handfast.testing.proxy import Proxy
 
 MAX_TTL = 0.8
 Q = MAX_TTL * 1.02 + 0.1
@@ -429,3 +431,33 @@ async def test_waiting_for_a_node_that_may_not_vote_is_an_outage_and_says_so(mod
     async with connected(mode, one.url, guard=True) as client:
         with pytest.raises(NoQuorum, match=r"no vote for another \d+"):
             await client.lock("a").acquire(wait=0.3)
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_a_clock_set_back_gives_no_fair_lease_more_than_its_ttl() -> None:
+    """Its hand-over was not heard, and when it asks again the server says that an hour is left."""
+    options: dict[str, Any] = {"fair": True, "guard": True, "ttl": 0.7, **QUICK}
+    with ExitStack() as stack:
+        clock = stack.enter_context(Clock())
+        node = stack.enter_context(Server(env=clock.environment))
+        proxy = stack.enter_context(Proxy(node))
+        first = stack.enter_context(opened(node.url, **options))
+        cut_off, third = (stack.enter_context(handfast.connect(url, **options)) for url in (proxy.url, node.url))
+        for client in (cut_off, third):
+            client.lock("warm").acquire(wait=3).release()
+        lease = first.lock("a", renew=False).acquire(wait=1)
+        got: list[handfast.Lease] = []
+        waiting = threading.Thread(target=lambda: got.append(cut_off.lock("a", renew=False).acquire(wait=20)))
+        waiting.start()
+        eventually(lambda: node.command("EXISTS", "handfast:{a}:q"))
+        proxy.half_open()
+        assert lease.release()
+        assert node.command("GET", "handfast:{a}"), "handed over, and nobody hears of it"
+        clock.step(-3600)
+        proxy.reset()
+        proxy.heal()
+        waiting.join(20)
+        assert 0 < got[0].remaining() < 0.7
+        other = third.lock("a").acquire(wait=5)
+        assert not got[0].valid
+        other.release()
