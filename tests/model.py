@@ -276,8 +276,9 @@ class ModelNode:
         if holder == owner:
             return [1, self._left(lock), self.data.get(fence, b"0") if step else b"0", *time]
         if holder is not None and before == b"!":
-            self.queues.setdefault(queue, []).append(b"%010d%b" % (seconds + -(-ttl // 1000) + 2, rest))
-            return 0
+            second = seconds + -(-ttl // 1000) + 2
+            self.queues.setdefault(queue, []).append(b"%010d%b" % (second, rest))
+            return second
         left = 0
         if holder is not None:
             left = self._left(lock)

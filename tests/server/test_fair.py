@@ -18,8 +18,9 @@ from tests.waiting import eventually, eventually_async
 
 import handfast
 import handfast.aio
-from handfast import ConfigError, NoQuorum, NotAcquired
+from handfast import ConfigError, Contended, NoQuorum, NotAcquired
 from handfast.testing import Server, Servers
+from handfast.testing.proxy import Proxy
 
 LONG: Final = 25.0
 """A ttl beyond every deadline in here: what comes sooner did not come by an expiry."""
@@ -572,6 +573,57 @@ async def test_a_question_that_goes_unanswered_does_not_queue_twice(mode: str, s
             assert claims(server) == []
             assert await heir.release()
             assert server.command("EXISTS", KEY) == 0
+
+
+@both
+async def test_siblings_of_one_that_waits_briefly_know_that_the_lock_is_held(mode: str, server: Server) -> None:
+    """The first of them has been told so little that it has not even looked at it."""
+    async with connected(mode, server.url, ttl=LONG) as one, connected(mode, server.url, ttl=LONG) as two:
+        lease = await one.lock("a", fair=True).acquire()
+        for _ in range(5):
+            waiting = begin(mode, two.lock("a", fair=True))
+            await queued(server, 1)
+            with pytest.raises(Contended):
+                await two.lock("a", fair=True).acquire(wait=0.01)
+            await lease.release()
+            lease = await asyncio.wait_for(waiting, SOON)
+            await lease.release()
+            lease = await one.lock("a", fair=True).acquire()
+
+
+@both
+async def test_one_whose_answers_come_from_far_away_is_not_told_of_an_outage(mode: str, one: Server) -> None:
+    """What it asked for first was answered, and there is no time for another answer."""
+    with Proxy(one) as proxy:
+        proxy.delay(0.1)
+        async with connected(mode, one.url, ttl=LONG) as near, connected(mode, proxy.url, ttl=LONG) as far:
+            await (await far.lock("b", fair=True).acquire()).release()
+            lease = await near.lock("a", fair=True).acquire()
+            with pytest.raises(Contended):
+                await far.lock("a", fair=True).acquire(wait=0.35)
+            await lease.release()
+        async with connected(mode, one.url, ttl=LONG) as near, connected(mode, proxy.url, ttl=LONG) as far:
+            await (await far.lock("b", fair=True).acquire()).release()
+            lease = await near.lock("a", fair=True).acquire()
+            waiting = begin(mode, far.lock("a", fair=True), wait=0.39)
+            await queued(one, 1)
+            await lease.release()
+            await (await asyncio.wait_for(waiting, SOON)).release()
+
+
+@plain
+async def test_a_queue_is_never_told_to_end_sooner(server: Server) -> None:
+    options: Any = {"ttl": 2000, "max_ttl": 4000}
+    async with connected("asyncio", server.url, **options) as one, connected("asyncio", server.url, **options) as two:
+        lease = await one.lock("a", fair=True).acquire()
+        first = begin("asyncio", two.lock("a", fair=True, ttl=1500))
+        await eventually_async(lambda: server.command("PTTL", KEY + ":q") > 3_500_000)  # type: ignore[operator]
+        second = begin("asyncio", one.lock("a", fair=True, ttl=10))
+        await queued(server, 2)
+        assert server.command("PTTL", KEY + ":q") > 3_500_000  # type: ignore[operator]
+        await lease.release()
+        await (await first).release()
+        await (await second).release()
 
 
 @pytest.mark.slow

@@ -163,7 +163,10 @@ class Claim(NamedTuple):
             play.send(commands.pass_on(wanted, owner, before, self.channel))
             return
         (answer,) = play.send(commands.claim(wanted, owner, wanted.settings.terms, self.channel, before))
-        play.claims[wanted.name, owner] = b"?" if answer == 0 else answer[5] if len(answer) > 5 else b""
+        if isinstance(answer, int):
+            play.claims[wanted.name, owner] = commands.claimed(wanted, owner, wanted.settings.terms, self.channel, answer)
+        else:
+            play.claims[wanted.name, owner] = answer[5] if len(answer) > 5 else b""
 
 
 claim = st.builds(
@@ -174,7 +177,7 @@ claim = st.builds(
     ),
     owners,
     st.sampled_from([CHANNEL, CHANNEL, CHANNEL + b"-gone", b""]),
-    st.sampled_from([None, None, b"?", b"!"]),
+    st.sampled_from([None, None, b"?", b"!", b"!"]),
     st.booleans(),
 )  # fmt: skip
 
@@ -231,6 +234,23 @@ def test_the_model_answers_as_the_servers_do(server: Server, play: list[Step]) -
         reject()
     finally:
         example.pair.real.close()
+
+
+def test_who_waits_briefly_stands_at_the_end_of_the_queue(server: Server) -> None:
+    """And again there, however often the same one asks that way: it says that it is not in the queue."""
+    wanted = target(("a",), 300.0, nodes=1, fair=True)
+    for _ in range(5):
+        play = Play(server)
+        try:
+            for owner, before in ((b"one", b""), (b"two", b"!"), (b"three", b""), (b"four", b"!"), (b"two", b"!")):
+                Claim(wanted, owner, CHANNEL, before, leaves=False)(play)
+            queue = play.pair.real.ask(encode(b"LRANGE", wanted.key + b":q", b"0", b"-1"))[0]
+            assert [commands.owner_in(each) for each in queue] == [b"two", b"three", b"four", b"two"]
+            return
+        except Unlucky:
+            continue
+        finally:
+            play.pair.real.close()
 
 
 def test_a_quarantine_begins_at_the_same_time_everywhere(server: Server) -> None:

@@ -382,6 +382,35 @@ def test_one_that_waits_for_longer_asks_who_holds_it_and_keeps_its_place(ttl: fl
     assert [commands.owner_in(claim) for claim in node.queues[QUEUE]] == [b"another"]
 
 
+def test_a_brief_claim_after_an_ordinary_one_counts_from_its_own_question() -> None:
+    """It had the lock, heard of it too late, came anew, got it at once, and was stopped just then."""
+    io = Scene(1, fair=True, ttl=1.0)
+    node = io.nodes[0]
+    io.rival_takes()
+
+    def too_late() -> None:
+        node.put(KEY, commands.owner_in(node.queues[QUEUE].pop()), 2)
+        io.answered = [io.rival_takes]
+        io.deaf(0)
+
+    def stopped() -> None:
+        node.run(commands.pass_on(io.request, RIVAL, b""))
+        io.time += 2.5
+
+    io.later(2.0, too_late)
+    io.later(2.01, stopped)
+    hold = io.acquire()
+    assert hold.renew_from >= 4.5, "what it was handed over at 2.01 ended at 3.01"
+
+
+def test_one_that_runs_out_of_time_while_it_asks_is_told_what_was_known() -> None:
+    io = Scene(1, fair=True, ttl=9.0)
+    io.rival_takes(px=62)
+    io.later(0.05, lambda: io.silent.add(0))
+    with pytest.raises(Contended, match="held by a rival"):
+        io.acquire(0.0632)
+
+
 def test_one_that_will_not_wait_for_long_asks_at_once_who_holds_it() -> None:
     io = Scene(1, fair=True, ttl=9.0)
     io.rival_takes()

@@ -21,6 +21,7 @@ __all__ = [
     "acquire",
     "ask_for_others",
     "claim",
+    "claimed",
     "extend",
     "heal",
     "leave_word",
@@ -210,8 +211,8 @@ def claim(target: Target, owner: bytes, terms: Terms, channel: bytes, before: by
     if key != known or channel != for_channel or width != for_width:
         settings, px = target.settings, terms.px
         step = b"%d" % (1 + settings.cohort if settings.fence else 0)
-        # See lua/hand_over.lua; the server puts the claim's expiry before it.
-        start = b"%013d%016d%04d%b" % (int(px), int(step), len(channel), channel) if channel else b""
+        # The server puts the claim's end before it.
+        start = _start(target, terms, channel) if channel else b""
         size = len(start) + width if channel else 0
         most = settings.group.most_px
         head = b"*12\r\n$7\r\nEVALSHA\r\n" + _queued("claim", key, width)
@@ -219,6 +220,17 @@ def claim(target: Target, owner: bytes, terms: Terms, channel: bytes, before: by
         tail = b"\r\n$%d\r\n%b\r\n" % (len(most), most)
         terms.claim_form = (key, channel, width, head, middle, tail)
     return b"%b%b%b%b\r\n$%d\r\n%b%b" % (head, owner, middle, owner if channel else b"", len(before), before, tail)
+
+
+def claimed(target: Target, owner: bytes, terms: Terms, channel: bytes, second: int) -> bytes:
+    """The claim as it stands in the queue, if it is good until that second."""
+    return b"%d%b%b" % (second, _start(target, terms, channel), owner)
+
+
+def _start(target: Target, terms: Terms, channel: bytes) -> bytes:
+    """What comes between a claim's end and its owner: see lua/hand_over.lua."""
+    step = 1 + target.settings.cohort if target.settings.fence else 0
+    return b"%013d%016d%04d%b" % (int(terms.px), step, len(channel), channel)
 
 
 def pass_on(target: Target, owner: bytes, before: bytes, channel: bytes = b"") -> bytes:

@@ -174,9 +174,9 @@ class Effects(Protocol):
         """An exchange with the only node of a group: its answer, or a Fault; of the kind `timeout` for silence."""
         ...
 
-    def hail(self, payload: bytes, watch: Watch, patience: float, briefly: float) -> Any:
-        """For a driver that does not suspend: ask, and if the answer is 0 go on listening for a message to `watch`, for
-        so many seconds at most. The answer; the message, if there is one, is in the watch."""
+    def hail(self, payload: bytes, patience: float, watch: Watch, briefly: float) -> Any:
+        """Only of a driver that does not suspend. The answer to `ask`; but if that is a number, a message to `watch` is
+        waited for as well, for so many seconds since the question, and is found in the watch."""
         ...
 
     def post(self, payloads: Payloads) -> bool:

@@ -44,6 +44,10 @@ __all__ = ["acquire", "try_acquire"]
 FOREVER: Final = float("inf")
 UNKNOWN: Final = b"?"
 """The claim of one who has asked for a place in the queue, and has not heard of it."""
+TOO_SOON: Final = 0.005
+"""Seconds within which silence says nothing of a server."""
+FAR: Final = 10.0
+"""Seconds for which nobody waits briefly after an answer that took longer than that."""
 BRIEFLY: Final = b"!"
 """The claim of one who is not in the queue yet, and will look in soon."""
 
@@ -151,7 +155,7 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
     group, tried, now, mail, clock = settings.group, 0, place.headed, io.mail, io.now
     hold: Hold | None = None
     try:
-        seen, heeded = b"", 0  # not a loop first: see line_up
+        seen, heeded, channel = b"", 0, b""  # not a loop first: see line_up
         while hold is None:
             if settings.cohort:
                 await waiting.rely_on_sibling(io, place)
@@ -174,8 +178,14 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
             if type(answer) is bytes:
                 place.changed.clear()
                 before = place.claim
-                if not before and settings.brief and (until is None or until - now > 2 * terms.brief):
+                if place.vouched:
+                    before = commands.claimed(request, place.owner, terms, channel, place.vouched)
+                    place.vouched = 0
+                channel = answer
+                brief = not before and settings.brief and now >= lines.near_from
+                if brief and (until is None or until - now > 2 * terms.brief):
                     before = BRIEFLY
+                    place.time = 0.0
                 payload = commands.claim(request, place.owner, terms, answer, before)
                 place.claim = UNKNOWN
                 place.message = ()  # the answer tells more than whatever was pushed before it
@@ -185,8 +195,9 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
                 if group.guard:
                     answer = await _ask(io, place, payload, patience)
                 elif before is BRIEFLY and not (io.suspends or lines.telling):
-                    place.asked = True
-                    answer = io.hail(payload, place, patience, terms.brief)
+                    place.asked = line.hailed = True
+                    answer = io.hail(payload, patience, place, terms.brief)
+                    line.hailed = False
                 else:
                     place.asked = True
                     answer = io.ask(payload, patience)
@@ -195,12 +206,19 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
             now = clock()
             tried += 1
             if type(answer) is Fault:
+                if answer.kind == "timeout" and now - place.sent < TOO_SOON:
+                    waiting.stay(lines, place, now)  # it ran out of time, too soon to tell anything of the server
                 await _refusal(io, lines, place, answer, tried)
                 now = clock()
                 continue
             line.outage = None
             if type(answer) is int:  # in the queue, and for a moment no more has to be known
+                line.queued, place.vouched = True, answer
                 again, heed_at = place.sent + terms.brief, FOREVER
+                if now > again + terms.brief / 5 and not place.message:  # it took so long to be answered
+                    lines.near_from = now + FAR
+                    if until is not None and until - now < now - place.sent:
+                        again = FOREVER  # another answer would come too late
                 if lines.telling:
                     lines.began(place)
             elif answer[0] == 1:

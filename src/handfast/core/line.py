@@ -39,6 +39,8 @@ class Place(Watch):
     """One waiter's place in a line, and what it gets to hear there."""
 
     # What few places need are class attributes until one differs.
+    vouched = 0
+    """The second until which its brief claim is good, as the server has answered it."""
     asked = False
     """Something was sent that is to be undone if it comes to nothing."""
     sent = 0.0
@@ -100,6 +102,10 @@ class Line:
     sight: Sight | None = None
     barred: tuple[float, dict[str, str]] | None = None
     """Since when the nodes that answer may not vote, and what each says; None while a majority may."""
+    hailed = False
+    """Its head waits briefly, and does not look at what it was answered so far."""
+    queued = False
+    """A server has said that somebody holds it, and did not say who."""
     outage: float | None = None
     """Since when no majority could be asked; None while one can."""
     holder: Hold | None = None
@@ -126,6 +132,8 @@ class Lines:
         self.tell = tell
         """Told of each waiting's beginning (no outcome) and end: who, after how many seconds, and how it ended."""
         self.closed = False
+        self.near_from = 0.0
+        """Since when, or from when on, servers are thought to be so near that waiting briefly makes sense."""
         self.warned = False
         """It was said that a server refuses tracking."""
         self.by_keys: dict[bytes | tuple[bytes, ...], Line] = {}
@@ -154,6 +162,8 @@ class Lines:
                     line.head, line.crowd = place, None
                 elif line.crowd is None:
                     line.crowd = OrderedDict.fromkeys((line.head, place))
+                    if line.hailed:  # what it was answered matters to others now
+                        line.head.bell.ring()
                 else:
                     line.crowd[place] = None
             return place

@@ -26,6 +26,8 @@ __all__ = ["LOCAL_FIRST", "LOOK_AGAIN", "OVERDUE", "given_up", "at_the_head", "o
 
 LOOK_AGAIN: Final = 5.0
 """Seconds after which to look again at a key that has no end, or whose node has not answered."""
+LOOK_AT_DEAF: Final = 0.25
+"""Seconds after which to look again where a majority may have become free without a push."""
 OVERDUE: Final = 0.001
 """Seconds after the end of a ttl at which the key is surely gone: servers count whole milliseconds."""
 LOCAL_FIRST: Final = 0.005
@@ -47,6 +49,11 @@ def stay(lines: Lines, place: Place, now: float) -> None:
 def given_up(place: Place, now: float) -> Contended | NoQuorum:
     """What one is told who has waited in vain: from memory, because its time is over."""
     name, sight, group = place.request.name, place.line.sight, place.request.group
+    mine = place.line.holder
+    if sight is None and mine is not None and still_held(mine, now):
+        sight = (mine.owner, round((mine.deadline - now) * 1000), now, None)
+    if sight is None and place.line.queued:  # that somebody has it is all that was said
+        return Contended(name, holder=None, remaining=None, nodes={group.nodes[0].label: "held by another"})
     if sight is None:  # nobody of its line has heard anything at all
         silent = {node.label: node.fault.text if node.fault is not None else "no answer" for node in group.nodes}
         return NoQuorum(name, granted=0, needed=group.need, total=group.n, nodes=silent)
@@ -125,10 +132,15 @@ async def _until_worth_a_try(io: Effects, lines: Lines, place: Place, watch: Wat
         again = line.yields
         if not poll.won:
             rest = _rest(io, lines, place, tried, poll)
-            again = min(expires, now + rest)
             # What is free is as good as changed; and where pushes are relied on, who cannot push may have changed.
-            nodes = zip(group.nodes, poll.answers, strict=True)
-            watch.changed.update(n.index for n, answer in nodes if answer == 1 or (rest == LONGEST and not n.tracks))
+            watch.changed.update(node for node, answer in enumerate(poll.answers) if answer == 1)
+            deaf = {node.index for node in group.nodes if not node.tracks}
+            if rest == LONGEST and deaf:
+                if len(watch.changed | deaf) < group.need:
+                    watch.changed |= deaf
+                else:  # they may be a majority at any time, and no push will say so
+                    rest = LOOK_AT_DEAF
+            again = min(expires, now + rest)
         while len(watch.changed) < group.need:
             await io.park(place.bell, place.sooner(again))
             now = io.now()

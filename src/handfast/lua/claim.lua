@@ -6,7 +6,7 @@
 -- reply  {1, remaining ttl in ms, token ('0': none), server time in s, and µs}: it is ours
 --        {0, remaining ttl of the holder in ms (-1: no end), holder, server time in s, and µs, claim}: it is not; in the
 --        queue (claim '' if not asked for)
---        0: somebody holds it, and whoever will look in soon is in the queue
+--        a second: somebody holds it, and who will look in soon is in the queue, with a claim that is good until then
 local call, sub, me, rest, voice = redis.call, string.sub, ARGV[1], ARGV[4], false
 local time = call('TIME')
 local holder = call('GET', KEYS[1])
@@ -14,9 +14,11 @@ local left = 0
 if holder == me then
   return {1, call('PTTL', KEYS[1]), ARGV[3] ~= '0' and call('GET', KEYS[3]) or '0', time[1], time[2]}
 elseif holder and ARGV[5] == '!' then
-  call('RPUSH', KEYS[2], time[1] + math.ceil(ARGV[2] / 1000) + 2 .. rest)
-  call('PEXPIRE', KEYS[2], math.max(600000, 2 * ARGV[2]))
-  return 0
+  local ms = tonumber(ARGV[2])
+  local second = time[1] + math.ceil(ms / 1000) + 2
+  call('RPUSH', KEYS[2], second .. rest)
+--@ keep
+  return second
 elseif holder then
   left = call('PTTL', KEYS[1])
   -- More than max_ttl means that this server's clock was set back; see acquire.
@@ -39,8 +41,7 @@ if queued and rest ~= '' then
     place = call('LPOS', KEYS[2], ARGV[5])
   end
   if place then call('LSET', KEYS[2], place, claim) else call('RPUSH', KEYS[2], claim) end
-  -- Only so that nothing is left of a queue whose waiters have all died: longer than any claim in it.
-  call('PEXPIRE', KEYS[2], math.max(600000, ms + ARGV[2]))
+--@ keep
 end
 if holder then return {0, left, holder, time[1], time[2], claim} end
 if queued then

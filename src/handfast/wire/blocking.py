@@ -45,13 +45,15 @@ _clock = time.monotonic
 class Link(LinkState):
     """One node's place in a lane."""
 
-    __slots__ = ("flags", "sock")
+    __slots__ = ("flags", "sock", "waits_for_more")
 
     def __init__(self, index: int, address: Address, group: Group) -> None:
         super().__init__(index, address, group)
         self.sock: socket.socket | None = None
         self.flags = 0 if address.tls is not None else socket.MSG_DONTWAIT
         """For what must not block. Not with TLS, whose sockets do not block."""
+        self.waits_for_more = False
+        """Its socket can be told to wake nobody for a few bytes."""
 
 
 class Answer:
@@ -186,6 +188,7 @@ class Lane(Ears):
                     poll.add(index, link.fault)
                 continue
             link.sock = sock
+            link.waits_for_more = _can_wait_for_more(sock)
             channel.heard = self.pushed
             link.connected(channel)
             self._by_fd[sock.fileno()] = link
@@ -389,3 +392,11 @@ class Lane(Ears):
         self._turn_away()
         self._bell.close()
         self._rope.close()
+
+
+def _can_wait_for_more(sock: socket.socket) -> bool:
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+    except (OSError, AttributeError):
+        return False
+    return True

@@ -30,10 +30,12 @@ PLAIN: Final = frozenset({int, bytes, list, type(None)})
 """Answers that need no second look."""
 LONGEST: Final = 1e6
 """Seconds; the system's own timers end at 24 days."""
+LONGER: Final = 24
+"""Bytes: any number is shorter, and any message, error or list is longer."""
 _Push: Final = hiredis.PushNotification
 _DONTWAIT: Final = socket.MSG_DONTWAIT
 _SOCKET: Final = socket.SOL_SOCKET
-_LOWAT: Final = socket.SO_RCVLOWAT
+_LOWAT: Final = getattr(socket, "SO_RCVLOWAT", 0)
 _clock = time.monotonic
 
 
@@ -44,26 +46,40 @@ class DirectLane(Lane):
         super().__init__(group, addresses, shake)
         self.suspends = False
 
-    def ask(self, payload: bytes, patience: float) -> Any:
-        """See Effects.ask."""
+    def ask(self, payload: bytes, patience: float, watch: Watch | None = None, briefly: float = 0.0) -> Any:
+        """See Effects.ask and Effects.hail. A number does not wake who has hailed: all else that may come is longer."""
         link, now = self.links[0], _clock()
         channel, sock = link.channel, link.sock
         if channel is None or sock is None or link.asked_at or self._connecting or not link.flags:
             return self._question(link, payload, patience)
         self.torn = True  # an interrupt may come between the bytes and us
         reader, data, reply, fault = channel.reader, None, NOTHING, None
+        hails = watch is not None and link.waits_for_more
         try:
+            if hails:
+                watch.bell.rope = self._rope  # type: ignore[union-attr]
+                sock.setsockopt(_SOCKET, _LOWAT, LONGER)
             if sock.send(payload) < len(payload):
                 raise BrokenPipeError("a command was cut in two")
-            self._poller.poll(patience * 1e3)
+            self._poller.poll((briefly if hails and briefly < patience else patience) * 1e3)
+            if hails:
+                sock.setsockopt(_SOCKET, _LOWAT, 1)
+                watch.bell.rope = None  # type: ignore[union-attr]
             data = sock.recv(SMALL, _DONTWAIT)
             reader.feed(data)
             reply = reader.gets()
             if type(reply) is _Push and reply[0] == b"message" and not reply[2]:
                 reply = reader.gets()  # said to us for the sake of another: see lua/hand_over.lua
             if type(reply) in PLAIN:
-                if reader.has_data():
-                    channel.feed(b"")  # something was pushed behind it
+                if reader.has_data():  # something was pushed behind it
+                    push = reader.gets() if hails else NOTHING
+                    if type(push) is _Push and push[0] == b"message" and not reader.has_data():
+                        words = push[2].split(b" ", 3)
+                        if self.mail.get(words[-1]) is watch:
+                            watch.message = words  # type: ignore[union-attr]
+                            push = None
+                    if push is not None:
+                        channel.feed(b"", push)
                 if channel.fault is None:
                     self.torn = False
                     return reply
@@ -73,44 +89,7 @@ class DirectLane(Lane):
             fault = garbled(error)
         return self._late(link, payload, (now, patience), data, reply, fault)
 
-    def hail(self, payload: bytes, watch: Watch, patience: float, briefly: float) -> Any:
-        """See Effects.hail. The answer 0 alone does not wake us: it is shorter than all else that may come."""
-        link, now = self.links[0], _clock()
-        channel, sock = link.channel, link.sock
-        if channel is None or sock is None or link.asked_at or self._connecting or not link.flags:
-            return self._question(link, payload, patience)
-        self.torn = True
-        reader, data, reply, fault = channel.reader, None, NOTHING, None
-        try:
-            sock.setsockopt(_SOCKET, _LOWAT, 5)
-            if sock.send(payload) < len(payload):
-                raise BrokenPipeError("a command was cut in two")
-            self._poller.poll(briefly * 1e3)
-            sock.setsockopt(_SOCKET, _LOWAT, 1)
-            data = sock.recv(SMALL, _DONTWAIT)
-            reader.feed(data)
-            reply = reader.gets()
-            if type(reply) is int and reader.has_data():
-                push = reader.gets()
-                if type(push) is _Push and push[0] == b"message" and not reader.has_data():
-                    words = push[2].split(b" ", 3)
-                    if self.mail.get(words[-1]) is watch:
-                        watch.message = words
-                        self.torn = False
-                        return reply
-                self._received(link, channel, data, push, None)
-                return reply
-            if type(reply) in PLAIN:
-                if reader.has_data():
-                    channel.feed(b"")
-                if channel.fault is None:
-                    self.torn = False
-                    return reply
-        except OSError as error:
-            fault = None if wants_more(error) else from_socket(error)
-        except (hiredis.ProtocolError, TypeError) as error:
-            fault = garbled(error)
-        return self._late(link, payload, (now, patience), data, reply, fault)
+    hail = ask
 
     def _late(
         self, link: Link, payload: bytes, asked: tuple[float, float], data: bytes | None, reply: Any, fault: Fault | None

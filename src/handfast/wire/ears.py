@@ -56,9 +56,9 @@ class Ears:
         """See Effects.hear."""
         return self.park(watch.bell, until)
 
-    def hail(self, payload: bytes, watch: Watch, patience: float, briefly: float) -> Any:
+    def hail(self, payload: bytes, patience: float, watch: Watch, briefly: float) -> Any:
         """See Effects.hail."""
-        raise NotImplementedError("for drivers that do not suspend")
+        raise NotImplementedError("of drivers that do not suspend")
 
     def watch(self, watch: Watch) -> None:
         """See Effects.watch."""

@@ -267,6 +267,8 @@ class Observer:
 
     def _nobody_sleeps_on(self) -> None:
         """A lock that somebody waits for is not free for long."""
+        for waited in [each for each in self._free_since if each[1] not in each[0].lines.by_keys]:
+            del self._free_since[waited]  # nobody waits for it any more
         for client in self.clients:
             for keys in list(client.lines.by_keys):
                 wanted = (keys,) if isinstance(keys, bytes) else keys

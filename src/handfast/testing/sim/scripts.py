@@ -168,8 +168,9 @@ def claim(at: Store, keys: Words, args: Words) -> Any:
     if holder == owner:
         return [1, at.pttl(lock), (at.get(fence) if step else None) or b"0", *time]
     if holder is not None and before == b"!":
-        at.queues.setdefault(queue, []).append(b"%d%b" % (seconds + -(-ttl // 1000) + 2, rest))
-        return 0
+        second = seconds + -(-ttl // 1000) + 2
+        at.queues.setdefault(queue, []).append(b"%d%b" % (second, rest))
+        return second
     if holder is not None:
         left = _clamped(at, lock, holder, most)
     elif not at.exists(queue):
