@@ -317,7 +317,8 @@ class BaseClient(Generic[L]):
             raise ConfigError("this client was closed while it waited for the lock")
         dog = self._dog
         if dog is None or hold.settings.special or not self._group.all_vote:
-            self._watch(hold)
+            if not hold.passes:  # what was passed on is watched over since then
+                self._watch(hold)
         elif hold.ttl < NURSERY_TTL:
             dog.add(hold)
         else:  # as in `add`, without the call
