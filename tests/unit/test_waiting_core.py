@@ -20,7 +20,7 @@ from handfast.core.hold import Hold
 from handfast.core.line import YIELD, Line, Place
 from handfast.core.lineup import line_up
 from handfast.core.mutex import OUTAGE
-from handfast.core.waiting import LOOK_AGAIN, OVERDUE
+from handfast.core.waiting import LOOK_AGAIN, LOOK_AT_DEAF, OVERDUE
 from handfast.drivers.threads import run
 from handfast.errors import ConfigError, Contended, HandfastError, NoQuorum
 from handfast.testing import Server, available
@@ -342,6 +342,16 @@ def test_a_server_whose_clock_was_set_back_makes_no_lease_longer_than_it_was_ask
         hold = granted(place, [1, left, b"7", b"1800000000", b"5"], 0.1)
         assert hold is not None
         assert hold.deadline == pytest.approx(io.request.settings.policy.validity(min(left / 1000, 2.0)))
+
+
+def test_beside_a_node_that_cannot_push_a_waiter_looks_now_and_then_and_does_not_poll() -> None:
+    """Another is free, so the two would be a majority at any time; and no push would say so."""
+    io = Scene(3)
+    io.request.group.nodes[0].tracks = False
+    io.rival_takes()
+    io.nodes[1].data.clear()
+    io.fails(3.0)
+    assert 5 <= len(io.looks()) <= 3.0 / LOOK_AT_DEAF + 3
 
 
 def test_a_leftover_that_lasts_for_long_is_not_taken_for_what_a_silent_node_has() -> None:

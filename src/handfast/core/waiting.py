@@ -22,7 +22,18 @@ from handfast.core.line import Lines, Place, Sight, still_held
 from handfast.core.quorum import WideBallot
 from handfast.errors import ConfigError, Contended, NoQuorum
 
-__all__ = ["LOCAL_FIRST", "LOOK_AGAIN", "OVERDUE", "given_up", "at_the_head", "outage", "rely_on_sibling", "stay", "take"]
+__all__ = [
+    "LOCAL_FIRST",
+    "LOOK_AGAIN",
+    "LOOK_AT_DEAF",
+    "OVERDUE",
+    "given_up",
+    "at_the_head",
+    "outage",
+    "rely_on_sibling",
+    "stay",
+    "take",
+]
 
 LOOK_AGAIN: Final = 5.0
 """Seconds after which to look again at a key that has no end, or whose node has not answered."""
