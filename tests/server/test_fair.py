@@ -612,6 +612,22 @@ async def test_one_whose_answers_come_from_far_away_is_not_told_of_an_outage(mod
 
 
 @plain
+async def test_where_a_socket_cannot_wait_for_more_bytes_hand_overs_are_the_same(
+    one: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handfast.wire.blocking._can_wait_for_more", lambda sock: False)
+    async with connected("threads", one.url, ttl=LONG) as first, connected("threads", one.url, ttl=LONG) as second:
+        lease = await first.lock("a", fair=True).acquire()
+        for client in (second, first) * 5:
+            waiting = begin("threads", client.lock("a", fair=True))
+            await queued(one, 1)
+            await lease.release()
+            lease = await asyncio.wait_for(waiting, SOON)
+        await lease.release()
+        assert one.command("EXISTS", KEY, QUEUE) == 0
+
+
+@plain
 async def test_a_queue_is_never_told_to_end_sooner(server: Server) -> None:
     options: Any = {"ttl": 2000, "max_ttl": 4000}
     async with connected("asyncio", server.url, **options) as one, connected("asyncio", server.url, **options) as two:
