@@ -1,9 +1,10 @@
 """One lock among many processes: how fast, how evenly and at what cost it goes from one to the next.
 
 A *hand-off* is an acquisition by another process than the one before. They are timed with an empty critical section,
-among 2, 8 and 64 processes. Among 8 there are two rounds more: in one, with a section of a millisecond, the
-server counts commands and Jain's index says how evenly the turns fell. In the other one process holds the lock and the
-others wait, and whatever arrives at the server then is polling.
+among 8 processes, and then among 2 and among 64 in turns: their ratio is that of the same minute. Among 8 there are two
+rounds more: in one, with a section of a millisecond, the server counts commands and Jain's index says how evenly the
+turns fell. In the other one process holds the lock and the others wait, and whatever arrives at the server then is
+polling.
 """
 
 from __future__ import annotations
@@ -28,36 +29,40 @@ from bench.plan import Plan
 from bench.traffic import Traffic
 
 FEW, SOME, MANY = 2, 8, 64
-SIZES = {SOME: 0.45, FEW: 0.4, MANY: 1.0}
-"""In this order; and the part of what is left of the case's time that their timed rounds may use up."""
+MAIN_PART = 0.5
+"""Of the case's time: what the timed rounds of 8 processes may use up."""
+LONGER = 3
+"""How much longer the rounds of 64 processes are: each comes eight times more rarely, and its first turns are cold."""
 WARM_UP_SECONDS = 0.05
 SECTION = 0.001
 QUIET_SECONDS, SETTLE_SECONDS = 0.02, 0.2
 
 
 class Race:
-    """The crews of some rivals, all of one size, each on a lock of its own, taking turns."""
+    """The crews of some rivals, of one size or several, each on a lock of its own, taking turns."""
 
-    def __init__(self, url: str, size: int, field: Sequence[Rival]) -> None:
-        self.url, self.size = url, size
+    def __init__(self, url: str, field: Sequence[Rival], *sizes: int) -> None:
+        self.url = url
         self.rivals = {rival.what: rival for rival in field}
-        self.standings = [Standing(rival.what, rival.peer) for rival in field]
-        self.crews: dict[str, Crew] = {}
+        self.standings = [Standing(rival.what, rival.peer, processes=size) for size in sizes for rival in field]
+        self.crews: dict[tuple[str, int], Crew] = {}
 
-    def run(self, plan: Plan, deadline: float) -> None:
-        contended, main = plan.contended, self.size == SOME
+    def run(self, plan: Plan, deadline: float, *, details: bool) -> None:
+        contended = plan.contended
         with contextlib.ExitStack() as stack:
             for standing in self.standings:
                 with self.judged(standing):
-                    self.crews[standing.what] = stack.enter_context(self.crew(standing, self.size))
+                    crew = stack.enter_context(self.crew(standing, standing.processes))
+                    self.crews[standing.what, standing.processes] = crew
                     self.round(standing, WARM_UP_SECONDS)
-            rounds = contended.rounds if main else contended.rounds // 2
+            rounds = contended.rounds if details else contended.rounds // 2
             schedule = replace(plan, rounds=rounds, peer_rounds=contended.peer_rounds)
             for standing in turns(self.standings, schedule, deadline):
                 with self.judged(standing):
                     seconds = contended.peer_seconds if standing.peer else contended.seconds
+                    seconds *= LONGER if standing.processes == MANY else 1
                     standing.rounds.append(self.round(standing, seconds))
-            if main:
+            if details:
                 self.details(contended.details_seconds)
 
     def details(self, seconds: float) -> None:
@@ -69,7 +74,13 @@ class Race:
                         self.wait(standing, seconds, traffic)
 
     def crew(self, standing: Standing, size: int) -> Crew:
-        return Crew(self.rivals[standing.what], size, self.url, f"bench:handoff:{self.size}:{standing.what}")
+        lock = f"bench:handoff:{standing.processes}:{standing.what}"
+        return Crew(self.rivals[standing.what], size, self.url, lock)
+
+    def floor_of(self, standing: Standing) -> Standing | None:
+        """Of the same size."""
+        floors = [each for each in self.standings if each.what == FLOOR.what and each.processes == standing.processes]
+        return floors[0] if floors and floors[0].failure is None else None
 
     @contextlib.contextmanager
     def judged(self, standing: Standing) -> Iterator[None]:
@@ -78,13 +89,13 @@ class Race:
             yield
         except (CrewFailed, NotExclusive) as error:
             standing.failure = str(error) if isinstance(error, CrewFailed) else f"{type(error).__name__}: {error}"
-            if crew := self.crews.get(standing.what):
+            if crew := self.crews.get((standing.what, standing.processes)):
                 crew.close()
             if standing.what.startswith(NAME) or standing.what == FLOOR.what:
                 print(getattr(error, "trace", "") or standing.failure, file=sys.stderr)
 
     def round(self, standing: Standing, seconds: float, section: float = 0.0) -> Round:
-        return Round.of(*self.crews[standing.what].work(seconds, section))
+        return Round.of(*self.crews[standing.what, standing.processes].work(seconds, section))
 
     def count(self, standing: Standing, seconds: float, traffic: Traffic) -> None:
         traffic.since_last_asked()
@@ -95,13 +106,13 @@ class Race:
 
     def wait(self, standing: Standing, seconds: float, traffic: Traffic) -> None:
         """The last thing a crew does: it is still waiting when it ends."""
-        crew = self.crews[standing.what]
+        crew = self.crews[standing.what, standing.processes]
         with self.crew(standing, 1) as holder, contextlib.closing(crew):
             holder.order(Hold())
             holder.answers()
             traffic.since_last_asked()
             crew.order(Work(until=0, hold=0.0))
-            _settle(traffic, self.size)
+            _settle(traffic, standing.processes)
             start = time.monotonic()
             time.sleep(seconds)
             sent = traffic.since_last_asked()
@@ -126,34 +137,41 @@ class Handoffs:
         ours = rivals.ours(plan.node_timeout)
         outcome = Outcome("higher", ours=rivals.FAIR)
         best: dict[tuple[str, int], HandoffFigure] = {}
-        for size, part in SIZES.items():
-            leaders = [rival for rival in (FLOOR, ours[0]) if rival.what not in outcome.skipped]
-            race = Race(urls[0], size, [FLOOR, *ours, *rivals.PEERS] if size == SOME else leaders)
-            now = time.monotonic()
-            race.run(plan, now + part * (deadline - now))
+
+        def enter(race: Race) -> None:
             for standing in race.standings:
                 _enter(outcome, race, standing)
                 if standing.failure is None:
-                    best[standing.what, size] = standing.figure(size)
+                    best[standing.what, standing.processes] = standing.figure()
+
+        now = time.monotonic()
+        main = Race(urls[0], [FLOOR, *ours, *rivals.PEERS], SOME)
+        main.run(plan, now + MAIN_PART * (deadline - now), details=True)
+        enter(main)
+        leaders = [rival for rival in (FLOOR, ours[0]) if rival.what not in outcome.skipped]
+        ends = Race(urls[0], leaders, FEW, MANY)
+        ends.run(plan, deadline, details=False)
+        enter(ends)
         outcome.named = _named(best)
         return outcome
 
 
 def _enter(outcome: Outcome, race: Race, standing: Standing) -> None:
     """One rival's line in the outcome, beside the floor of the same size."""
-    title = standing.what if race.size == SOME else f"{standing.what}, {race.size} processes"
+    size = standing.processes
+    title = standing.what if size == SOME else f"{standing.what}, {size} processes"
     if standing.failure is not None:
         outcome.skipped[title] = standing.failure
         return
-    figure, floor = standing.figure(race.size), race.standings[0]
+    figure, floor = standing.figure(), race.floor_of(standing)
     if standing is floor:
         outcome.floors[title] = figure
-        if race.size == SOME:
+        if size == SOME:
             outcome.floor = title, figure
         return
     outcome.rows[title] = figure
-    if floor.failure is None:
-        outcome.ratios[title] = round(figure.handoffs_per_s / floor.figure(race.size).handoffs_per_s, 3)
+    if floor is not None:
+        outcome.ratios[title] = round(figure.handoffs_per_s / floor.figure().handoffs_per_s, 3)
         both = zip(standing.rounds, floor.rounds, strict=False)
         paired = [mine.handoffs_per_s / its.handoffs_per_s for mine, its in both if its.handoffs_per_s]
         outcome.paired[title] = round(statistics.median(paired or [0.0]), 3)

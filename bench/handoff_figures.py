@@ -77,19 +77,20 @@ class HandoffFigure:
 
 @dataclass
 class Standing(Entrant):
-    """A rival's rounds so far, and what was found out about it besides."""
+    """A rival's rounds so far, with so many processes, and what was found out about it besides."""
 
+    processes: int = 0
     rounds: list[Round] = field(default_factory=list)
     jain: float | None = None
     commands_per_handoff: float | None = None
     waiting_commands_per_s: float | None = None
 
-    def figure(self, processes: int) -> HandoffFigure:
+    def figure(self) -> HandoffFigure:
         """Each figure is that of its best round: noise only ever takes away."""
         p50s = [r.p50_us for r in self.rounds if r.p50_us is not None]
         p99s = [r.p99_us for r in self.rounds if r.p99_us is not None]
         return HandoffFigure(
-            processes,
+            self.processes,
             round(max(r.handoffs_per_s for r in self.rounds), 1),
             round(min(p50s), 1) if p50s else None,
             round(min(p99s), 1) if p99s else None,

@@ -338,6 +338,7 @@ def test_a_server_whose_clock_was_set_back_makes_no_lease_longer_than_it_was_ask
     """Who finds that the lock is its own already believes in its ttl, whatever the server says is left of it."""
     io = Scene(1, fair=True, ttl=2.0)
     place = Place(Line(), io.request, io.terms, None, 0.0, None, None)
+    place.come_as(b"nonce")
     for left in (500, 2000, 3_600_000):
         hold = granted(place, [1, left, b"7", b"1800000000", b"5"], 0.1)
         assert hold is not None
@@ -375,6 +376,22 @@ def test_a_lock_that_is_handed_over_soon_is_asked_for_once_and_counts_from_the_q
     assert hold.deadline == pytest.approx(io.terms.validity, abs=SLACK)
     assert len(io.attempts()) == 1
     assert io.looks() == []
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["same connection", "another connection"])
+def test_who_releases_is_spoken_to_where_it_listens_now(moved: bool) -> None:
+    """The release was made before the lock was asked for, with the channel of that time."""
+    io = Scene(1, fair=True, ttl=9.0)
+    node = io.nodes[0]
+    hold = io.acquire()
+    if moved:
+        io.channel = b"hand:me again"
+    heard: list[Any] = []
+    for name in (b"hand:me", b"hand:me again", b"theirs"):
+        node.channels[name] = heard.append
+    node.run(commands.claim(io.request, b"another", io.terms, b"theirs", b""))
+    assert run(mutex.release(io, hold, io.keeper)) is True
+    assert [channel for _, channel, _ in heard] == [io.channel, b"theirs"]
 
 
 @pytest.mark.parametrize("ttl", [9.0, 0.2])

@@ -63,9 +63,11 @@ def handed_over(place: Place, now: float) -> Hold | None:
         if waited < 0.0 or since > now:
             # Older than the last answer, which said that it is not ours; or the server's clock was set: ask again.
             return None
-    terms = place.terms
-    deadline = since + terms.validity
-    return Hold(place.request, place.owner, terms.ttl, deadline, since, 1, int(token)) if now < deadline else None
+    hold: Hold = place.hold
+    hold.renew_from = since
+    hold.deadline = since + place.terms.validity
+    hold.token = int(token)
+    return hold if now < hold.deadline else None
 
 
 def granted(place: Place, answer: list[Any], now: float) -> Hold | None:
@@ -73,10 +75,11 @@ def granted(place: Place, answer: list[Any], now: float) -> Hold | None:
     # Never more than was asked for: where the server's clock was set back, it says that hours are left.
     deadline = place.sent + place.request.settings.policy.validity(min(answer[1] / 1000, place.terms.ttl))
     # Of an older hand-over some of the ttl is gone already: it is to be renewed the sooner.
-    since = deadline - place.terms.validity
-    return (
-        Hold(place.request, place.owner, place.terms.ttl, deadline, since, 1, int(answer[2])) if now < deadline else None
-    )
+    hold: Hold = place.hold
+    hold.renew_from = deadline - place.terms.validity
+    hold.deadline = deadline
+    hold.token = int(answer[2])
+    return hold if now < deadline else None
 
 
 def undo(io: Effects, place: Place, keeper: Keeper) -> None:
@@ -112,7 +115,7 @@ async def try_acquire(io: Effects, request: Request, terms: Terms, keeper: Keepe
     if not request.group.fine:
         await mutex.admit(io, request.group, None)
     place = Place(Line(), request, terms, None, 0.0, 0.0, None)
-    place.owner = request.settings.owner_start + io.nonce().upper()
+    place.come_as(io.nonce())
     hold: Hold | None = None
     try:
         # Who cannot hear on a channel cannot tell others on theirs either, and would not be able to let go of it.
@@ -164,10 +167,9 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
                 if hold is not None:
                     break
             if not place.owner:
-                # In capitals: by this those who wait can tell a holder that will hand over from one that will not.
-                nonce = io.nonce
-                place.owner = owner = settings.owner_start + nonce().upper()
-                mail[owner] = place
+                nonce = io.nonce  # often not a method
+                place.come_as(nonce())
+                mail[place.owner] = place
             if not io.settled:
                 await io.settle(1, waiting.to_connect(place, now))
                 now = clock()
@@ -186,6 +188,7 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
                 if brief and (until is None or until - now > 2 * terms.brief):
                     before = BRIEFLY
                     place.time = 0.0
+                    place.hold.parting = answer, commands.pass_on(request, place.owner, b"", answer)
                 payload = commands.claim(request, place.owner, terms, answer, before)
                 place.claim = UNKNOWN
                 place.message = ()  # the answer tells more than whatever was pushed before it

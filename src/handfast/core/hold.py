@@ -44,6 +44,7 @@ class Hold(Target):
         "deadline",
         "healed",
         "owner",
+        "parting",
         "presented",
         "renew_from",
         "slot",
@@ -97,6 +98,8 @@ class Hold(Target):
         """The watchdog's own."""
         self.presented = False
         """The owner was the caller's own: others may hold under it too."""
+        self.parting: tuple[bytes, bytes] | None = None
+        """Of a fair lock: its release as it is sent by whoever listens on that channel, made before it was asked for."""
         self.healed = False
         """A heal was sent from the watchdog's connections, so the release must follow it there too."""
         self.state = HELD

@@ -45,6 +45,8 @@ class Place(Watch):
     """Something was sent that is to be undone if it comes to nothing."""
     sent = 0.0
     """When it last asked, by our clock, just before."""
+    hold: Any = None
+    """Of a fair lock: what its owner will hold, if it comes to that."""
     lease: Any = None
     """What it has come to."""
     told = False
@@ -76,6 +78,13 @@ class Place(Watch):
         self.until = None if wait is None else since + wait
         self.headed = since
         """When it came to the head of its line."""
+
+    def come_as(self, nonce: bytes) -> None:
+        """For a fair lock: under a new owner, and with all that can be made of a hold beforehand. Once it is ours others
+        wait for every microsecond."""
+        # In capitals: by this those who wait can tell a holder that will hand over from one that will not.
+        self.owner = self.request.settings.owner_start + nonce.upper()
+        self.hold = Hold(self.request, self.owner, self.terms.ttl, 0.0, 0.0, 1, 0)
 
     def usable(self, now: float) -> Hold | None:
         """What a sibling has given to it, if it is still good; what is not is forgotten, it ends by itself."""

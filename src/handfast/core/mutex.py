@@ -310,9 +310,11 @@ async def release(io: Effects, hold: Hold, keeper: Keeper, lease: object = None)
         hold.state = RELEASING
         if not io.settled:
             await io.settle(group.need, _connect_patience(settings.terms, 0.0))
-        key = hold.key
-        if settings.single and key and not settings.fair:  # as in commands.release, without the call
-            payloads: Any = group.nodes[0].delete % (len(key), key, len(hold.owner), hold.owner)
+        key, parting = hold.key, hold.parting
+        if parting is not None and parting[0] == io.channel:
+            payloads: Any = parting[1]
+        elif settings.single and key and not settings.fair:  # as in commands.release, without the call
+            payloads = group.nodes[0].delete % (len(key), key, len(hold.owner), hold.owner)
         elif settings.fair:
             payloads = commands.pass_on(hold, hold.owner, b"", b"" if group.clustered else io.channel)
         else:
