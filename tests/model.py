@@ -602,8 +602,7 @@ class ModelKeeper:
 
     def keep(self, hold: Hold) -> None:
         self.watched.append(hold)
-        if hold.settings.cohort:
-            self.lines.newest[hold.key or hold.keys] = hold
+        self.lines.took(hold)
 
     def _ending(self, hold: Hold) -> None:
         if hold in self.watched:

@@ -300,8 +300,8 @@ class BaseClient(Generic[L]):
             hold.renew_until = 0.0
         elif settings.max_hold is not None:
             hold.renew_until = hold.renew_from + settings.max_hold
-        if hold.settings.cohort and not hold.presented and not hold.passes:
-            self._lines.newest[hold.key or hold.keys] = hold
+        if hold.turn is not None and not hold.passes:
+            self._lines.took(hold)
         dog = self._dog or self._watchdog()
         dog.add(hold)
         if not self._group.all_vote:

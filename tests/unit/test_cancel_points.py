@@ -456,7 +456,7 @@ class Passing(Waiting):
             else mutex.acquire(first, request, self.terms, 0, keeper)
         )
         self.sibling: Hold = run(begin)  # type: ignore[arg-type]
-        self.lines.newest[self.sibling.key or self.sibling.keys] = self.sibling
+        self.lines.took(self.sibling)
         if known:
             self.io.visitors.append(self.introduce)
         self.io.later(passing, self.pass_on)

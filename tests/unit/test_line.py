@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.model import ModelBell, lock_request
+from tests.model import ModelBell, ModelDriver, ModelKeeper, ModelNode, lock_request
 
+from handfast.core import mutex
 from handfast.core.commands import Request
 from handfast.core.hold import HELD, LOST, RELEASED, Hold
 from handfast.core.line import YIELD, Line, Lines, Place, still_held
+from handfast.drivers.threads import run
 from handfast.errors import ConfigError
 
 TTL = 1.0
@@ -40,7 +42,7 @@ class Row(Lines):
         """What the server has just given to one of a cohort; `token` is the last of those that were counted."""
         hold = Hold(self.request, b"host:1::abc", TTL, at + 0.988 * TTL, at, 1, token)
         hold.form_cohort()
-        self.newest[hold.key or hold.keys] = hold
+        self.took(hold)
         return hold
 
 
@@ -313,8 +315,10 @@ def test_it_is_not_passed_on_without_a_cohort_nor_under_an_owner_that_others_may
     assert row.pass_on(Hold(row.request, b"me", TTL, 0.988, 0.0, 1, 5), 0.1) is None
     row = Row(cohort=3)
     row.enter()
-    hold = row.held()
-    hold.presented = True
+    io = ModelDriver([ModelNode(lambda: 0.0)])
+    presented = Request(row.request.settings, "a", b"job-42")
+    hold = run(mutex.acquire(io, presented, presented.settings.terms, 0, ModelKeeper(io)))
+    assert hold.presented
     assert row.pass_on(hold, 0.1) is None
 
 

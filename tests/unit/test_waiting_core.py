@@ -704,7 +704,7 @@ def test_tries_are_counted_while_waiting_too() -> None:
 def siblings(io: Scene, known: bool) -> Hold:
     """One of this process has the lock, and has got it from the line of the waiter, or before there was one."""
     hold = io.acquire(1.0)
-    io.lines.newest[hold.key or hold.keys] = hold
+    io.lines.took(hold)
     if known:
         io.visitors.append(lambda: setattr(io.line(), "holder", hold))
     io.sent.clear()

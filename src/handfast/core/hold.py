@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 from handfast.core.commands import Request, Target
 from handfast.core.terms import Terms
 
-__all__ = ["HELD", "LOST", "NURSERY_TTL", "RELEASED", "RELEASING", "TRANSITIONS", "Hold", "Keeper", "Usher"]
+__all__ = ["HELD", "LOST", "NURSERY_TTL", "RELEASED", "RELEASING", "TRANSITIONS", "Hold", "Keeper", "Turn", "Usher"]
 
 HELD: Final = "held"
 RELEASING: Final = "releasing"
@@ -31,6 +31,19 @@ NURSERY_TTL: Final = 0.6
 """From this ttl on a hold rests in the watchdog's nursery first: a look now and then is soon enough for it."""
 
 TRANSITIONS: Final = frozenset({(HELD, RELEASING), (RELEASING, RELEASED), (HELD, LOST)})
+
+
+class Turn:
+    """What a cohort took from the servers, and passes on from one of its holds to the next."""
+
+    __slots__ = ("__weakref__", "ends", "over", "owner")
+
+    def __init__(self, owner: bytes, ends: float) -> None:
+        self.owner = owner
+        self.ends = ends
+        """Until when it may be passed on."""
+        self.over = False
+        """The same client has taken the lock anew: whatever is left of this turn is lost, it just does not know."""
 
 
 class Hold(Target):
@@ -76,8 +89,8 @@ class Hold(Target):
     """How often it was passed on since it was taken from the server."""
     heir: Hold | None = None
     """What it was passed on as."""
-    turn_ends = 0.0
-    """Until when it may be passed on."""
+    turn: Turn | None = None
+    """Of a cohort's lock, unless its owner was the caller's own."""
 
     def __init__(
         self, target: Target, owner: bytes, ttl: float, deadline: float, sent: float, votes: int, token: int
@@ -112,7 +125,7 @@ class Hold(Target):
 
     def form_cohort(self) -> None:
         """It may be passed on; the servers have counted a token along for each time."""
-        self.turn_ends = self.renew_from + self.ttl
+        self.turn = Turn(self.owner, self.renew_from + self.ttl)
         if self.token:
             self.spare = self.settings.cohort
             self.token -= self.spare
@@ -121,7 +134,7 @@ class Hold(Target):
         """The same for the next of its cohort: the servers know no difference, but the token is a new one."""
         heir = Hold(self, self.owner, self.ttl, self.deadline, self.renew_from, self.votes, self.token)
         heir.passes = self.passes + 1
-        heir.turn_ends = self.turn_ends
+        heir.turn = self.turn
         heir.healed = self.healed
         if self.token:
             heir.token += 1

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from handfast.core.commands import Request
 from handfast.core.effects import Bell, Brief, Watch
-from handfast.core.hold import HELD, Hold
+from handfast.core.hold import HELD, Hold, Turn
 from handfast.core.terms import Terms
 from handfast.errors import ConfigError
 
@@ -146,8 +146,8 @@ class Lines:
         self.warned = False
         """It was said that a server refuses tracking."""
         self.by_keys: dict[bytes | tuple[bytes, ...], Line] = {}
-        self.newest: WeakValueDictionary[bytes | tuple[bytes, ...], Hold] = WeakValueDictionary()
-        """Of cohorts' locks: what this client got last. An older hold of the same lock is lost, it just does not know."""
+        self.turns: WeakValueDictionary[bytes | tuple[bytes, ...], Turn] = WeakValueDictionary()
+        """Of cohorts' locks: the last that this client has begun."""
 
     def join(self, request: Request, terms: Terms, bell: Bell, since: float, wait: float | None, who: Any) -> Place:
         """To the end of its line."""
@@ -233,20 +233,28 @@ class Lines:
         As often in a row as the cohort says, and for no longer than a ttl since it was taken from the server: those of
         other processes wait too.
         """
-        keys = hold.key or hold.keys
-        line = self.by_keys.get(keys)
-        if line is None or hold.passes >= hold.settings.cohort or hold.presented or self.newest.get(keys) is not hold:
+        line, turn = self.by_keys.get(hold.key or hold.keys), hold.turn
+        if line is None or turn is None or turn.over or hold.passes >= hold.settings.cohort:
             return None
-        if now >= hold.turn_ends or hold.deadline - now < hold.ttl / 2:
+        if now >= turn.ends or hold.deadline - now < hold.ttl / 2:
             return None
         with self.lock:
             heir = line.head
             if heir is None or heir.given is not None or not _alike(heir, hold) or not hold.leave():
                 return None
-            hold.heir = heir.given = self.newest[keys] = passed = hold.successor()
+            hold.heir = heir.given = passed = hold.successor()
         hold.end()
         heir.bell.ring()
         return passed
+
+    def took(self, hold: Hold) -> None:
+        """It was taken from the servers: if a cohort's, an older turn of the same lock is over."""
+        turn, keys = hold.turn, hold.key or hold.keys
+        if turn is not None:
+            last = self.turns.get(keys)
+            if last is not None and last is not turn:
+                last.over = True
+            self.turns[keys] = turn
 
     def letting_go(self, hold: Hold, now: float) -> None:
         """A cohort's lock is about to be released on the servers: nobody of ours takes it before it is known whether

@@ -239,8 +239,8 @@ async def _look(io: Effects, lines: Lines, place: Place, watch: Watch) -> tuple[
 
 def _ours(lines: Lines, place: Place) -> bool:
     """One of this client has it."""
-    hold, sight = lines.newest.get(place.request.key or place.request.keys), place.line.sight
-    return hold is not None and sight is not None and hold.owner == sight[0]
+    turn, sight = lines.turns.get(place.request.key or place.request.keys), place.line.sight
+    return turn is not None and sight is not None and turn.owner == sight[0]
 
 
 def _sight(place: Place, poll: WideBallot, said: dict[int, tuple[bytes, int]], now: float) -> Sight:

@@ -152,8 +152,8 @@ class Client:
         return True
 
     def _watch(self, hold: Hold) -> None:
-        if self.settings.cohort and not hold.presented:
-            self.lines.newest[hold.key or hold.keys] = hold
+        if not hold.passes:
+            self.lines.took(hold)
         self.dog.add(hold)
         if not self.group.all_vote:
             self.dog.mend_soon()
