@@ -33,6 +33,11 @@ QUORUM = Plan(
 """Nodes that forget one after the other, while names rest and clients disagree about the date."""
 CANCELS = QUORUM._replace(names=("a",), users=2, think=0.05, work=0.02, storm=15.0)
 """Much contention, and many who are cancelled."""
+STOPPED = QUORUM._replace(
+    nodes=1, guard=False, clients=3, users=2, names=("a",), ttl=2.0, max_ttl=4.0, renew=False, fair=True, think=0.1,
+    faults=("slow network", "one-way partition", "stopped client", "stopped node", "drift", "cancel", "moods"), every=0.5,
+)  # fmt: skip
+"""A fair lock on one node, which is stopped again and again."""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
@@ -140,10 +145,12 @@ def test_a_task_is_cancelled_at_every_await_of_an_acquisition_and_a_release() ->
         (1200652, None),
         # Not mended but met: a clock that was set back kept a key for which nobody asked any more.
         (50680, None),
+        # Not mended but waited for: a node that had been stopped until after the storm was thought to be well.
+        (5000579, STOPPED),
     ],
     ids=[
         "leftover votes", "a node thought closed", "a fair claim at a closed node", "four nodes", "an hour left",
-        "who cannot push", "a clock set back",
+        "who cannot push", "a clock set back", "a node that is still stopped",
     ],
 )  # fmt: skip
 def test_what_was_found_once_stays_mended(seed: int, plan: Plan | None) -> None:

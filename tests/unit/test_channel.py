@@ -17,6 +17,7 @@ from handfast.core.handshake import Rejected, Steps, load_scripts
 from handfast.core.resp import encode
 from handfast.options import policy
 from handfast.wire.channel import DISCARD, Channel
+from handfast.wire.forward import Forward
 
 NODE = 3
 
@@ -24,7 +25,10 @@ NODE = 3
 class Asked:
     """A poll that keeps what it is given; decided by the first answer unless told otherwise."""
 
-    def __init__(self, width: int = 1, waiter: Any = None, sent: bytes = b"", guarded: bool = False) -> None:
+    def __init__(
+        self, width: int = 1, waiter: Any = None, sent: bytes = b"", guarded: bool = False, until: float = 1.0
+    ) -> None:
+        self.until = until
         self.width = width
         self.guarded = guarded
         self.sent = sent
@@ -319,6 +323,31 @@ def test_a_request_whose_asker_has_gone_is_not_sent_again(kind: str) -> None:
     taken(it)
     it.feed(NOSCRIPT + b":0\r\n")
     assert b"EVALSHA" not in taken(it)
+
+
+@pytest.mark.parametrize("kind", ["ballot", "question"])
+def test_what_was_sent_on_to_another_node_that_forgot_its_scripts_is_sent_again_there(kind: str) -> None:
+    home, it, waiter, poll = channel(), channel(), Waiter(), Asked()
+    it.request(b"EVALSHA x", Forward(home, waiter if kind == "question" else poll, 1, asking=False))
+    taken(it)
+    it.feed(NOSCRIPT)
+    assert taken(it) == load_scripts() + b"EVALSHA x"
+    it.feed(LOADED + b":7\r\n")
+    assert ([waiter.reply] if kind == "question" else poll.got) == [7]
+
+
+def test_what_is_over_is_not_sent_again() -> None:
+    """A renewal that meets NOSCRIPT when its lease has ended would keep the key for another ttl."""
+    it = channel()
+    over, goes_on = Asked(until=0.0), Asked(until=0.1)
+    it.request(encode(b"EVALSHA", b"extend"), over)
+    it.feed(NOSCRIPT)
+    assert [fault.kind for fault in over.got] == ["NOSCRIPT"]
+    assert load_scripts() not in taken(it)
+    it.request(encode(b"EVALSHA", b"extend"), goes_on)
+    it.feed(NOSCRIPT)
+    assert goes_on.got == []
+    assert taken(it).endswith(load_scripts() + encode(b"EVALSHA", b"extend"))
 
 
 def test_a_connection_that_ends_while_scripts_are_loaded_answers_all_the_same() -> None:

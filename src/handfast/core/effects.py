@@ -72,6 +72,8 @@ class Poll(Protocol):
     decided: bool
     over: bool
     """Nobody waits for it any more: set at the end of an exchange by a driver that completes no `waiter`."""
+    until: float
+    """By the driver's clock: from then on it must not be sent again."""
     waiter: Any
     """Set by a driver that needs to be told (a future); completed when `add` returns True."""
 

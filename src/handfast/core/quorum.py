@@ -47,6 +47,8 @@ class Ballot:
     """Told of noes that come after the decision."""
     over = False
     """Nobody waits for it any more, decided or not."""
+    until = float("inf")
+    """See effects.Poll."""
 
     def __init__(self, nodes: int, need: int, asked: int = 0) -> None:
         self.answers: list[Any] = [None] * nodes
@@ -131,7 +133,7 @@ class Rounds:
     Decided when every column is, or when all nodes have answered.
     """
 
-    __slots__ = ("answered", "asked", "ballots", "decided", "open", "over", "tail", "waiter", "width")
+    __slots__ = ("answered", "asked", "ballots", "decided", "open", "over", "tail", "until", "waiter", "width")
 
     guarded = False
 
@@ -142,8 +144,10 @@ class Rounds:
         asked: int,
         extra: int = 0,
         tail: Callable[[int, list[Any]], Fault | None] | None = None,
+        until: float = Ballot.until,
     ) -> None:
         self.ballots = ballots
+        self.until = until
         self.asked = asked
         self.answered = 0
         self.open = len(ballots)

@@ -72,7 +72,9 @@ async def renew(
     extensions = [
         commands.extend(hold, hold.owner, b"%d" % round(each * 1000)) for hold, each in zip(holds, ttls, strict=True)
     ]
-    rounds = Rounds(ballots, asked=group.n, extra=extra, tail=tail)
+    # Nothing is sent for what is lost, nor sent again.
+    until = min(hold.deadline for hold in holds)
+    rounds = Rounds(ballots, asked=group.n, extra=extra, tail=tail, until=until)
     patience = settings.terms.patience
     await io.exchange(b"".join(extensions) + suffix, rounds, patience)
     now = io.now()
@@ -125,7 +127,8 @@ async def _heal(io: Effects, group: Group, torn: list[tuple[Hold, Ballot]], pati
         payloads: list[bytes | None] = [None] * group.n
         payloads[i] = b"".join(heals)
         ballots = [Ballot(group.n, 1, 1) for _ in holds]
-        await io.exchange(payloads, Rounds(ballots, asked=1), patience)
+        until = min(hold.deadline for hold in holds)
+        await io.exchange(payloads, Rounds(ballots, asked=1, until=until), patience)
         for hold, ballot in zip(holds, ballots, strict=True):
             if ballot.won:
                 hold.late_vote(i)

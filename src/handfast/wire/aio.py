@@ -134,7 +134,9 @@ class AioLane(Ears, Patience):
         self.up += 1
         for payload, poll in backlog:
             # Whoever gave up has undone its attempt elsewhere; sending it now would leave a lock behind.
-            if poll.waiter is not None and not poll.waiter.over:
+            if self.now() >= poll.until:
+                self._answer(poll, link)
+            elif poll.waiter is not None and not poll.waiter.over:
                 pipe.channel.request(payload, poll)
                 self._voting |= poll.guarded
                 self.turn()

@@ -180,7 +180,7 @@ class Lane(Ears):
             self._connecting.discard(index)
             payload: bytes | None = None
             # A vote was made for the node as it was known before; what it may have forgotten since is not in it.
-            if poll is not None and not (poll.guarded and self.group.guard):
+            if poll is not None and not (poll.guarded and self.group.guard) and self.now() < poll.until:
                 payload = payload_for(payloads, index)
             if fault is not None or sock is None or channel is None:
                 link.failed(fault or NOT_CONNECTED, _clock())

@@ -71,6 +71,7 @@ class _Sink:
     guarded = False
     decided = False
     over = False
+    until = float("inf")
 
     def __init__(self, width: int = 1) -> None:
         self.width = width
@@ -256,12 +257,15 @@ class Channel:
     def _again(self, poll: Any, payload: bytes, reply: Any) -> bool:
         """Send the request once more: elsewhere, if the server says so; here, with the scripts, if it has forgotten them.
 
-        Not for who has gone meanwhile and has undone what it asked for: it must not be carried out now.
+        Not for who has gone meanwhile and has undone what it asked for, nor for what has come to its end: it must not be
+        carried out now.
         """
         faults = [r for r in (reply if type(reply) is list else [reply]) if type(r) is Fault]
         if not payload or not faults:
             return False
-        if type(poll) is not self._question and (poll.over or (poll.waiter is not None and poll.waiter.over)):
+        if type(poll) is not self._question and (
+            poll.over or (poll.waiter is not None and poll.waiter.over) or self.now() >= poll.until
+        ):
             return False
         if self.strayed is not None and self.strayed(poll, payload, faults[0]):
             return True

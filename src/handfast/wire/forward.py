@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from handfast.core.quorum import Ballot
 from handfast.core.resp import encode
 from handfast.wire.channel import Channel
 
@@ -24,6 +25,7 @@ class Forward:
     def __init__(self, channel: Channel, poll: Any, width: int, asking: bool) -> None:
         self.channel = channel
         self.poll = poll
+        self.until: float = getattr(poll, "until", Ballot.until)  # a question has none
         self.width = width + asking
         self.asking = asking
         """The first reply is to ASKING: it says nothing."""

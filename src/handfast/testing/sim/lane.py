@@ -121,7 +121,9 @@ class Link(LinkState):
             lane.up += 1
             for payload, poll in backlog:
                 # Whoever gave up has undone its attempt elsewhere; sending it now would leave a lock behind.
-                if not poll.waiter.over:
+                if lane.now() >= poll.until:
+                    self.answer(poll)
+                elif not poll.waiter.over:
                     young.request(payload, poll)
                     self.write(again=True)
         lane.tried()

@@ -103,7 +103,7 @@ class Scenario:
         world.at(AUDIT_EVERY, self._audit)
         world.run(BEFORE)
         self.storm = storm = Storm(self)
-        self.observer.quiet = lambda: world.now > storm.quiet_at + SETTLED
+        self.observer.quiet = lambda: not storm.restless and world.now > storm.quiet_at + SETTLED
         for client in self.clients:
             self._populate(client)
         world.run(BEFORE + plan.storm)
@@ -134,8 +134,9 @@ class Scenario:
         """Faults that are under way end soon by themselves; the rest ends now."""
         self.world.note("FAULT", "all is mended")
         self.net.mend_all()
-        if storm.quiet_at == float("inf"):
-            storm.quiet_at = self.world.now
+        if storm.restless:
+            storm.restless = False
+            storm.quiet_at = max(storm.quiet_at, self.world.now)
 
     def _audit(self) -> None:
         self.observer.audit()

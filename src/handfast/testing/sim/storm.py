@@ -39,6 +39,8 @@ class Storm:
         self.plan = scene.plan
         self.over = False
         self.quiet_at = 0.0
+        self.restless = bool({"slow network", "loss", "distance"} & set(self.plan.faults))
+        """Something is wrong all the time, until the storm is over."""
         self._doomed: set[int] = set()
         """Nodes that will come back without their memory."""
         for fault in self.plan.faults:
@@ -57,8 +59,6 @@ class Storm:
         if "forgets after voting" in faults:
             for node in scene.nodes:
                 node.forgetting = self._forgets_after_voting
-        if {"slow network", "loss", "distance"} & set(faults):
-            self.quiet_at = float("inf")
 
     def _again(self, strike: Callable[[], None]) -> None:
         self.world.at(self.world.now + self.rng.expovariate(1 / self.plan.every), self._strike, strike)
