@@ -159,14 +159,14 @@ class Lock(LockView):
         patience = settings.wait if wait is ... else 0.0 if wait is _AT_ONCE else patience_of(wait)
         if self._reentrant:
             return client._reenter(self, terms, patience)
-        if settings.fair or client._lines.by_keys:
-            return client._acquire(self, terms, patience)
         io = client._io
         if client._fleet is not None:
             io = client._fleet.known.get(self.key) or client._fleet.at(self.key or self.keys[0])
         # Looking up the running loop costs more than anything else here: once in a turn will do.
         if io is None or client._closed or not (io.turning or io.loop is _get_running_loop()):
             return client._acquire(self, terms, patience)
+        if settings.fair or client._lines.by_keys:
+            return client._contend(io, self, terms, patience)
         return mutex.acquire(io, self, terms, patience, client)
 
     async def try_acquire(self, *, ttl: Seconds | None = None) -> Lease | None:
@@ -297,18 +297,18 @@ class Client(BaseClient[Lock]):
         return self._lanes().loop
 
     async def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
-        """The first one, one of a fair lock, or one for which others may be waiting."""
-        io, fairly = self._io, request.settings.fair
-        if io is None or self._closed or io.loop is not _get_running_loop():
-            io = self._driver(request)
-        lease: Lease
-        if wait == 0 and fairly:
-            lease = await fair.try_acquire(io, request, terms, self)
-        elif wait == 0 or not (fairly or self._lines.waited_for(request)):
-            lease = await mutex.acquire(io, request, terms, wait, self)
-        else:
-            lease = await line_up(io, self._lines, request, terms, wait, io.now(), self)
+        """The first one, or one that is asked for where no loop runs yet."""
+        lease: Lease = await self._contend(self._driver(request), request, terms, wait)
         return lease
+
+    def _contend(self, io: AioDriver, request: Request, terms: Terms, wait: float | None) -> Coroutine[Any, Any, Any]:
+        """One of a fair lock, or one for which others may be waiting."""
+        if request.settings.fair:
+            if wait == 0:
+                return fair.try_acquire(io, request, terms, self)
+        elif wait == 0 or not self._lines.waited_for(request):
+            return mutex.acquire(io, request, terms, wait, self)
+        return line_up(io, self._lines, request, terms, wait, None, self)
 
     def _line_up(self, request: Request, terms: Terms, wait: float | None, since: float) -> Coroutine[Any, Any, Any]:
         """See core.hold.Keeper."""

@@ -15,24 +15,30 @@ __all__ = ["line_up"]
 
 
 async def line_up(
-    lobby: Lobby, lines: Lines, request: Request, terms: Terms, wait: float | None, since: float, keeper: Usher
+    lobby: Lobby, lines: Lines, request: Request, terms: Terms, wait: float | None, since: float | None, keeper: Usher
 ) -> Any:
-    """Stand in line until it is ours: what `keeper` makes of it. Raises NotAcquired when `wait` is over."""
+    """Stand in line until it is ours: what `keeper` makes of it. Raises NotAcquired when `wait` is over, which counts
+    since then, or now."""
+    if since is None:
+        since = lobby.now()
     place = lines.join(request, terms, lobby.bell(), since, wait, lobby.who())
     outcome = "acquired"
     try:
         # Not a loop first: in CPython 3.11 an interrupt on the way back to the very beginning of a `try` is outside it.
         head = fair.acquire if request.settings.fair else waiting.at_the_head
         while place.line.head is not place:
-            lines.began(place)
+            if lines.telling:
+                lines.began(place)
             await lobby.park(place.bell, place.until)
             place.headed = lobby.now()
             waiting.stay(lines, place, place.headed)
         if request.settings.cohort:
             # The usual way of a cohort's lock, for which no connection is needed.
+            now = place.headed
             if place.given is None:
                 await waiting.rely_on_sibling(lobby, place)
-            passed = place.usable(lobby.now())
+                now = lobby.now()
+            passed = place.usable(now)
             if passed is not None:
                 return waiting.take(place, passed, keeper)
         return await lobby.visit(head, lines, place, keeper)
