@@ -1,7 +1,8 @@
 # Two commands do all the set-up: `make demo` and `make test`. Both make their own .venv.
 PYTHON ?= python3
 BIN := .venv/bin
-WORKERS ?= 3
+# More than there are cores: much of the suite waits.
+WORKERS ?= 4
 
 .PHONY: demo lab test test-long lint unit sim soak mutants chaos chaos-peers bench clean
 

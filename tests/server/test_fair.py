@@ -161,9 +161,12 @@ async def test_a_release_hands_over_in_one_step_and_wakes_nobody_else(mode: str,
         clients = [await stack.enter_async_context(connected(mode, server.url, ttl=LONG)) for _ in range(4)]
         lease = await clients[0].lock("a", fair=True).acquire()
         waiting: list[asyncio.Future[Any]] = []
+        asked = calls(server, "evalsha")
         for client in clients[1:]:
             waiting.append(begin(mode, client.lock("a", fair=True)))
             await queued(server, len(waiting))
+        # Briefly at first, and then for as long as it takes.
+        await eventually_async(lambda: calls(server, "evalsha") == asked + 2 * len(waiting), what="all have asked twice")
         before = (calls(server, "evalsha"), calls(server, "publish"))
         heir = queue(server)[0]
         assert await lease.release()

@@ -17,7 +17,7 @@ import pytest
 from tests.waiting import eventually_async, in_time, renewal_of
 
 import handfast
-from handfast import ConfigError, Contended, LeaseLost, NoQuorum, aio
+from handfast import ConfigError, Contended, LeaseLost, NoQuorum, NotAcquired, aio
 from handfast.testing import Server, Servers
 
 LONG = 25.0
@@ -795,6 +795,44 @@ def test_closing_a_client_that_is_connecting_leaves_no_socket(one: Server, turns
         gc.collect()
     assert not [str(warning.message) for warning in seen]
     assert free(one, "a")()
+
+
+@pytest.mark.parametrize("turns", range(1, 8))
+def test_closing_a_client_that_is_connecting_is_told_to_who_waits_for_it(one: Server, turns: int) -> None:
+    """Also if it is closed in the very turn in which it would begin to connect."""
+
+    async def main() -> None:
+        client = aio.connect(one.url)
+        task = asyncio.create_task(client.lock("a").acquire())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await client.close()
+        async with asyncio.timeout(1):
+            await asyncio.wait([task])
+        assert isinstance(task.exception(), (ConfigError, NotAcquired))
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_connecting_task_that_somebody_cancels_is_made_anew(one: Server, turns: int) -> None:
+    """Programs cancel all tasks there are, and some go on."""
+
+    async def main() -> None:
+        async with aio.connect(one.url) as client:
+            task = asyncio.create_task(client.lock("a").acquire())
+            ours: list[asyncio.Task[Any]] = []
+            while not ours:
+                await asyncio.sleep(0)
+                ours = [each for each in asyncio.all_tasks() if each.get_name() == "handfast-connect"]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            ours[0].cancel()
+            async with asyncio.timeout(3):
+                assert await (await task).release()
+
+    asyncio.run(main())
 
 
 def test_no_tasks_are_left_when_the_client_is_closed(one: Server) -> None:

@@ -72,8 +72,8 @@ class Cluster(Servers):
         return [self._named(name) for name in sorted(slots, key=lambda name: min(slots[name]))]
 
     def replicas_of(self, master: Server) -> list[Server]:
-        name = self._member(master).id
-        return [self._named(each) for each, its in self._view().master_of.items() if its == name]
+        name, master_of = self._member(master).id, self._view().master_of
+        return [member for member in self._members if master_of.get(member.id) == name]
 
     def replica_of(self, master: Server) -> Server:
         """The first of its replicas."""

@@ -107,6 +107,7 @@ class AioLane(Ears, Patience):
         for link in self.links:
             if link.channel is None and link.connecting is None and link.due(now, force=force):
                 link.connecting = self.loop.create_task(self._connect(link), name="handfast-connect")
+                link.connecting.add_done_callback(link.tried)
 
     async def _connect(self, link: AioLink) -> None:
         pipe: Pipe | None = None

@@ -97,3 +97,8 @@ class AioLink(LinkState):
         """Requests answered so far."""
         self.backlog: list[tuple[bytes, Poll]] = []
         """What to send once connected, for those who then still wait."""
+
+    def tried(self, task: asyncio.Task[None]) -> None:
+        """Its task has ended. Mostly it has said so itself, but not one that was cancelled before its first step."""
+        if self.connecting is task:
+            self.connecting = None
