@@ -227,6 +227,7 @@ class Client(BaseClient[Lock]):
         self._io: AioDriver | None = None
         self._fleet: AioFleet | None = None
         """Instead, for a client of clusters."""
+        self._closing: asyncio.Task[None] | None = None
         self._owned: weakref.WeakKeyDictionary[Any, dict[Any, Entry]] = weakref.WeakKeyDictionary()
 
     def locked(
@@ -250,13 +251,13 @@ class Client(BaseClient[Lock]):
         return decorate
 
     async def close(self) -> None:
-        """Release what is still held and renewed, and end all connections."""
-        if self._closed:
-            return
-        with self._dog_lock:  # whoever attaches a watchdog has done so before, or does no more
-            self._closed = True
-        self._forget()
-        self._lines.close()
+        """Release what is still held and renewed, and end all connections; also if whoever calls it is cancelled."""
+        if self._shut():
+            self._closing = asyncio.create_task(self._end(), name="handfast-close")
+        if self._closing is not None and not self._closing.done():
+            await asyncio.shield(self._closing)
+
+    async def _end(self) -> None:
         if self._dog is not None:
             await asyncio.wrap_future(self._dog.detach(self._group))
         for lanes in (self._io, self._fleet):

@@ -353,6 +353,16 @@ class BaseClient(Generic[L]):
         if not self._closed:
             self._watchdog().finish(hold)
 
+    def _shut(self) -> bool:
+        """From now on it makes no locks, and who waits for one is told; True for the one caller that sees to the rest."""
+        with self._dog_lock:  # whoever attaches a watchdog has done so before, or does no more
+            if self._closed:
+                return False
+            self._closed = True
+        self._forget()
+        self._lines.close()
+        return True
+
     def _last_words(self, dog: Watchdog) -> None:
         """At the end of the process: release what is renewed for its sake."""
         dog.last_words(self._group)

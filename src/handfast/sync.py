@@ -241,19 +241,17 @@ class Client(BaseClient[Lock]):
 
     def close(self) -> None:
         """Release what is still held and renewed, and end all connections."""
-        if self._closed:
+        if not self._shut():
             return
-        with self._dog_lock:  # whoever attaches a watchdog has done so before, or does no more
-            self._closed = True
-        self._forget()
-        self._lines.close()
-        if self._dog is not None:
-            self._dog.detach(self._group).result()
-        while self._lanes:
-            self._lanes.pop().close()
-        if self._pool is not None:
-            self._pool.close()
-        self._where.close()
+        try:
+            if self._dog is not None:
+                self._dog.detach(self._group).result()
+        finally:  # an interrupt ends the waiting, nothing else
+            while self._lanes:
+                self._lanes.pop().close()
+            if self._pool is not None:
+                self._pool.close()
+            self._where.close()
 
     def __enter__(self) -> Client:
         return self

@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from handfast.core import commands, guard, renewal
@@ -64,6 +64,8 @@ class Charge:
         self.shake = shake
         self.driver: AioDriver | AioFleet | None = None
         self.mending: asyncio.Task[Any] | None = None
+        self.releases: set[asyncio.Task[Any]] = set()
+        """Of what was left to the watchdog to release."""
 
 
 class Watchdog:
@@ -151,8 +153,17 @@ class Watchdog:
             return not self._ended
 
     def detach(self, group: Group) -> concurrent.futures.Future[None]:
-        """A client closes: its renewed leases are released, its connections ended. Returns a concurrent future."""
-        return asyncio.run_coroutine_threadsafe(self._detach(group), self._loop)
+        """A client closes: its leases are released, its connections ended. Not to be stopped half-way: whoever waits for
+        it may go, and it goes on."""
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+        done.set_running_or_notify_cancel()  # so it cannot be cancelled
+        with self._roster.lock:
+            charge = self._charges.get(group)
+        if charge is None:
+            done.set_result(None)
+        else:  # for which the loop goes on
+            self._call(lambda: self._start(self._detach(charge)).add_done_callback(lambda _: done.set_result(None)))
+        return done
 
     def renewed(self, group: Group) -> list[Hold]:
         """A client's holds that are renewed, for ever or for long."""
@@ -179,8 +190,7 @@ class Watchdog:
     async def _watch(self) -> None:
         while True:
             self._bell.clear()
-            while self._left:
-                self._start(self._release(self._left.popleft()))
+            self._release_left()
             if clock.now() >= self._look_at:
                 self._look_at = FOREVER
                 self._file_nursery()
@@ -215,6 +225,14 @@ class Watchdog:
             self.nursery.discard(hold)
             if hold.state == HELD:
                 self._file(hold, renewal.due(hold, hold.renew_from))
+
+    def _release_left(self) -> None:
+        while self._left:
+            hold = self._left.popleft()
+            task, charge = self._start(self._release(hold)), self._charges.get(hold.group)
+            if charge is not None:
+                charge.releases.add(task)
+                task.add_done_callback(charge.releases.discard)
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self._loop.create_task(work)
@@ -351,15 +369,14 @@ class Watchdog:
         finally:
             charge.mending = None
 
-    async def _detach(self, group: Group) -> None:
-        charge = self._charges.get(group)
-        if charge is None:
-            return
+    async def _detach(self, charge: Charge) -> None:
+        group = charge.group
+        self._release_left()
         left = self.renewed(group)
-        if left:
+        if left or charge.releases:
             try:
                 async with asyncio.timeout(CLOSE_PATIENCE):
-                    await self._release_all(left)
+                    await asyncio.gather(*map(self._release, left), *charge.releases)
             except TimeoutError:
                 pass  # the servers do not answer; the ttl ends the leases
         for hold in left:
@@ -375,15 +392,10 @@ class Watchdog:
             self._charges.pop(group, None)
         self._bell.set()
 
-    async def _release_all(self, holds: Iterable[Hold]) -> None:
-        await asyncio.gather(*[self._release(hold) for hold in holds])
-
     async def _finish_all(self, group: Group) -> None:
         """Release what a client still holds, and finish what was left for the watchdog to release."""
-        left = self.renewed(group)
-        while self._left:
-            left.append(self._left.popleft())
-        await self._release_all(left)
+        self._release_left()
+        await asyncio.gather(*map(self._release, self.renewed(group)))
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def last_words(self, group: Group) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
@@ -831,6 +832,40 @@ def test_a_connecting_task_that_somebody_cancels_is_made_anew(one: Server, turns
             ours[0].cancel()
             async with asyncio.timeout(3):
                 assert await (await task).release()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fair", [False, True], ids=["plain", "fair"])
+def test_closing_a_client_in_whatever_turn_of_its_first_acquisition_leaves_no_key(one: Server, fair: bool) -> None:
+    async def main(turns: int) -> None:
+        client = aio.connect(one.url, ttl=LONG)
+        task = asyncio.create_task(client.lock("a", fair=fair).acquire())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await client.close()
+        await asyncio.wait([task])
+
+    for turns in range(40):
+        asyncio.run(main(turns))
+        assert one.command("EXISTS", "handfast:{a}", "handfast:{a}:q") == 0, f"closed in turn {turns}"
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_closing_that_is_cancelled_goes_on(one: Server, turns: int) -> None:
+    async def main() -> None:
+        client = aio.connect(one.url, ttl=LONG)
+        lease = await client.lock("a").acquire()
+        closing = asyncio.create_task(client.close())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        await client.close()
+        assert not lease.valid
+        assert free(one, "a")()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        await eventually_async(lambda: "handfast-watchdog" not in [thread.name for thread in threading.enumerate()])
 
     asyncio.run(main())
 

@@ -97,6 +97,35 @@ def test_closing_while_the_servers_hang_does_not_fail(three: Servers) -> None:
     assert not lease.valid
 
 
+def test_closing_waits_for_what_was_left_to_the_watchdog(one: Server) -> None:
+    """A lease was dropped, and its release is on its way when the client is closed."""
+    client = handfast.connect(one.url, ttl=30.0)
+    lease = client.lock("a").acquire()
+    one.pause()
+    del lease
+    dog = client._dog
+    assert dog is not None
+    eventually(lambda: any(charge.releases for charge in dog._charges.values()))
+    back = threading.Timer(0.1, one.resume)
+    back.start()
+    client.close()
+    back.join()
+    assert one.command("EXISTS", "handfast:{a}") == 0
+
+
+def test_two_threads_that_close_a_client_at_once_both_come_back(one: Server) -> None:
+    client = handfast.connect(one.url)
+    client.lock("a").acquire().release()
+    threads = [threading.Thread(target=client.close, daemon=True) for _ in range(2)]
+    with client._dog_lock:  # neither is before the other
+        for thread in threads:
+            thread.start()
+        passed(0.05)
+    for thread in threads:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in threads)
+
+
 def test_closing_while_the_watchdog_connects_leaves_no_connection_open(three: Servers) -> None:
     with opened(three, max_ttl=1.0):
         pass

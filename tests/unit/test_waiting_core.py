@@ -20,7 +20,7 @@ from handfast.core.hold import Hold
 from handfast.core.line import YIELD, Line, Place
 from handfast.core.lineup import line_up
 from handfast.core.mutex import OUTAGE
-from handfast.core.waiting import LOOK_AGAIN, LOOK_AT_DEAF, OVERDUE
+from handfast.core.waiting import LOCAL_FIRST, LOOK_AGAIN, LOOK_AT_DEAF, OVERDUE
 from handfast.drivers.threads import run
 from handfast.errors import ConfigError, Contended, HandfastError, NoQuorum
 from handfast.testing import Server, available
@@ -766,6 +766,17 @@ def test_the_head_of_a_cohort_relies_on_its_sibling_for_a_moment_before_it_asks_
     taken = run(line_up(io, io.lines, io.request, io.terms, None, io.now(), io.keeper))
     assert taken.owner == hold.owner
     assert io.sent == []
+
+
+@FAIR
+def test_who_relies_on_a_sibling_hears_that_its_client_is_closed(fair: bool) -> None:
+    io = Scene(1, cohort=3, fair=fair, ttl=9.0)
+    siblings(io, True)
+    began = io.now()
+    io.later(began + LOCAL_FIRST / 2, io.lines.close)
+    with pytest.raises(ConfigError, match="closed while it waited"):
+        run(line_up(io, io.lines, io.request, io.terms, None, began, io.keeper))
+    assert io.time - began < LOCAL_FIRST
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])

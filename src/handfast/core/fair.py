@@ -161,7 +161,7 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
         seen, heeded, channel = b"", 0, b""  # not a loop first: see line_up
         while hold is None:
             if settings.cohort:
-                await waiting.rely_on_sibling(io, place)
+                await waiting.rely_on_sibling(io, lines, place)
                 now = clock()
                 hold = place.usable(now)
                 if hold is not None:
@@ -175,6 +175,8 @@ async def acquire(io: Effects, lines: Lines, place: Place, keeper: Keeper) -> An
                 now = clock()
             if not group.fine:
                 await mutex.admit(io, group, until)
+            if lines.closed:
+                waiting.stay(lines, place, now)
             patience = terms.patience if until is None else place.at_most(terms.patience, now)
             answer: Any = io.channel or await _channel(io, group, patience)
             if type(answer) is bytes:

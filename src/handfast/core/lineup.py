@@ -36,7 +36,7 @@ async def line_up(
             # The usual way of a cohort's lock, for which no connection is needed.
             now = place.headed
             if place.given is None:
-                await waiting.rely_on_sibling(lobby, place)
+                await waiting.rely_on_sibling(lobby, lines, place)
                 now = lobby.now()
             passed = place.usable(now)
             if passed is not None:

@@ -125,7 +125,7 @@ async def _until_worth_a_try(io: Effects, lines: Lines, place: Place, watch: Wat
     line, group = place.line, place.request.group
     while True:
         stay(lines, place, io.now())
-        sibling = await rely_on_sibling(io, place)
+        sibling = await rely_on_sibling(io, lines, place)
         now = io.now()
         if place.given is not None or (sibling is not None and not still_held(sibling, now) and now >= line.yields):
             return
@@ -166,13 +166,14 @@ async def _until_worth_a_try(io: Effects, lines: Lines, place: Place, watch: Wat
         return
 
 
-async def rely_on_sibling(io: Effects | Lobby, place: Place) -> Hold | None:
+async def rely_on_sibling(io: Effects | Lobby, lines: Lines, place: Place) -> Hold | None:
     """For a moment one of a cohort counts on its sibling, which may pass the lock on; the sibling, if there is one."""
     holder, now = place.line.holder, io.now()
     if place.given is not None or holder is None or not still_held(holder, now):
         return None
     if holder.passes < place.request.settings.cohort:
         await io.park(place.bell, place.sooner(now + LOCAL_FIRST))
+        stay(lines, place, io.now())  # it rings once only
     return holder
 
 

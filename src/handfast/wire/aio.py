@@ -33,6 +33,8 @@ _new = object.__new__
 PING: Final = encode(b"PING")
 CROWD: Final = 200
 """When so many have been resumed, what they sent leaves before the others come: the servers work meanwhile."""
+LAST_ROUNDS: Final = 6
+"""How often a closing lane waits for those who are not through yet."""
 IN_A_ROW: Final = 32
 """How often those are resumed whom the last ones have woken, before the loop is let go on."""
 
@@ -399,10 +401,13 @@ class AioLane(Ears, Patience):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # Twice: whoever is answered along with the first may then have something to undo.
-        for _ in range(2):
+        # Who is answered meanwhile may have something more to ask, and then to undo.
+        for _ in range(LAST_ROUNDS):
             if self.up:
                 await self.exchange(PING, Ballot(len(self.links), len(self.links)), 0.05)
+            await asyncio.sleep(0)
+            if not self.turning and not any(link.channel and link.channel.pending for link in self.links):
+                break
         for link in self.links:
             if link.channel is not None:
                 self.down(link, NOT_CONNECTED)
