@@ -388,8 +388,11 @@ def _after_fork() -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    for client in list(_clients):
-        if not client._closed and client._dog is not None:
+    clients = [client for client in list(_clients) if not client._closed]
+    for client in clients:
+        client._lines.close(exiting=True)  # or what is released now goes to a waiting thread that ends with the process
+    for client in clients:
+        if client._dog is not None:
             client._last_words(client._dog)
 
 

@@ -8,6 +8,8 @@ __all__ = ["debug", "debugs", "exception", "warning"]
 
 
 def warning(text: str, *args: object) -> None:
+    if sys.is_finalizing():
+        return  # nothing can be imported any more, and nobody would read it
     import logging
 
     logging.getLogger("handfast").warning(text, *args)

@@ -384,13 +384,12 @@ class Watchdog:
             hold.end()
         for hold in self.held(group):
             self.remove(hold)
+        with self._roster.lock:
+            self._charges.pop(group, None)  # from here on nothing is begun for it
         if charge.mending is not None:
             charge.mending.cancel()
         if charge.driver is not None:
             await charge.driver.close()
-        with self._roster.lock:
-            self._charges.pop(group, None)
-        self._bell.set()
 
     async def _finish_all(self, group: Group) -> None:
         """Release what a client still holds, and finish what was left for the watchdog to release."""

@@ -84,6 +84,11 @@ async def queued(server: Server, count: int) -> None:
     await eventually_async(lambda: len(claims(server)) == count, what=f"{count} in the queue")
 
 
+def test_what_is_no_claim_is_not_shown_as_a_waiter(server: Server) -> None:
+    server.command("RPUSH", QUEUE, "rubbish", b"\xff" * 60)
+    assert queue(server) == []
+
+
 # -- the order -----------------------------------------------------------------------------------------------------
 
 

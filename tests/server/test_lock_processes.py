@@ -228,6 +228,23 @@ def test_the_end_of_a_program_releases_what_it_holds(one: Server, host: str) -> 
     assert one.command("EXISTS", "handfast:{a}") == 0
 
 
+@pytest.mark.parametrize("options", ["", "fair=True", "cohort=8"], ids=["plain", "fair", "cohort"])
+def test_the_end_of_a_program_gives_nothing_to_its_own_waiting_threads(one: Server, options: str) -> None:
+    """They end with it, and would keep the lock for a ttl."""
+    program = f"""
+import sys, threading, handfast
+client = handfast.connect(sys.argv[1], ttl={LONG})
+waiting = threading.Event()
+client.listen(lambda event: waiting.set())
+lease = client.lock("a", {options}).acquire()
+threading.Thread(target=client.lock("a", {options}).acquire, daemon=True).start()
+waiting.wait()
+"""
+    with process(program, one.url) as ended:
+        assert ended.communicate(timeout=10)[1] == "", "and without a word"
+    assert one.command("EXISTS", "handfast:{a}") == 0
+
+
 def test_an_exception_that_ends_a_program_releases_what_it_holds(one: Server) -> None:
     with process(HOLD + "raise SystemExit(3)", one.url, LONG) as holding:
         holding.communicate(timeout=10)

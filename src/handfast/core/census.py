@@ -85,7 +85,9 @@ async def waiters(io: Effects, request: Request, mine: list[str]) -> list[str]:
     queued: list[str] = []
     if request.settings.fair:
         said = await _asked(io, request, commands.queue(request), 2)
-        queued = [commands.owner_in(claim).decode(errors="replace") for claim in said[0][0]]
+        # What is no claim was put there by somebody else, and is passed over by the server too.
+        claims = [claim for claim in said[0][0] if claim[:43].isdigit()]
+        queued = [commands.owner_in(claim).decode(errors="replace") for claim in claims]
     start = request.settings.owner_start.decode(errors="replace")
     # The head of our own line stands in the server's queue already.
     return queued + [start + who for who in (mine[1:] if queued else mine)]

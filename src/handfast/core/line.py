@@ -141,6 +141,8 @@ class Lines:
         self.tell = tell
         """Told of each waiting's beginning (no outcome) and end: who, after how many seconds, and how it ended."""
         self.closed = False
+        self.exiting = False
+        """The whole process ends."""
         self.near_from = 0.0
         """Since when, or from when on, servers are thought to be so near that waiting briefly makes sense."""
         self.warned = False
@@ -288,10 +290,10 @@ class Lines:
             line = self.by_keys.get(request.key or request.keys)
             return [place.who for place in line.places] if line is not None else []
 
-    def close(self) -> None:
+    def close(self, *, exiting: bool = False) -> None:
         """Nobody gets anything any more; wake all, to let them know."""
         with self.lock:
-            self.closed = True
+            self.closed, self.exiting = True, exiting
             # A list first: who leads a line comes without the lock.
             places = [place for line in list(self.by_keys.values()) for place in line.places]
         for place in places:

@@ -51,6 +51,8 @@ LONGEST: Final = 3600.0
 
 def stay(lines: Lines, place: Place, now: float) -> None:
     """Go on waiting, or raise why not."""
+    if lines.exiting:
+        raise SystemExit  # of a thread that nobody waits for: it ends without a word
     if lines.closed:
         raise ConfigError("this client was closed while it waited for the lock")
     if place.until is not None and now >= place.until and place.given is None:
