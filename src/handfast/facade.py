@@ -81,6 +81,11 @@ class BaseClient(Generic[L]):
             from handfast.drivers.routes import Routes
 
             self._routes = Routes(addresses)
+        # Late, because it brings asyncio along; but not at the first lock: a child that another thread forks meanwhile
+        # would wait for that import for ever.
+        from handfast import watchdog
+
+        self._attach = watchdog.attach
         self._dog: Watchdog | None = None
         self._dog_lock = threading.Lock()
         self._ending: Callable[[Hold], None] = self._nothing
@@ -281,15 +286,12 @@ class BaseClient(Generic[L]):
     def _watchdog(self) -> Watchdog:
         dog = self._dog
         if dog is None:
-            # Late, because it brings asyncio along.
-            from handfast import watchdog
-
             with self._dog_lock:
                 dog = self._dog
                 if dog is None:
                     if self._closed:
                         raise ConfigError("this client was closed while it waited for the lock")
-                    dog = self._dog = watchdog.attach(self._group, self._addresses, self._shake)
+                    dog = self._dog = self._attach(self._group, self._addresses, self._shake)
                     self._ending = dog.remove
         return dog
 

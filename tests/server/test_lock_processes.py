@@ -245,6 +245,26 @@ waiting.wait()
     assert one.command("EXISTS", "handfast:{a}") == 0
 
 
+@pytest.mark.parametrize("delay", [0.003, 0.008, 0.02])
+def test_a_child_that_is_forked_during_the_first_acquisition_of_a_thread_can_take_locks(one: Server, delay: float) -> None:
+    program = """
+import os, signal, sys, threading, time, handfast
+client = handfast.connect(sys.argv[1])
+first = threading.Thread(target=lambda: client.lock("a").acquire().release())
+first.start()
+time.sleep(float(sys.argv[2]))
+child = os.fork()
+if child == 0:
+    signal.alarm(5)
+    client.lock("b").acquire().release()
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+first.join()
+"""
+    with process(program, one.url, delay) as forking:
+        assert forking.communicate(timeout=10) == ("0\n", "")
+
+
 def test_an_exception_that_ends_a_program_releases_what_it_holds(one: Server) -> None:
     with process(HOLD + "raise SystemExit(3)", one.url, LONG) as holding:
         holding.communicate(timeout=10)
