@@ -246,7 +246,9 @@ waiting.wait()
 
 
 @pytest.mark.parametrize("delay", [0.003, 0.008, 0.02])
-def test_a_child_that_is_forked_during_the_first_acquisition_of_a_thread_can_take_locks(one: Server, delay: float) -> None:
+def test_a_child_that_is_forked_during_the_first_acquisition_of_a_thread_can_take_locks(
+    one: Server, delay: float
+) -> None:
     program = """
 import os, signal, sys, threading, time, handfast
 client = handfast.connect(sys.argv[1])
