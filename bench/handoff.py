@@ -187,6 +187,7 @@ def _named(best: dict[tuple[str, int], HandoffFigure]) -> dict[str, float | None
     fair, floor = rivals.FAIR, FLOOR.what
     return {
         "handoff": ratio(speed(fair, SOME), speed(floor, SOME)),
+        "handoff_fenced": ratio(speed(rivals.FENCED, SOME), speed(floor, SOME)),
         "handoff_latency": ratio(latency(fair), latency(floor)),
         "handoff_64_over_2": ratio(speed(fair, MANY), speed(fair, FEW)),
         # What this machine makes of so many processes, whatever they do.

@@ -12,6 +12,7 @@ from bench.member import Rival, Taking
 from bench.ours import NAME, policies
 
 FAIR = f"{NAME} fair"
+FENCED = f"{FAIR}, fenced"
 
 
 @contextlib.contextmanager
@@ -65,14 +66,14 @@ def pottery(url: str, name: str) -> Iterator[Taking]:
 
 
 def ours(node_timeout: float | None) -> list[Rival]:
-    """The first is measured as often as the floor, and like it without fencing tokens; the others less."""
+    """The fair ones are measured as often as the floor, which has no fencing tokens; the first has none either."""
     kinds: list[tuple[str, dict[str, Any]]] = [
         (FAIR, {"fair": True, "fence": False}),
-        (f"{FAIR}, fenced", {"fair": True}),
+        (FENCED, {"fair": True}),
         (NAME, {"fence": False}),
     ]
     return [
-        Rival(what, partial(handfast_lock, options=options, node_timeout=node_timeout), peer=what != FAIR)
+        Rival(what, partial(handfast_lock, options=options, node_timeout=node_timeout), peer=what == NAME)
         for what, options in kinds
     ]
 

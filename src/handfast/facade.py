@@ -365,6 +365,9 @@ class BaseClient(Generic[L]):
         self._lines.close()
         return True
 
+    def _send_away(self) -> None:
+        """At the end of the process: who still waits must not get what is released now. No task does: its loop ended."""
+
     def _last_words(self, dog: Watchdog) -> None:
         """At the end of the process: release what is renewed for its sake."""
         dog.last_words(self._group)
@@ -392,7 +395,7 @@ def _after_fork() -> None:
 def _at_exit() -> None:
     clients = [client for client in list(_clients) if not client._closed]
     for client in clients:
-        client._lines.close(exiting=True)  # or what is released now goes to a waiting thread that ends with the process
+        client._send_away()
     for client in clients:
         if client._dog is not None:
             client._last_words(client._dog)

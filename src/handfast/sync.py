@@ -383,6 +383,9 @@ class Client(BaseClient[Lock]):
             if hold.state == HELD:
                 dog.refile(hold)
 
+    def _send_away(self) -> None:
+        self._lines.close(exiting=True)
+
     def _last_words(self, dog: Watchdog) -> None:
         # A connection that is there already: at this point no new thread may be started to make one.
         lane = self._lanes.pop() if self._lanes else None

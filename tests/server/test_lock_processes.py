@@ -245,6 +245,28 @@ waiting.wait()
     assert one.command("EXISTS", "handfast:{a}") == 0
 
 
+def test_the_end_of_a_program_is_not_disturbed_by_tasks_of_a_loop_that_was_closed(one: Server) -> None:
+    program = f"""
+import asyncio, sys, handfast
+from handfast import aio
+
+async def main():
+    client = aio.connect(sys.argv[1], ttl={LONG})
+    lease = await client.lock("a").acquire()
+    waiting = asyncio.ensure_future(client.lock("a").acquire())
+    await asyncio.sleep(0.05)
+    return client, lease, waiting
+
+loop = asyncio.new_event_loop()
+kept = loop.run_until_complete(main())
+loop.close()
+lease = handfast.connect(sys.argv[1], ttl={LONG}).lock("b").acquire()
+"""
+    with process(program, one.url) as ended:
+        assert "Traceback" not in ended.communicate(timeout=10)[1]
+    assert one.command("EXISTS", "handfast:{a}", "handfast:{b}") == 0
+
+
 @pytest.mark.parametrize("delay", [0.003, 0.008, 0.02])
 def test_a_child_that_is_forked_during_the_first_acquisition_of_a_thread_can_take_locks(
     one: Server, delay: float
