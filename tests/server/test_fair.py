@@ -240,7 +240,7 @@ def test_a_waiter_that_hangs_loses_its_claim_when_it_expires(server: Server) -> 
             agent.acquire()
             eventually(lambda place=place: len(claims(server)) == place)
         hanging.stop()
-        # What is left of the holder's ttl, its own ttl, and what comes of counting in whole seconds: two more for one that is
+        # What is left of the holder's ttl, its own ttl, and what comes of counting in whole seconds: one more for who is
         # stopped while it waits briefly.
         expires = server_us(server) + round((0.4 + 0.2 + 4.0) * 1e6)
         eventually(lambda: server_us(server) > expires, within=6)
