@@ -376,7 +376,8 @@ class Watchdog:
         if left or charge.releases:
             try:
                 async with asyncio.timeout(CLOSE_PATIENCE):
-                    await asyncio.gather(*map(self._release, left), *charge.releases)
+                    # Whatever becomes of one of them, the rest of the closing must come.
+                    await asyncio.gather(*map(self._release, left), *charge.releases, return_exceptions=True)
             except TimeoutError:
                 pass  # the servers do not answer; the ttl ends the leases
         for hold in left:

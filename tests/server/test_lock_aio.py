@@ -844,7 +844,7 @@ def test_closing_a_client_in_whatever_turn_of_its_first_acquisition_leaves_no_ke
         for _ in range(turns):
             await asyncio.sleep(0)
         await client.close()
-        await asyncio.wait([task])
+        await asyncio.gather(task, return_exceptions=True)
 
     for turns in range(40):
         asyncio.run(main(turns))

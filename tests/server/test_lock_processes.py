@@ -252,9 +252,11 @@ from handfast import aio
 
 async def main():
     client = aio.connect(sys.argv[1], ttl={LONG})
+    began = asyncio.Event()
+    client.listen(lambda event: began.set())
     lease = await client.lock("a").acquire()
     waiting = asyncio.ensure_future(client.lock("a").acquire())
-    await asyncio.sleep(0.05)
+    await began.wait()
     return client, lease, waiting
 
 loop = asyncio.new_event_loop()
