@@ -19,19 +19,31 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from handfast.core.commands import script
-from handfast.core.effects import Effects, Fault
-from handfast.core.group import Group, Node
-from handfast.core.quorum import Ballot, Census
-from handfast.core.resp import encode
+from handfast.core.io import IO, Fault
+from handfast.core.nodes import Node, NodeGroup
+from handfast.core.votes import AllReplies, Ballot
 from handfast.errors import ConfigError
+from handfast.protocol import commands
+from handfast.protocol.claims import Proof
+from handfast.protocol.resp import encode
 
-__all__ = ["Marker", "adopt", "bootstrap", "clock_stepped", "quarantine", "repair", "server_time"]
+__all__ = [
+    "Marker",
+    "adopt",
+    "bootstrap",
+    "check_vote",
+    "clock_stepped",
+    "incarnation",
+    "quarantine",
+    "repair",
+    "sealed_proof",
+    "server_time",
+]
 
 MARGIN: Final = 0.1
 """Seconds added to Q for the roundings of both sides."""
-PATIENCE: Final = 0.5
-BOOTSTRAP_PATIENCE: Final = 12.0
+TIMEOUT: Final = 0.5
+BOOTSTRAP_TIMEOUT: Final = 12.0
 """Seconds: an embedded server may have to be started first."""
 STEP_MARGIN: Final = 0.02
 """Seconds by which a clock may be set right without being called stepped; less than the drift of a ttl of 2 s."""
@@ -64,18 +76,18 @@ def text(incarnation: bytes, ready_at: bytes, max_ttl_ms: int, floor: bytes) -> 
     return b"1 %b %b %d %b" % (incarnation, ready_at, max_ttl_ms, floor)
 
 
-def period(group: Group) -> float:
+def period(group: NodeGroup) -> float:
     """Q: the longest that a forgotten lease can still be valid for somebody."""
     return group.policy.max_ttl * (1 + 2 * group.policy.drift) + MARGIN
 
 
-def quarantine(group: Group, node: Node, seen: bytes | None) -> bytes:
+def quarantine(group: NodeGroup, node: Node, seen: bytes | None) -> bytes:
     """The command that starts a quarantine, unless another client was first."""
     marker = text(node.incarnation, b"@", group.max_ttl_ms, b"-")
-    return script("mark", (group.marker_key,), seen or b"", marker, b"%d" % round(period(group) * 1e6))
+    return commands.set_marker(group.marker_key, seen or b"", marker, round(period(group) * 1e6))
 
 
-def adopt(group: Group, node: Node, raw: bytes | None, server_us: int, now: float) -> bool:
+def adopt(group: NodeGroup, node: Node, raw: bytes | None, server_us: int, now: float) -> bool:
     """Take over what a marker says of this node; False if it is not of this incarnation."""
     marker = Marker.parse(raw)
     if marker is None or raw is None or marker.incarnation != node.incarnation:
@@ -112,7 +124,7 @@ class _State(NamedTuple):
         return self.marker is not None and self.marker.votes
 
 
-async def _survey(io: Effects, group: Group, patience: float = PATIENCE) -> tuple[dict[int, _State], Ballot]:
+async def _survey(io: IO, group: NodeGroup, timeout: float = TIMEOUT) -> tuple[dict[int, _State], Ballot]:
     """Marker, high-water mark and time of every node that answers."""
     question = encode(b"GET", group.marker_key) + encode(b"GET", group.mark_key) + encode(b"TIME")
     question += encode(b"INFO", b"replication")
@@ -137,9 +149,41 @@ async def _survey(io: Effects, group: Group, patience: float = PATIENCE) -> tupl
         states[index] = _State(raw or b"", marker, known, server_us)
         return 1
 
-    poll = Census(group.n, 4, judge)
-    await io.exchange(question, poll, patience)
+    poll = AllReplies(group.n, 4, judge)
+    await io.broadcast(question, poll, timeout)
     return states, poll
+
+
+UNREADY: Final = Fault("UNREADY", "forgot its data while connected, no vote until it is checked again")
+STEPPED: Final = Fault(
+    "clock", "its clock stepped forward, so it may have ended leases early; no vote until it is checked"
+)
+
+
+def check_vote(
+    group: NodeGroup, index: int, proof: Proof | None, server_us: int, sent: float, received: float
+) -> Fault | None:
+    """Why a vote does not count, or None. The node showed `proof` in the same step in which it gave the vote."""
+    if not group.guard:
+        return None
+    node = group.nodes[index]
+    promotion = node.incarnation.partition(b":")[2]
+    if proof is None or not node.marker or proof != (promotion, node.marker):
+        group.set_marker(node, b"")
+        return UNREADY
+    if clock_stepped(node, sent, received, server_us, group.policy.drift):
+        group.suspect(index)
+        return STEPPED
+    return None
+
+
+def sealed_proof(replies: list[Any]) -> tuple[Proof, int]:
+    """Proof and server time from the replies to `commands.seal`."""
+    marker, time, info = replies
+    fields = incarnation("", info)
+    if b"role:master" not in info:
+        marker = b""
+    return Proof(fields.partition(b":")[2], marker or b""), server_time(time)
 
 
 def incarnation(run_id: str, info: bytes) -> bytes:
@@ -153,7 +197,7 @@ def incarnation(run_id: str, info: bytes) -> bytes:
     return run_id.encode() + b":" + (fields.get(b"master_replid", b"") if promoted else b"0")
 
 
-def _stuck(group: Group, state: _State) -> bool:
+def _stuck(group: NodeGroup, state: _State) -> bool:
     """A quarantine that ends later than one that begins now: the server's clock was set back since."""
     marker = state.marker
     if marker is None or marker.votes:
@@ -161,7 +205,7 @@ def _stuck(group: Group, state: _State) -> bool:
     return marker.ready_at - state.server_us > (period(group) + MARGIN) * 1e6
 
 
-def floor_for(group: Group, node: int, states: dict[int, _State], ready: int) -> int | None:
+def floor_for(group: NodeGroup, node: int, states: dict[int, _State], ready: int) -> int | None:
     """The floor that makes this node safe to vote, or None if too little is known; so many have waited for their Q."""
     others = [s for i, s in states.items() if i != node and s.votes]
     if len(others) >= group.need:
@@ -176,15 +220,15 @@ def floor_for(group: Group, node: int, states: dict[int, _State], ready: int) ->
     return None
 
 
-async def repair(io: Effects, group: Group, until: float | None = None) -> None:
+async def repair(io: IO, group: NodeGroup, until: float | None = None) -> None:
     """Let nodes vote whose quarantine is over. Safe to run at any time, by any number of clients."""
 
-    def patience() -> float:
-        return PATIENCE if until is None else max(0.0, min(PATIENCE, until - io.now()))
+    def timeout() -> float:
+        return TIMEOUT if until is None else max(0.0, min(TIMEOUT, until - io.now()))
 
-    if not io.settled:
-        await io.settle(group.need, patience())
-    states, _ = await _survey(io, group, patience())
+    if not io.ready:
+        await io.connect(group.need, timeout())
+    states, _ = await _survey(io, group, timeout())
     payloads: list[bytes | None] = [None] * group.n
     ready: dict[int, Marker] = {}
     for i, state in states.items():
@@ -199,22 +243,22 @@ async def repair(io: Effects, group: Group, until: float | None = None) -> None:
         floor = floor_for(group, i, states, len(ready))
         if floor is not None:
             opened = text(marker.incarnation, b"%d" % marker.ready_at, group.max_ttl_ms, b"%d" % floor)
-            payloads[i] = script("mark", (group.marker_key,), states[i].raw, opened, b"0")
-    await _write(io, group, payloads, states, patience())
+            payloads[i] = commands.set_marker(group.marker_key, states[i].raw, opened, 0)
+    await _write(io, group, payloads, states, timeout())
 
 
 async def _write(
-    io: Effects,
-    group: Group,
+    io: IO,
+    group: NodeGroup,
     payloads: list[bytes | None],
     states: dict[int, _State],
-    patience: float = PATIENCE,
+    timeout: float = TIMEOUT,
 ) -> list[int]:
     """Send marker changes, take over what is there afterwards; the nodes that were asked."""
     asked = [i for i, payload in enumerate(payloads) if payload is not None]
     if asked:
         poll = Ballot(group.n, len(asked), len(asked))
-        await io.exchange(payloads, poll, patience)
+        await io.broadcast(payloads, poll, timeout)
         for i in asked:
             if type(poll.answers[i]) is bytes:
                 group.cleared(i)
@@ -222,12 +266,12 @@ async def _write(
     return asked
 
 
-async def bootstrap(io: Effects, group: Group) -> dict[str, str]:
+async def bootstrap(io: IO, group: NodeGroup) -> dict[str, str]:
     """Open a new deployment: let its nodes vote at once. Only where no lease can be outstanding.
 
     A deployment in which some node votes already is not new: its other nodes open by themselves, after Q and repair.
     """
-    await io.settle(group.n, BOOTSTRAP_PATIENCE)
+    await io.connect(group.n, BOOTSTRAP_TIMEOUT)
     states, poll = await _survey(io, group)
     # As many answers as meet every majority: if the deployment were in use, one of them would vote.
     seen = len(states) > group.n - group.need
@@ -248,7 +292,7 @@ async def bootstrap(io: Effects, group: Group) -> dict[str, str]:
             result[node.label] = "not opened: too few nodes answer to tell whether the deployment is in use"
         else:
             opened = text(node.incarnation, b"@", group.max_ttl_ms, b"%d" % state.mark)
-            payloads[i] = script("mark", (group.marker_key,), state.raw, opened, b"0")
+            payloads[i] = commands.set_marker(group.marker_key, state.raw, opened, 0)
     for i in await _write(io, group, payloads, states):
         node = group.nodes[i]
         result[node.label] = "opened" if node.marker else "changed by somebody else meanwhile"

@@ -1,0 +1,168 @@
+"""The nodes that one client votes with, and what is known of each.
+
+All connections that a client has to a node share one `Node`, in whatever thread. Every field is replaced whole and never
+changed in place, so readers need no lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from handfast.core.io import Fault
+from handfast.core.votes import majority
+from handfast.options import Policy
+from handfast.protocol import keys
+
+__all__ = ["NOT_CONNECTED", "Node", "NodeGroup"]
+
+NOT_CONNECTED: Final = Fault("closed", "did not answer the connection in time")
+"""Before the first connection is made."""
+
+
+class Node:
+    """One server, as this client knows it."""
+
+    __slots__ = (
+        "clock",
+        "fault",
+        "floor",
+        "incarnation",
+        "index",
+        "label",
+        "ladder",
+        "marker",
+        "no_push",
+        "opens_at",
+        "run_id",
+        "tracks",
+        "waiting",
+    )
+
+    def __init__(self, index: int, label: str) -> None:
+        self.index = index
+        self.label = label
+        """Its address, without secrets, as errors and `lease.votes` show it."""
+        self.fault: Fault | None = NOT_CONNECTED
+        """Why the last connection to it failed or ended; None once there is one."""
+        self.ladder = ""
+        """How it compares and deletes: 'delifeq' (Valkey), 'delex' (Redis 8.4) or '' (a script)."""
+        self.run_id = ""
+        self.no_push: Fault | None = None
+        """Why it cannot push messages, so that nobody can queue there: RESP2 only, or no rights on channels."""
+        self.tracks = True
+        """It tells its clients when keys that they have read change (client tracking)."""
+        self.incarnation = b""
+        """run_id and last promotion: another value means that it may have forgotten."""
+        self.marker = b""
+        """The guard marker that it must show with each vote; empty while it may not vote."""
+        self.opens_at = 0.0
+        """The end of its quarantine on the local clock."""
+        self.waiting = b""
+        """The marker whose quarantine `opens_at` is the end of."""
+        self.floor = b"0"
+        """Lower bound for fence counters that it may have forgotten."""
+        self.clock: tuple[float, float, float] | None = None
+        """Bounds on (server time minus local time) and when they were taken. A step of its clock shows against them."""
+
+
+class NodeGroup:
+    """N independent nodes of which a majority decides."""
+
+    def __init__(self, labels: Sequence[str], policy: Policy, *, guard: bool, clustered: bool = False) -> None:
+        self.nodes = [Node(i, label) for i, label in enumerate(labels)]
+        self.n = len(self.nodes)
+        self.need = majority(self.n)
+        self.policy = policy
+        self.guard = guard
+        self.clustered = clustered
+        """Names move between the servers of what is one node to us. A push from such a server proves nothing: the server
+        counts only its own listeners, and its message may reach a listener elsewhere."""
+        self.unguarded_single = self.n == 1 and not guard
+        """Nothing has to be known about the node beforehand."""
+        self.quorum_can_vote = not guard
+        """Nothing is misconfigured and a majority may vote, as far as is known."""
+        self.max_ttl_ms = round(policy.max_ttl * 1000)
+        self.marker_key = keys.guard_key(policy.prefix)
+        self.mark_key = keys.mark_key(policy.prefix)
+        """The namespace's high-water mark: the largest token that this node has voted for."""
+        self.channel_prefix = keys.channel_prefix(policy.prefix)
+        self.seen_token = 0
+        """The largest token seen by this client: its next proposal is above it."""
+        self.suspects: frozenset[int] = frozenset()
+        """Nodes whose clock stepped forward, to be put in quarantine."""
+        self.has_token_floors = False
+        """Some node has a floor for its counters, so each gets its own payload."""
+        self.all_nodes_vote = not guard
+        """Every node may vote, as far as is known."""
+
+    def set_marker(self, node: Node, marker: bytes, floor: bytes = b"0") -> None:
+        """What the node must show with each vote; empty: it may not vote."""
+        # The floor first: a reader of the marker must find the floor that belongs to it.
+        node.floor = floor
+        node.marker = marker
+        self.has_token_floors = any(each.floor != b"0" for each in self.nodes)
+        self.all_nodes_vote = not self.guard or all(each.marker for each in self.nodes)
+        self._judge()
+
+    def _judge(self) -> None:
+        able = self.config_error() is None and self.voters() >= self.need
+        self.quorum_can_vote = self.unguarded_single or able
+
+    def connected(self, index: int) -> None:
+        """A connection was made: what the node said of itself is in its fields."""
+        self.nodes[index].fault = None
+        self._judge()
+
+    def failed(self, index: int, fault: Fault) -> None:
+        """A connection failed or ended."""
+        self.nodes[index].fault = fault
+        self._judge()
+
+    def config_error(self) -> str | None:
+        """What somebody has to put right before any vote can be trusted."""
+        for node in self.nodes:
+            if node.fault is not None and node.fault.kind == "config":
+                return f"{node.label}: {node.fault.text}"
+        return None
+
+    def closed(self, node: Node, now: float) -> Fault | None:
+        """Why a guarded node may not vote now, or None."""
+        if node.marker or not self.guard:
+            return None
+        if node.fault is not None or not node.incarnation:
+            return node.fault or NOT_CONNECTED
+        left = node.opens_at - now
+        if left > 0:
+            return Fault("quarantine", f"restarted or new, no vote for another {left:.1f} s")
+        return Fault("quarantine", "restarted, waiting for enough other nodes to restore its token counters from")
+
+    def repair_due(self, now: float) -> bool:
+        """Some connected node does not vote as far as is known here, and its quarantine is over."""
+        if self.all_nodes_vote:
+            return False
+        return any(
+            not node.marker and node.fault is None and node.incarnation and now >= node.opens_at for node in self.nodes
+        )
+
+    def suspect(self, index: int) -> None:
+        """A node's clock stepped forward: what it held may have ended early, so it must not vote."""
+        self.set_marker(self.nodes[index], b"")
+        self.suspects |= {index}
+
+    def cleared(self, index: int) -> None:
+        """Its marker was written anew, and says all there is to say."""
+        self.suspects -= {index}
+
+    def voters(self) -> int:
+        """How many nodes may vote, as far as is known."""
+        return sum(1 for node in self.nodes if node.marker) if self.guard else self.n
+
+    def proposal(self, wall: int) -> int:
+        """A token to propose: above all that this client has seen, near wall time so that strangers agree at once.
+
+        A clock set absurdly far ahead is not followed: it would use up the space below 2^53.
+        """
+        token = max(wall if wall < 1 << 52 else 0, self.seen_token + 1)
+        self.seen_token = token
+        return token
