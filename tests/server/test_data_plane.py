@@ -19,9 +19,6 @@ from typing import Any
 
 import pytest
 import trustme
-from tests.both import MODES, bootstrap, both, connected, plain
-from tests.relay import Impostor, Relay
-from tests.waiting import eventually, eventually_async
 
 import handfast
 import handfast.aio
@@ -31,6 +28,9 @@ from handfast.core.resp import encode
 from handfast.testing import Server, Servers, TlsFiles, available
 from handfast.topology.process import StartError
 from handfast.topology.resp import Connection, ReplyError
+from tests.both import MODES, bootstrap, both, connected, plain
+from tests.relay import Impostor, Relay
+from tests.waiting import eventually, eventually_async
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 

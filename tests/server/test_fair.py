@@ -11,16 +11,16 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 import pytest
-from tests.both import MODES, Awaited, bootstrap, both, connected, plain
-from tests.hunters import Agent, in_thread
-from tests.relay import Relay
-from tests.waiting import eventually, eventually_async
 
 import handfast
 import handfast.aio
 from handfast import ConfigError, Contended, NoQuorum, NotAcquired
 from handfast.testing import Server, Servers
 from handfast.testing.proxy import Proxy
+from tests.both import MODES, Awaited, bootstrap, both, connected, plain
+from tests.hunters import Agent, in_thread
+from tests.relay import Relay
+from tests.waiting import eventually, eventually_async
 
 LONG: Final = 25.0
 """A ttl beyond every deadline in here: what comes sooner did not come by an expiry."""

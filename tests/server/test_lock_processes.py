@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.waiting import eventually
 
 import handfast
 from handfast.testing import Server
+from tests.waiting import eventually
 
 LONG = 25.0
 """A ttl beyond every deadline in here: a key that is gone was released, not expired."""

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.both import both, connected, plain
-from tests.waiting import eventually, eventually_async
 
 import handfast
 import handfast.aio
@@ -17,6 +15,8 @@ from handfast import NoQuorum
 from handfast.drivers import clock
 from handfast.testing import Server, available
 from handfast.topology.resp import Connection
+from tests.both import both, connected, plain
+from tests.waiting import eventually, eventually_async
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.waiting import eventually
 
 import handfast
 from handfast import NoQuorum
 from handfast.testing import Server, Servers
+from tests.waiting import eventually
 
 YEAR = 365 * 24 * 3600
 

@@ -15,10 +15,6 @@ import redis
 import redis.asyncio
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.sentinel import Sentinel
-from tests.both import Awaited, bootstrap, both, connected, plain
-from tests.relay import Impostor
-from tests.topologies import PASSWORD, SENTINEL_PASSWORD, having
-from tests.waiting import eventually_async
 
 import handfast
 import handfast.aio
@@ -29,6 +25,10 @@ from handfast.topology.cluster import Cluster as SlotMap
 from handfast.topology.sentinel import SentinelMaster
 from handfast.urls import parse
 from handfast.wire.dial import Address
+from tests.both import Awaited, bootstrap, both, connected, plain
+from tests.relay import Impostor
+from tests.topologies import PASSWORD, SENTINEL_PASSWORD, having
+from tests.waiting import eventually_async
 
 SECRETS = ("s3cret", "s3ntinel")
 

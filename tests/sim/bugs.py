@@ -9,10 +9,10 @@ from handfast.core import commands, fair, fencing, guard, mutex, quorum, renewal
 from handfast.core.hold import Hold
 from handfast.core.line import Lines
 from handfast.options import Policy
-from handfast.testing.sim import scripts
-from handfast.testing.sim.client import Client, Watchdog
-from handfast.testing.sim.node import Node
 from handfast.wire.channel import _Seal
+from sim import scripts
+from sim.client import Client, Watchdog
+from sim.node import Node
 
 __all__ = ["BUGS", "Bug"]
 

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import pytest
-from tests.model import ModelBell, ModelDriver, ModelKeeper, ModelNode, lock_request
 
 from handfast.core import commands, mutex
 from handfast.core.commands import Request
@@ -20,6 +19,7 @@ from handfast.core.hold import HELD, RELEASED, Hold
 from handfast.core.line import Place
 from handfast.drivers.threads import run
 from handfast.errors import NotAcquired
+from tests.model import ModelBell, ModelDriver, ModelKeeper, ModelNode, lock_request
 
 KEY: Final = b"handfast:{a}"
 FENCE: Final = b"handfast:{a}:f"

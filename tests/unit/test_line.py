@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.model import ModelBell, ModelDriver, ModelKeeper, ModelNode, lock_request
 
 from handfast.core import mutex
 from handfast.core.commands import Request
@@ -18,6 +17,7 @@ from handfast.core.hold import HELD, LOST, RELEASED, Hold
 from handfast.core.line import YIELD, Line, Lines, Place, still_held
 from handfast.drivers.threads import run
 from handfast.errors import ConfigError
+from tests.model import ModelBell, ModelDriver, ModelKeeper, ModelNode, lock_request
 
 TTL = 1.0
 

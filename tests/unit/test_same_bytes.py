@@ -14,8 +14,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.relay import Relay
-from tests.waiting import eventually
 
 from handfast import lua
 from handfast.core import fair, guard, mutex, waiting
@@ -36,6 +34,8 @@ from handfast.testing import Server, Servers, available
 from handfast.urls import parse
 from handfast.wire import channel
 from handfast.wire.bells import ThreadBell
+from tests.relay import Relay
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 

@@ -9,9 +9,9 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from tests.both import plain
 
 from handfast.wire.waiter import Waiter, waiters_of
+from tests.both import plain
 
 
 class Desk:

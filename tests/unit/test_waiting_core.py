@@ -8,8 +8,6 @@ from typing import Any, Final
 
 import pytest
 import redis
-from tests.model import ModelBell, ModelDriver, ModelKeeper, ModelNode, commands_in, lock_request
-from tests.waiting import eventually_async
 
 from handfast import aio, lua
 from handfast.backoff import steady
@@ -25,6 +23,8 @@ from handfast.drivers.threads import run
 from handfast.errors import ConfigError, Contended, HandfastError, NoQuorum
 from handfast.testing import Server, available
 from handfast.wire.link import CONNECT_TIMEOUT
+from tests.model import ModelBell, ModelDriver, ModelKeeper, ModelNode, commands_in, lock_request
+from tests.waiting import eventually_async
 
 KEY: Final = b"handfast:{a}"
 QUEUE: Final = b"handfast:{a}:q"
