@@ -94,8 +94,8 @@ class Client:
         for lane in (self.io, self.dog.io):
             lane.actor.die()
             for link in lane.links:
-                if link.connection is not None and not silently:
-                    link.connection.give_up()
+                if link.tcp is not None and not silently:
+                    link.tcp.give_up()
 
     # -- as aio.Client and aio.Lease do it -------------------------------------------------------------------------
 

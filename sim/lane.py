@@ -1,8 +1,8 @@
-"""Effects over the simulated network: a driver for the core, as handfast.drivers are.
+"""Effects over the simulated network: a driver for the core, as handfast.net has them.
 
-What a connection is (wire.channel), when it is tried again or given up (wire.link) and who hears what a node pushes
-(wire.ears) is production's own code, and so is the handshake; only the moving of bytes and of time is simulated here. It
-is shared by all tasks of one actor, like asyncio's lane. Every exchange is a write of its own.
+What a connection is (net.connection), when it is tried again or given up (net.link) and who hears what a node pushes
+(net.push_router) is production's own code, and so is the handshake; only the moving of bytes and of time is simulated
+here. It is shared by all tasks of one actor, like asyncio's connections. Every exchange is a write of its own.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Final
 from handfast.core.effects import CLOSED, SILENT, Fault, Payloads, Poll, payload_for
 from handfast.core.group import NOT_CONNECTED, Group
 from handfast.core.handshake import Steps
-from handfast.wire.channel import DISCARD, Channel, Subscription
-from handfast.wire.dial import Address
-from handfast.wire.ears import Ears, TaskBell
-from handfast.wire.link import CONNECT_TIMEOUT, GRACE, HUNG, LinkState
-from sim.net import Connection, Net
+from handfast.net.address import Address
+from handfast.net.connection import DISCARD, Connection, Subscription
+from handfast.net.link import CONNECT_TIMEOUT, GRACE, HUNG, NodeLink
+from handfast.net.push_router import PushRouter, TaskWakeup
+from sim.net import Net, TcpConnection
 from sim.node import Node
 from sim.world import Actor, Clock, Task, Timer, Waiter
 
@@ -30,60 +30,60 @@ EPOCH: Final = 1_800_000_000
 """Seconds: the date at which all simulations begin."""
 
 
-class Link(LinkState):
-    """A node's place in the lane, and the user's end of its connection."""
+class Link(NodeLink):
+    """A node's place in the lane, and the user's end of its TCP connection."""
 
     def __init__(self, lane: Lane, index: int, server: Node) -> None:
         super().__init__(index, Address(f"n{index}"), lane.group)
         self.lane = lane
         self.server = server
-        self.connection: Connection | None = None
+        self.tcp: TcpConnection | None = None
         """The connection in use, or being made."""
         self.trying: Timer | None = None
         """While it is being made: the end of that."""
-        self.young: Channel | None = None
-        """Its channel during the handshake."""
+        self.young: Connection | None = None
+        """Its connection during the handshake."""
         self.hanging: Timer | None = None
         self.backlog: list[tuple[bytes, Poll]] = []
         """What to send once connected, for those who then still wait."""
 
     def dial(self) -> None:
         lane = self.lane
-        self.connection = lane.net.dial(lane.where, lane.actor, self, self.server)
+        self.tcp = lane.net.dial(lane.where, lane.actor, self, self.server)
         self.trying = lane.later(CONNECT_TIMEOUT, self._ended, Fault("timeout", "did not answer the connection in time"))
 
-    def accepted(self, connection: Connection) -> None:
-        if connection is self.connection:
+    def accepted(self, tcp: TcpConnection) -> None:
+        if tcp is self.tcp:
             lane = self.lane
-            self.young = Channel(self.index, lane.group, lane.shake(self.index), Waiter, lane.now)
+            self.young = Connection(self.index, lane.group, lane.shake(self.index), Waiter, lane.now)
             self._shake()
 
-    def refused(self, connection: Connection) -> None:
-        if connection is self.connection:
+    def refused(self, tcp: TcpConnection) -> None:
+        if tcp is self.tcp:
             self._ended(REFUSED)
 
-    def broken(self, connection: Connection) -> None:
-        if connection is not self.connection:
+    def broken(self, tcp: TcpConnection) -> None:
+        if tcp is not self.tcp:
             return
-        if self.channel is None:
+        if self.connection is None:
             self._ended(CLOSED)
         else:
             self.down(CLOSED)
 
-    def received(self, connection: Connection, data: bytes) -> None:
-        if connection is not self.connection:
+    def received(self, tcp: TcpConnection, data: bytes) -> None:
+        if tcp is not self.tcp:
             return
-        lane, channel = self.lane, self.channel
-        if channel is None:
+        lane, connection = self.lane, self.connection
+        if connection is None:
             if self.young is not None:
                 self.young.feed(data)
                 self._shake()
             return
-        channel.feed(data)
-        self.asked_at = lane.now() if channel.pending else 0.0
-        if channel.fault is not None:
-            self.down(channel.fault)
-        elif channel.out:
+        connection.feed(data)
+        self.asked_at = lane.now() if connection.pending else 0.0
+        if connection.fault is not None:
+            self.down(connection.fault)
+        elif connection.out:
             self.write(again=True)
 
     def _shake(self) -> None:
@@ -96,12 +96,12 @@ class Link(LinkState):
         else:
             self._send(young)
 
-    def _send(self, channel: Channel, more: bytes = b"", *, again: bool = False) -> None:
-        data = b"".join(channel.out) + more
-        channel.out.clear()
-        if data and self.connection is not None:
-            self.lane.told(self.connection, self.index, data, again)
-            self.connection.send(data)
+    def _send(self, connection: Connection, more: bytes = b"", *, again: bool = False) -> None:
+        data = b"".join(connection.out) + more
+        connection.out.clear()
+        if data and self.tcp is not None:
+            self.lane.told(self.tcp, self.index, data, again)
+            self.tcp.send(data)
 
     def _ended(self, fault: Fault | None) -> None:
         """The try to connect has ended."""
@@ -130,19 +130,19 @@ class Link(LinkState):
 
     def down(self, fault: Fault) -> None:
         """It was up, and has lost its connection or gives it up."""
-        lane, channel = self.lane, self.channel
-        assert channel is not None
+        lane, connection = self.lane, self.connection
+        assert connection is not None
         self._give_up()
         self.failed(fault, lane.now())
         lane.up -= 1
         lane.settled = lane.up >= lane.group.need
-        channel.fail(fault)
-        lane.deaf(self.index)
+        connection.fail(fault)
+        lane.connection_lost(self.index)
 
     def _give_up(self) -> None:
-        if self.connection is not None:
-            self.connection.give_up()
-            self.connection = None
+        if self.tcp is not None:
+            self.tcp.give_up()
+            self.tcp = None
 
     def answer(self, poll: Any) -> None:
         """What a node that is not connected says."""
@@ -150,33 +150,33 @@ class Link(LinkState):
             poll.waiter.set_result(None)
 
     def request(self, payload: bytes, poll: Any, *, votes: bool = False) -> None:
-        assert self.channel is not None
-        self.channel.request(payload, poll)
+        assert self.connection is not None
+        self.connection.request(payload, poll)
         self.write(votes=votes)
 
     def write(self, *, votes: bool = False, again: bool = False) -> None:
         """`again`: nobody has decided on this just now; it is part of an exchange that is under way."""
-        channel, now = self.channel, self.lane.now()
-        assert channel is not None
+        connection, now = self.connection, self.lane.now()
+        assert connection is not None
         if not self.asked_at:
             self.asked_at = now
         if self.hanging is None:
             self.hanging = self.lane.later(HUNG, self._hangs)
-        self._send(channel, channel.seal() if votes else b"", again=again)
+        self._send(connection, connection.seal() if votes else b"", again=again)
 
     def _hangs(self) -> None:
         self.hanging = None
-        fault = self.hangs(self.lane.now()) if self.channel is not None else None
+        fault = self.hangs(self.lane.now()) if self.connection is not None else None
         if fault is not None:
             self.down(fault)
-        elif self.channel is not None and self.asked_at:
+        elif self.connection is not None and self.asked_at:
             self.hanging = self.lane.later(max(0.01, self.asked_at + HUNG - self.lane.now()), self._hangs)
 
 
-class Lane(Ears):
+class Lane(PushRouter):
     """One link to each node of a group, for all tasks of one actor: Effects and Lobby in one."""
 
-    bell = TaskBell
+    bell = TaskWakeup
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class Lane(Ears):
         net: Net,
         nodes: Sequence[Node],
         shake: Callable[[int], Steps],
-        told: Callable[[Connection, int, bytes, bool], None],
+        told: Callable[[TcpConnection, int, bytes, bool], None],
     ) -> None:
         super().__init__()
         self.actor = actor
@@ -258,7 +258,7 @@ class Lane(Ears):
     def _start(self, *, force: bool = False) -> None:
         now = self.now()
         for link in self.links:
-            if link.channel is None and link.trying is None and link.due(now, force=force):
+            if link.connection is None and link.trying is None and link.due(now, force=force):
                 link.dial()
 
     def tried(self) -> None:
@@ -279,7 +279,7 @@ class Lane(Ears):
             payload = payload_for(payloads, link.index)
             if payload is None:
                 continue
-            if link.channel is not None:
+            if link.connection is not None:
                 link.request(payload, poll, votes=votes)
             elif link.trying is not None and not votes:
                 link.backlog.append((payload, poll))
@@ -292,7 +292,7 @@ class Lane(Ears):
 
     async def ask(self, payload: bytes, patience: float) -> Any:
         link = self.links[0]
-        if link.channel is None:
+        if link.connection is None:
             return link.fault or NOT_CONNECTED
         waiter = Waiter()
         link.request(payload, waiter)
@@ -305,7 +305,7 @@ class Lane(Ears):
             payload = payload_for(payloads, link.index)
             if payload is None:
                 continue
-            if link.channel is not None:
+            if link.connection is not None:
                 link.request(payload, DISCARD)
             else:
                 all_up = False
@@ -320,21 +320,21 @@ class Lane(Ears):
         awaited: Awaitable[Any] = operation(self, *args)
         return awaited
 
-    async def park(self, bell: TaskBell, until: float | None) -> None:
-        if not bell.rung:
-            bell.waiter = Waiter()
+    async def park(self, bell: TaskWakeup, until: float | None) -> None:
+        if not bell.is_set:
+            bell.future = Waiter()
             try:
-                await self._wait(bell.waiter, None if until is None else until - self.now())
+                await self._wait(bell.future, None if until is None else until - self.now())
             finally:
-                bell.waiter = None
-        bell.rung = False
+                bell.future = None
+        bell.is_set = False
 
     async def subscribe(self, patience: float) -> bytes | Fault:
         link = self.links[0]
-        if link.channel is None:
+        if link.connection is None:
             return link.fault or NOT_CONNECTED
-        poll = Subscription(link.channel)
+        poll = Subscription(link.connection)
         poll.name = b"handfast:hand:%024x" % self._rng.getrandbits(96)
         await self.exchange(poll.payload, poll, patience)
-        self.channel = link.channel.name if link.channel is not None else b""
+        self.channel = link.connection.name if link.connection is not None else b""
         return poll.reply

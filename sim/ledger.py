@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from handfast.core.hold import HELD, LOST, RELEASED, Hold
-from sim.net import Connection
+from sim.net import TcpConnection
 from sim.node import Node, commands_in
 from sim.scripts import SCRIPTS
 
@@ -36,7 +36,7 @@ class _Laid(NamedTuple):
     """Somebody has asked a node to hold something."""
 
     client: Client
-    connection: Connection
+    tcp: TcpConnection
 
 
 class Ledger:
@@ -54,7 +54,7 @@ class Ledger:
         self._over: dict[bytes, float] = {}
         """Owners whose attempt has failed, or whose hold was released, and when."""
 
-    def told(self, client: Client, connection: Connection, node: int, data: bytes, again: bool) -> None:
+    def told(self, client: Client, tcp: TcpConnection, node: int, data: bytes, again: bool) -> None:
         if b"EVALSHA" not in data and b"\r\nNX\r\n" not in data and b"DELIFEQ" not in data:
             return
         for words in commands_in(data):
@@ -68,11 +68,11 @@ class Ledger:
             elif name == b"DELIFEQ":
                 what, owner = "release", words[2]
             if what in _TAKES:
-                self._laid[node, owner] = _Laid(client, connection)
+                self._laid[node, owner] = _Laid(client, tcp)
                 if what != "heal":
                     self._tries(owner)
             elif what in _LEAVES:
-                self._undone(client, node, owner, connection)
+                self._undone(client, node, owner, tcp)
 
     def _tries(self, owner: bytes) -> None:
         task = self._world.task
@@ -93,15 +93,15 @@ class Ledger:
         if owner not in self._holds and not owner.startswith(PRESENTED):
             self._over[owner] = self._world.now
 
-    def _undone(self, client: Client, node: int, owner: bytes, connection: Connection) -> None:
+    def _undone(self, client: Client, node: int, owner: bytes, tcp: TcpConnection) -> None:
         laid = self._laid.get((node, owner))
-        if laid is not None and (laid.connection is connection or self._holds_for(node, owner)):
+        if laid is not None and (laid.tcp is tcp or self._holds_for(node, owner)):
             del self._laid[node, owner]
         links = client.dog.io.links
-        if links[node].connection is connection:
+        if links[node].tcp is tcp:
             # What the watchdog releases for others it releases where it is connected; the rest is the ttl's.
             for link in links:
-                if link.channel is None:
+                if link.connection is None:
                     self._laid.pop((link.index, owner), None)
 
     def _holds_for(self, node: int, owner: bytes) -> bool:
@@ -148,4 +148,4 @@ class Ledger:
         """Nothing excuses the client."""
         dog = laid.client.dog
         awake = not dog.actor.stopped and self._world.now - dog.actor.went_on > UNDONE
-        return laid.connection.open and awake and dog.io.settled
+        return laid.tcp.open and awake and dog.io.settled

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from handfast import lua
 from sim.world import Actor, World
 
-__all__ = ["Connection", "Net", "Server", "UserEnd"]
+__all__ = ["Net", "Server", "TcpConnection", "UserEnd"]
 
 RESENT: Final = 0.2
 """Seconds after which a lost packet is sent again, doubled with each loss: as Linux does it."""
@@ -31,10 +31,10 @@ _ACQUIRE: Final = (lua.SHA["acquire"], lua.SHA["claim"], b"\r\nNX\r\n")
 class UserEnd(Protocol):
     """Where a connection begins: a link of a lane."""
 
-    def accepted(self, connection: Connection) -> None: ...
-    def refused(self, connection: Connection) -> None: ...
-    def received(self, connection: Connection, data: bytes) -> None: ...
-    def broken(self, connection: Connection) -> None: ...
+    def accepted(self, tcp: TcpConnection) -> None: ...
+    def refused(self, tcp: TcpConnection) -> None: ...
+    def received(self, tcp: TcpConnection, data: bytes) -> None: ...
+    def broken(self, tcp: TcpConnection) -> None: ...
 
 
 class Server(Protocol):
@@ -43,12 +43,12 @@ class Server(Protocol):
     index: int
     actor: Actor
 
-    def dialled(self, connection: Connection) -> None: ...
-    def receive(self, connection: Connection, data: bytes) -> None: ...
-    def left(self, connection: Connection) -> None: ...
+    def dialled(self, tcp: TcpConnection) -> None: ...
+    def receive(self, tcp: TcpConnection, data: bytes) -> None: ...
+    def left(self, tcp: TcpConnection) -> None: ...
 
 
-class Connection:
+class TcpConnection:
     """One TCP connection from a client's link to a server."""
 
     __slots__ = ("end", "last", "net", "open", "out", "server", "stuck", "user", "where")
@@ -110,27 +110,27 @@ class Net:
         """More seconds, by client and node."""
         self._cut: set[tuple[int, int, int]] = set()
         """Client, node, direction. Only asked for members, never walked through: its order is nobody's."""
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[TcpConnection, None] = {}
 
-    def dial(self, where: int, user: Actor, end: UserEnd, server: Server) -> Connection:
-        connection = Connection(self, where, user, end, server)
-        self._connections[connection] = None
-        self.carry(connection, 1, server.dialled)
-        return connection
+    def dial(self, where: int, user: Actor, end: UserEnd, server: Server) -> TcpConnection:
+        tcp = TcpConnection(self, where, user, end, server)
+        self._connections[tcp] = None
+        self.carry(tcp, 1, server.dialled)
+        return tcp
 
-    def carry(self, connection: Connection, up: int, call: Callable[..., Any], *args: Any) -> None:
+    def carry(self, tcp: TcpConnection, up: int, call: Callable[..., Any], *args: Any) -> None:
         """Bring something to the other end."""
-        stuck = connection.stuck[up]
-        if stuck or (self._cut and (connection.where, connection.server.index, up) in self._cut):
+        stuck = tcp.stuck[up]
+        if stuck or (self._cut and (tcp.where, tcp.server.index, up) in self._cut):
             stuck.append((self.world.now, call, args))
             return
-        at = self.world.now + self._delay(connection)
-        if at < connection.last[up]:
-            at = connection.last[up]
-        connection.last[up] = at
+        at = self.world.now + self._delay(tcp)
+        if at < tcp.last[up]:
+            at = tcp.last[up]
+        tcp.last[up] = at
         if args and at - self.world.now > self.ttl:
             self._late(up, args[0])
-        (connection.server.actor if up else connection.user).at(at, call, connection, *args)
+        (tcp.server.actor if up else tcp.user).at(at, call, tcp, *args)
 
     def _late(self, up: int, data: bytes) -> None:
         if not up:
@@ -138,11 +138,11 @@ class Net:
         elif any(each in data for each in _ACQUIRE):
             self.world.happened["5"] += 1
 
-    def _delay(self, connection: Connection) -> float:
+    def _delay(self, tcp: TcpConnection) -> float:
         chance = self.world.rng.random
         delay = self.base + self.jitter * chance()
         if self.far:
-            delay += self.far.get((connection.where, connection.server.index), 0.0)
+            delay += self.far.get((tcp.where, tcp.server.index), 0.0)
         if self.slow and chance() < self.slow:
             delay += self.slowest * chance() ** 2
         if self.loss:
@@ -167,20 +167,20 @@ class Net:
 
     def flow(self) -> None:
         """What was held back goes on its way, where it can."""
-        for connection in self._connections:
+        for tcp in self._connections:
             for up in (0, 1):
-                stuck = connection.stuck[up]
-                if stuck and (connection.where, connection.server.index, up) not in self._cut:
+                stuck = tcp.stuck[up]
+                if stuck and (tcp.where, tcp.server.index, up) not in self._cut:
                     held = list(stuck)
                     stuck.clear()
                     for since, call, args in held:
                         if args and self.world.now - since > self.ttl:
                             self._late(up, args[0])
-                        self.carry(connection, up, call, *args)
+                        self.carry(tcp, up, call, *args)
 
-    def ended(self, connection: Connection) -> None:
+    def ended(self, tcp: TcpConnection) -> None:
         """Neither end has any more use for it."""
-        self._connections.pop(connection, None)
+        self._connections.pop(tcp, None)
 
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[TcpConnection]:
         return [each for each in self._connections if each.open]

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from handfast import lua
 from handfast.core.guard import Marker
-from sim.net import Connection, Net
+from sim.net import Net, TcpConnection
 from sim.scripts import SCRIPTS
 from sim.store import Store, WrongType, encoded
 from sim.world import Actor, Clock, World
@@ -70,7 +70,7 @@ class Node(Store):
         self.forgetting: Callable[[Node], None] | None = None
         """Called when it has granted its vote, if that may be the last that it remembers."""
         self._loaded: set[bytes] = set()
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[TcpConnection, None] = {}
         self.save()
         self._name()
 
@@ -88,8 +88,8 @@ class Node(Store):
         self.up = False
         self._dark = silently
         if not silently:
-            for connection in self._connections:
-                connection.break_off()
+            for tcp in self._connections:
+                tcp.break_off()
         self._connections.clear()
         self.channels.clear()
         self.trackers.clear()
@@ -136,43 +136,43 @@ class Node(Store):
 
     # -- connections -----------------------------------------------------------------------------------------------
 
-    def dialled(self, connection: Connection) -> None:
+    def dialled(self, tcp: TcpConnection) -> None:
         if self.up:
-            self._connections[connection] = None
-            self._net.carry(connection, 0, connection.end.accepted)
+            self._connections[tcp] = None
+            self._net.carry(tcp, 0, tcp.end.accepted)
         elif not self._dark:
-            self._net.carry(connection, 0, connection.end.refused)
+            self._net.carry(tcp, 0, tcp.end.refused)
 
-    def left(self, connection: Connection) -> None:
-        if self._connections.pop(connection, self) is None:
-            self.forget_listener(connection)
-        self._net.ended(connection)
+    def left(self, tcp: TcpConnection) -> None:
+        if self._connections.pop(tcp, self) is None:
+            self.forget_listener(tcp)
+        self._net.ended(tcp)
 
-    def receive(self, connection: Connection, data: bytes) -> None:
-        if connection not in self._connections:
+    def receive(self, tcp: TcpConnection, data: bytes) -> None:
+        if tcp not in self._connections:
             if self._dark:  # half-open: nobody is told that nobody is there
                 self.world.happened["21"] += 1
             else:
-                connection.break_off()
+                tcp.break_off()
             return
         out: list[bytes] = []
-        connection.out = out
+        tcp.out = out
         caching = False
         for words in commands_in(data):
             if caching and self.tracks:
                 for key in words[1:]:
                     self.exists(key)
-                    self.track(key, connection)
+                    self.track(key, tcp)
             caching = words[0] == b"CLIENT" and words[1] == b"CACHING"
             if words[0] == b"CLIENT" and words[1] == b"TRACKING" and self.tracks:
-                self.trackers[connection] = None
+                self.trackers[tcp] = None
             if words[0] == b"SUBSCRIBE":  # confirmed by a push
-                self.channels[words[1]] = connection
+                self.channels[words[1]] = tcp
                 out.append(b">3\r\n$9\r\nsubscribe\r\n" + encoded(words[1]) + b":1\r\n")
             else:
                 out.append(encoded(self._call(words)))
-        connection.out = None
-        connection.reply(b"".join(out))
+        tcp.out = None
+        tcp.reply(b"".join(out))
 
     # -- commands --------------------------------------------------------------------------------------------------
 

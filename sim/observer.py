@@ -16,7 +16,7 @@ from handfast.core.commands import owner_in
 from handfast.core.guard import MARGIN
 from handfast.core.hold import HELD, LOST, RELEASED, Hold
 from sim.ledger import Ledger
-from sim.net import Connection
+from sim.net import TcpConnection
 from sim.node import Node
 from sim.register import Register
 from sim.world import Task, World
@@ -204,10 +204,10 @@ class Observer:
 
     # -- the wire --------------------------------------------------------------------------------------------------
 
-    def told(self, client: Client, connection: Connection, node: int, data: bytes, again: bool) -> None:
+    def told(self, client: Client, tcp: TcpConnection, node: int, data: bytes, again: bool) -> None:
         """A client is sending something; `again`: for an exchange that began before."""
         self.world.note("sends", client.name, node, data if len(data) < 1500 else len(data))
-        self.ledger.told(client, connection, node, data, again)
+        self.ledger.told(client, tcp, node, data, again)
 
     def passed_on(self, node: Node, script: str, key: bytes, by: bytes, waiting: list[bytes], reply: Any) -> None:
         """A fair lock may have gone to somebody in its queue: to the first who is there, if to anybody."""

@@ -86,8 +86,8 @@ def _dies(storm: Storm, client: Client, first: Node) -> None:
     scene = storm.scene
     first.forgetting = None
     for link in client.io.links:
-        if link.connection is not None:
-            link.connection.stuck[1].clear()  # what was on its way dies with it
+        if link.tcp is not None:
+            link.tcp.stuck[1].clear()  # what was on its way dies with it
     if not client.actor.dead:
         storm.crash(client)
     for node in scene.nodes:

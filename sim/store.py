@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from sim.net import Connection
+from sim.net import TcpConnection
 from sim.world import Actor, Clock, World
 
 __all__ = ["Store", "WrongType", "encoded"]
@@ -53,11 +53,11 @@ class Store:
         self.ends: dict[bytes, int] = {}
         """In ms of the server's clock."""
         self.queues: dict[bytes, list[bytes]] = {}
-        self.channels: dict[bytes, Connection] = {}
+        self.channels: dict[bytes, TcpConnection] = {}
         """Who has subscribed to what."""
-        self.trackers: dict[Connection, None] = {}
+        self.trackers: dict[TcpConnection, None] = {}
         """Who has asked that some of its reads be tracked."""
-        self.tracked: dict[bytes, dict[Connection, None]] = {}
+        self.tracked: dict[bytes, dict[TcpConnection, None]] = {}
         """By key: who has asked to be told of its next change."""
 
     # -- time ------------------------------------------------------------------------------------------------------
@@ -164,19 +164,19 @@ class Store:
 
     # -- telling ---------------------------------------------------------------------------------------------------
 
-    def track(self, key: bytes, connection: Connection) -> None:
+    def track(self, key: bytes, tcp: TcpConnection) -> None:
         who = self.tracked.get(key)
         if who is None:
             who = self.tracked[key] = {}
             self._look_later(key)
-        who[connection] = None
+        who[tcp] = None
 
     def touch(self, key: bytes) -> None:
         who = self.tracked.pop(key, None)
         if who:
             push = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$%d\r\n%b\r\n" % (len(key), key)
-            for connection in who:
-                connection.reply(push)
+            for tcp in who:
+                tcp.reply(push)
 
     def _look_later(self, key: bytes) -> None:
         end = self.ends.get(key)
@@ -206,16 +206,16 @@ class Store:
         """Whoever made this claim would hear of it."""
         return claim[43 : 43 + int(claim[39:43])] in self.channels
 
-    def forget_listener(self, connection: Connection) -> None:
-        for channel in [name for name, each in self.channels.items() if each is connection]:
+    def forget_listener(self, tcp: TcpConnection) -> None:
+        for channel in [name for name, each in self.channels.items() if each is tcp]:
             del self.channels[channel]
-        self.trackers.pop(connection, None)
+        self.trackers.pop(tcp, None)
         for who in self.tracked.values():
-            who.pop(connection, None)
+            who.pop(tcp, None)
 
     def empty(self) -> None:
         """FLUSHALL: whoever may track something is told that everything has changed."""
         for table in (self.data, self.ends, self.queues, self.tracked):
             table.clear()
-        for connection in self.trackers:
-            connection.reply(b">2\r\n$10\r\ninvalidate\r\n_\r\n")
+        for tcp in self.trackers:
+            tcp.reply(b">2\r\n$10\r\ninvalidate\r\n_\r\n")

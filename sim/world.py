@@ -182,7 +182,7 @@ class Clock:
 
 
 class Waiter:
-    """What a task waits on: a single answer, or word that a poll is decided. See wire.channel.Question."""
+    """What a task waits on: a single answer, or word that a poll is decided. See net.connection.Question."""
 
     __slots__ = ("over", "reply", "task")
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from handfast import log
 from handfast.errors import ConfigError
+from handfast.net.address import Address
 from handfast.urls import distinct, parse, tls_context
-from handfast.wire.dial import Address
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ class Endpoints:
         self.open_new: Callable[[Sequence[Address]], None] = lambda addresses: None
         """Told of embedded servers that are known to be new, before anybody else can see them."""
         self._embedded = embedded
-        self._moving: list[Any] = [each for a in addresses for each in (a.beacon, a.cluster) if each is not None]
+        self._moving: list[Any] = [each for a in addresses for each in (a.resolver, a.cluster) if each is not None]
 
     def close(self) -> None:
         if self._embedded is not None:
@@ -176,7 +176,7 @@ def _from_sentinel(pool: Any, kind: str, shared: dict[str, Any]) -> Address:
     return Address(
         label=f"redis{'s' * secure}+sentinel://{','.join(map(_shown, members))}/{pool.service_name}{db}",
         tls=_tls(pool.connection_kwargs) if secure else None,
-        beacon=SentinelMaster(
+        resolver=SentinelMaster(
             pool.service_name, members, _asked(first.connection_kwargs, "SSL" in first.connection_class.__name__)
         ),
         **shared,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from handfast.errors import ConfigError
-from handfast.wire.dial import Address
+from handfast.net.address import Address
 
 if TYPE_CHECKING:
     import ssl
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["parse", "tls_context"]
 
-Place = tuple[str, int]
+HostPort = tuple[str, int]
 
 _COMMON: Final = frozenset({"db", "username", "password", "client_name"})
 _TLS: Final = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"})
@@ -118,7 +118,7 @@ def _sentinel(url: str, parts: SplitResult) -> Address:
         label=_label(parts, members) + f"/{name}" + (f"/{number}" if number else ""),
         db=number,
         tls=tls_context(**secured) if tls else None,
-        beacon=SentinelMaster(name, members, asked),
+        resolver=SentinelMaster(name, members, asked),
         **_who(parts, options),
     )
 
@@ -144,9 +144,9 @@ def _cluster(url: str, parts: SplitResult) -> Address:
     )
 
 
-def _members(url: str, parts: SplitResult, usual: int) -> list[Place]:
+def _members(url: str, parts: SplitResult, usual: int) -> list[HostPort]:
     """The servers of a list: host, host:port, [IPv6] or [IPv6]:port, with commas between."""
-    found: list[Place] = []
+    found: list[HostPort] = []
     for text in parts.netloc.rpartition("@")[2].split(","):
         host, port = text, ""
         if text.startswith("["):
@@ -167,7 +167,7 @@ def _members(url: str, parts: SplitResult, usual: int) -> list[Place]:
     return found
 
 
-def _label(parts: SplitResult, members: list[Place]) -> str:
+def _label(parts: SplitResult, members: list[HostPort]) -> str:
     shown = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in members]
     return f"{parts.scheme}://{','.join(shown)}"
 
@@ -278,7 +278,7 @@ def distinct(addresses: Sequence[Address]) -> None:
     """A server that is listed twice would have two votes. By address here; by run_id once it is connected."""
     seen: set[tuple[str, int, str]] = set()
     for address in addresses:
-        moving = address.beacon is not None or address.cluster is not None
+        moving = address.resolver is not None or address.cluster is not None
         place = (address.host.lower(), address.port if not address.path else 0, address.label if moving else address.path)
         if place in seen:
             raise ConfigError(f"{address.label} is listed twice: each server has one vote")

@@ -977,7 +977,7 @@ async def test_a_waiter_that_is_made_without_its_init_is_like_any_other(one: Ser
     async with handfast.aio.connect(one.url) as client:
         await works(client)
         io: Any = client._io
-        made, other = next(io.ask(encode(b"PING"), 5.0)), io._waiter()
+        made, other = next(io.ask(encode(b"PING"), 5.0)), io._future()
         slots = [slot for kind in type(other).__mro__ for slot in getattr(kind, "__slots__", ())]
         assert slots
         assert [getattr(made, slot, "unset") for slot in slots] == [getattr(other, slot, "unset") for slot in slots]

@@ -22,7 +22,7 @@ import trustme
 
 import handfast
 import handfast.aio
-from handfast.drivers import clock
+from handfast.net import clock
 from handfast.testing import Server, Servers, TlsFiles, available
 from handfast.topology.process import StartError
 from tests.both import plain

@@ -14,8 +14,8 @@ import pytest
 import handfast
 import handfast.aio
 from handfast import NoQuorum
+from handfast.net.link import HUNG
 from handfast.testing import Server, Servers, available
-from handfast.wire.link import HUNG
 from tests.both import bootstrap, both, connected, plain
 from tests.relay import Relay
 from tests.waiting import eventually_async

@@ -12,7 +12,7 @@ import pytest
 import handfast
 import handfast.aio
 from handfast import NoQuorum
-from handfast.drivers import clock
+from handfast.net import clock
 from handfast.testing import Server, available
 from handfast.topology.resp import Connection
 from tests.both import both, connected, plain

@@ -15,7 +15,7 @@ import pytest
 
 import handfast
 from handfast import LeaseLost, NoQuorum, lua
-from handfast.drivers import clock
+from handfast.net import clock
 from handfast.testing import Server, Servers
 from tests.relay import Relay
 from tests.waiting import eventually, in_time

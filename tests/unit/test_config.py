@@ -510,7 +510,7 @@ def test_examples_in_docstrings_are_true() -> None:
         ("handfast.backoff", 4),
         ("handfast.core.quorum", 1),
         ("handfast.core.resp", 1),
-        ("handfast.wire.faults", 2),
+        ("handfast.net.faults", 2),
     ):
         result = doctest.testmod(importlib.import_module(name))
         assert result.failed == 0, name

@@ -88,7 +88,7 @@ class Poll(Protocol):
 class Bell(Protocol):
     """What wakes one who is parked."""
 
-    def ring(self) -> None:
+    def set(self) -> None:
         """Wake it, or keep it from falling asleep the next time. May be called from any thread that uses the driver."""
 
     def note(self) -> None:

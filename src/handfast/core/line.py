@@ -174,7 +174,7 @@ class Lines:
                 elif line.crowd is None:
                     line.crowd = OrderedDict.fromkeys((line.head, place))
                     if line.hailed:  # what it was answered matters to others now
-                        line.head.bell.ring()
+                        line.head.bell.set()
                 else:
                     line.crowd[place] = None
             return place
@@ -226,7 +226,7 @@ class Lines:
             if heir is None and self.by_keys.get(line.keys) is line:
                 del self.by_keys[line.keys]
         if was_first and heir is not None:
-            heir.bell.ring()
+            heir.bell.set()
         return given
 
     def pass_on(self, hold: Hold, now: float) -> Hold | None:
@@ -246,7 +246,7 @@ class Lines:
                 return None
             hold.heir = heir.given = passed = hold.successor()
         hold.end()
-        heir.bell.ring()
+        heir.bell.set()
         return passed
 
     def took(self, hold: Hold) -> None:
@@ -272,7 +272,7 @@ class Lines:
             line.yields = 0.0
             head = line.head
             if head is not None:
-                head.bell.ring()
+                head.bell.set()
 
     def began(self, place: Place) -> None:
         """It has to wait."""
@@ -297,7 +297,7 @@ class Lines:
             # A list first: who leads a line comes without the lock.
             places = [place for line in list(self.by_keys.values()) for place in line.places]
         for place in places:
-            place.bell.ring()
+            place.bell.set()
 
 
 def _alike(place: Place, hold: Hold) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from handfast import log
 from handfast.topology.asking import PATIENCE
-from handfast.topology.connections import Connections, Place
+from handfast.topology.connections import Connections, HostPort
 
 if TYPE_CHECKING:
     from redis.cluster import NodesManager
@@ -44,7 +44,7 @@ def slot_of(key: bytes) -> int:
 class Cluster:
     """One cluster, as one client knows it."""
 
-    def __init__(self, members: Sequence[Place], options: dict[str, Any]) -> None:
+    def __init__(self, members: Sequence[HostPort], options: dict[str, Any]) -> None:
         self._members = members
         self._options = options
         """For redis-py's connections, by which the map is read; see asking.py."""
@@ -52,9 +52,9 @@ class Cluster:
         self._reading = threading.Lock()
         self._read_at = float("-inf")
         self._refreshing = False
-        self.places: list[Place | None] = [None] * SLOTS
+        self.host_ports: list[HostPort | None] = [None] * SLOTS
         """By slot: its master."""
-        self.masters: frozenset[Place] = frozenset()
+        self.masters: frozenset[HostPort] = frozenset()
         self.connections = Connections()
         self.caches: list[dict[bytes, Any]] = []
         """What others know by this map: emptied when it changes."""
@@ -72,32 +72,32 @@ class Cluster:
                 self._manager = cluster.NodesManager(nodes, require_full_coverage=False, **PATIENCE, **self._options)
             else:
                 self._manager.initialize()
-            places: list[Place | None] = [None] * SLOTS
+            host_ports: list[HostPort | None] = [None] * SLOTS
             for slot, nodes in self._manager.slots_cache.items():
-                places[slot] = (str(nodes[0].host), int(nodes[0].port))
+                host_ports[slot] = (str(nodes[0].host), int(nodes[0].port))
             self._read_at = time.monotonic()
-            self._install(places)
+            self._install(host_ports)
 
-    def _install(self, places: list[Place | None]) -> None:
-        changed, self.places = places != self.places, places
+    def _install(self, host_ports: list[HostPort | None]) -> None:
+        changed, self.host_ports = host_ports != self.host_ports, host_ports
         if changed:
             self._forget()
-        self.masters = frozenset(place for place in places if place is not None)
-        self.connections.hang_up(lambda shard, place: place != self.home(shard))
+        self.masters = frozenset(host_port for host_port in host_ports if host_port is not None)
+        self.connections.hang_up(lambda shard, host_port: host_port != self.home(shard))
 
     def _forget(self) -> None:
         for cache in self.caches:
             cache.clear()
 
-    def home(self, shard: Shard) -> Place | None:
+    def home(self, shard: Shard) -> HostPort | None:
         """Where a shard's connections belong, as far as is known: to the master they were made for while it is one."""
-        return shard.wish if shard.wish in self.masters else self.places[shard.slot]
+        return shard.preferred if shard.preferred in self.masters else self.host_ports[shard.slot]
 
-    def moved(self, slot: int, place: Place) -> None:
+    def moved(self, slot: int, host_port: HostPort) -> None:
         """A server has told us. What else has changed is read in the background."""
-        self.places[slot] = place
+        self.host_ports[slot] = host_port
         self._forget()
-        self.masters |= {place}
+        self.masters |= {host_port}
         self.refresh_soon()
 
     def refresh_soon(self) -> None:
@@ -128,28 +128,28 @@ class Cluster:
 
 
 class Shard:
-    """A beacon: the node that serves a slot, and mostly many others with it."""
+    """A resolver: the node that serves a slot, and mostly many others with it."""
 
-    def __init__(self, cluster: Cluster, wish: Place | None, slot: int) -> None:
+    def __init__(self, cluster: Cluster, preferred: HostPort | None, slot: int) -> None:
         self.cluster = cluster
-        self.wish = wish
+        self.preferred = preferred
         """The node it was made for; None: whichever has the slot."""
         self.slot = slot
 
-    def find(self) -> Place:
-        """See wire.dial.Beacon."""
+    def find(self) -> HostPort:
+        """See net.address.Resolver."""
         self.cluster.refresh()
-        place = self.cluster.home(self)
-        if place is None:
+        host_port = self.cluster.home(self)
+        if host_port is None:
             raise LookupError(f"no node of the cluster serves slot {self.slot}")
-        return place
+        return host_port
 
-    def opened(self, connection: Any, place: Place, hang_up: Callable[[Any], None]) -> None:
-        """See wire.dial.Beacon."""
-        self.cluster.connections.opened(connection, self, place, hang_up)
+    def opened(self, connection: Any, host_port: HostPort, hang_up: Callable[[Any], None]) -> None:
+        """See net.address.Resolver."""
+        self.cluster.connections.opened(connection, self, host_port, hang_up)
 
-    def astray(self, place: Place, fault: Any) -> tuple[int, Place, bool] | None:
-        """See wire.dial.Beacon."""
+    def on_redirect(self, host_port: HostPort, fault: Any) -> tuple[int, HostPort, bool] | None:
+        """See net.address.Resolver."""
         if fault.kind == "CLUSTERDOWN":
             self.cluster.refresh_soon()  # it may be the node that is cut off, not the cluster
         found = _REDIRECT.match(fault.detail) if fault.kind in ("MOVED", "ASK") else None
@@ -157,7 +157,7 @@ class Shard:
             return None
         fault.lasting = False
         # A node that does not know its own host leaves it out: it is the one by which we know this node.
-        slot, target = int(found[1]), (found[2].strip("[]") or place[0], int(found[3]))
+        slot, target = int(found[1]), (found[2].strip("[]") or host_port[0], int(found[3]))
         if fault.kind == "MOVED":
             self.cluster.moved(slot, target)
         return slot, target, fault.kind == "ASK"

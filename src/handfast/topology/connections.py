@@ -1,4 +1,4 @@
-"""Open connections to servers that may move: when one is known to be elsewhere, those to its old place are hung up.
+"""Open connections to servers that may move: when one is known to be elsewhere, those to its old address are hung up.
 
 Whoever uses such a connection finds it closed, which it must be able to deal with anyway, and looks for the server anew.
 """
@@ -10,9 +10,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Connections", "Place"]
+__all__ = ["Connections", "HostPort"]
 
-Place = tuple[str, int]
+HostPort = tuple[str, int]
 
 
 class Connections:
@@ -20,17 +20,21 @@ class Connections:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: weakref.WeakKeyDictionary[Any, tuple[Any, Place, Callable[[Any], None]]] = weakref.WeakKeyDictionary()
+        self._open: weakref.WeakKeyDictionary[Any, tuple[Any, HostPort, Callable[[Any], None]]] = (
+            weakref.WeakKeyDictionary()
+        )
 
-    def opened(self, connection: Any, wish: Any, place: Place, hang_up: Callable[[Any], None]) -> None:
-        """`wish` says to whom it was to be."""
+    def opened(self, connection: Any, resolver: Any, host_port: HostPort, hang_up: Callable[[Any], None]) -> None:
+        """`resolver` says which server it is to be."""
         with self._lock:
-            self._open[connection] = (wish, place, hang_up)
+            self._open[connection] = (resolver, host_port, hang_up)
 
-    def hang_up(self, misplaced: Callable[[Any, Place], bool]) -> None:
-        """End those that are, by wish and place."""
+    def hang_up(self, misplaced: Callable[[Any, HostPort], bool]) -> None:
+        """End those that `misplaced` selects."""
         with self._lock:
-            ending = [(each, how) for each, (wish, place, how) in self._open.items() if misplaced(wish, place)]
+            ending = [
+                (each, how) for each, (resolver, host_port, how) in self._open.items() if misplaced(resolver, host_port)
+            ]
             for connection, _ in ending:
                 del self._open[connection]
         for connection, how in ending:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from handfast import log
 from handfast.errors import ConfigError
 from handfast.topology.asking import once
-from handfast.topology.connections import Connections, Place
+from handfast.topology.connections import Connections, HostPort
 
 __all__ = ["SentinelMaster"]
 
@@ -27,32 +27,32 @@ LISTEN_AGAIN: Final = 0.5
 
 
 class SentinelMaster:
-    """A beacon: the master by this name."""
+    """A resolver: the master by this name."""
 
-    def __init__(self, name: str, sentinels: Sequence[Place], options: dict[str, Any]) -> None:
+    def __init__(self, name: str, sentinels: Sequence[HostPort], options: dict[str, Any]) -> None:
         self.name = name
         self.sentinels = list(sentinels)
         self._options = options
         """For redis-py's connections to the sentinels."""
         self._connections = Connections()
-        self._known: tuple[int, Place] | None = None
+        self._known: tuple[int, HostPort] | None = None
         """Configuration epoch and place, as last heard."""
         self._lock = threading.Lock()
         self._listener: tuple[int, asyncio.AbstractEventLoop] | None = None
         """Of this process, by its id."""
         self._closed = False
 
-    def find(self) -> Place:
-        """See wire.dial.Beacon."""
+    def find(self) -> HostPort:
+        """See net.address.Resolver."""
         self._listen()
-        said: queue.SimpleQueue[tuple[Place, tuple[int, Place] | str]] = queue.SimpleQueue()
+        said: queue.SimpleQueue[tuple[HostPort, tuple[int, HostPort] | str]] = queue.SimpleQueue()
         for sentinel in self.sentinels:
             # Daemons, and not joined: one that hangs is not waited for, also not by the end of the process.
             threading.Thread(
                 target=lambda each: said.put((each, self._ask(each))), args=(sentinel,), daemon=True, name="handfast-find"
             ).start()
-        answers: dict[Place, tuple[int, Place] | str] = {}
-        found: list[tuple[int, Place]] = []
+        answers: dict[HostPort, tuple[int, HostPort] | str] = {}
+        found: list[tuple[int, HostPort]] = []
         # A majority knows of every failover that has been decided.
         while len(answers) < len(self.sentinels) and len(found) < len(self.sentinels) // 2 + 1:
             sentinel, answer = said.get()
@@ -60,16 +60,16 @@ class SentinelMaster:
             if isinstance(answer, tuple):
                 found.append(answer)
         if found:
-            epoch, place = max(found)
-            self._now_at(epoch, place)
-            return place
+            epoch, host_port = max(found)
+            self._now_at(epoch, host_port)
+            return host_port
         message = "; ".join(f"{host}:{port} {answer}" for (host, port), answer in answers.items())
         message = f"no sentinel names a master {self.name!r}: {message}"
         if all(answer == _UNKNOWN for answer in answers.values()):
             raise ConfigError(message)
         raise LookupError(message)
 
-    def _ask(self, sentinel: Place) -> tuple[int, Place] | str:
+    def _ask(self, sentinel: HostPort) -> tuple[int, HostPort] | str:
         """What one sentinel says: epoch and place, or why it says nothing."""
         import redis
 
@@ -94,23 +94,23 @@ class SentinelMaster:
         finally:
             client.close()
 
-    def _now_at(self, epoch: int, place: Place) -> None:
+    def _now_at(self, epoch: int, host_port: HostPort) -> None:
         with self._lock:
             known = self._known
             if known is not None and epoch < known[0]:
                 return
-            self._known = (epoch, place)
-        if known is None or known[1] != place:
-            self._connections.hang_up(lambda _, old: old != place)
+            self._known = (epoch, host_port)
+        if known is None or known[1] != host_port:
+            self._connections.hang_up(lambda _, old: old != host_port)
 
-    def opened(self, connection: Any, place: Place, hang_up: Callable[[Any], None]) -> None:
-        """See wire.dial.Beacon."""
-        self._connections.opened(connection, self, place, hang_up)
+    def opened(self, connection: Any, host_port: HostPort, hang_up: Callable[[Any], None]) -> None:
+        """See net.address.Resolver."""
+        self._connections.opened(connection, self, host_port, hang_up)
 
-    def astray(self, place: Place, fault: Any) -> None:
-        """See wire.dial.Beacon."""
+    def on_redirect(self, host_port: HostPort, fault: Any) -> None:
+        """See net.address.Resolver."""
         if fault.kind in ("READONLY", "MASTERDOWN", "replica"):
-            self._connections.hang_up(lambda _, old: old == place)
+            self._connections.hang_up(lambda _, old: old == host_port)
 
     # -- being told ------------------------------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class SentinelMaster:
     async def _hear_all(self, loop: asyncio.AbstractEventLoop) -> None:
         await asyncio.gather(*[self._hear(sentinel, loop) for sentinel in self.sentinels])
 
-    async def _hear(self, sentinel: Place, loop: asyncio.AbstractEventLoop) -> None:
+    async def _hear(self, sentinel: HostPort, loop: asyncio.AbstractEventLoop) -> None:
         import redis.asyncio
 
         host, port = sentinel

@@ -6,8 +6,8 @@ import socket
 import time
 
 from handfast.core.effects import CLOSED
-from handfast.wire.channel import Channel
-from handfast.wire.link import CONNECT_TIMEOUT
+from handfast.net.connection import Connection
+from handfast.net.link import CONNECT_TIMEOUT
 
 __all__ = ["converse", "hang_up"]
 
@@ -20,16 +20,16 @@ def hang_up(sock: socket.socket) -> None:
         pass  # it is closed already
 
 
-def converse(sock: socket.socket, channel: Channel, *, blocking: bool) -> None:
-    """The handshake; ends with the channel ready or at fault, and the socket as it is to be used (see Link.flags)."""
+def converse(sock: socket.socket, connection: Connection, *, blocking: bool) -> None:
+    """The handshake; ends with the connection ready or at fault, and the socket ready for use (see ThreadLink.flags)."""
     end = time.monotonic() + CONNECT_TIMEOUT
-    while not channel.ready and channel.fault is None:
+    while not connection.ready and connection.fault is None:
         sock.settimeout(max(0.001, end - time.monotonic()))
-        if channel.out:
-            sock.sendall(b"".join(channel.out))
-            channel.out.clear()
+        if connection.out:
+            sock.sendall(b"".join(connection.out))
+            connection.out.clear()
         data = sock.recv(65536)
         if not data:
-            channel.fail(CLOSED)
-        channel.feed(data)
+            connection.fail(CLOSED)
+        connection.feed(data)
     sock.setblocking(blocking)

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from handfast.errors import ConfigError
+from handfast.net.address import Address, HostPort
 from handfast.topology.cluster import Cluster, Shard, slot_of
-from handfast.wire.dial import Address, Place
 
-__all__ = ["MOST_KNOWN", "Route", "Routes", "suspected"]
+__all__ = ["MOST_KNOWN", "Route", "SlotRouter", "suspected"]
 
 MOST_KNOWN = 10_000
-"""Keys whose lanes are remembered."""
+"""Keys whose connections are remembered."""
 
-Route = tuple[Place | None, ...]
+Route = tuple[HostPort | None, ...]
 """Of each cluster among a client's servers: the node; None while that is not known."""
 
 
@@ -25,7 +25,7 @@ def suspected(addresses: Iterable[Address]) -> None:
             address.cluster.refresh_soon()
 
 
-class Routes:
+class SlotRouter:
     """The ways to the servers of a client, at least one of which is a cluster."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
@@ -33,7 +33,7 @@ class Routes:
         self._clusters: list[Cluster] = [address.cluster for address in addresses if address.cluster is not None]
 
     def of(self, slot: int) -> Route:
-        return tuple([cluster.places[slot] for cluster in self._clusters])
+        return tuple([cluster.host_ports[slot] for cluster in self._clusters])
 
     def forget_when_moved(self, known: dict[bytes, Any]) -> None:
         """Have it emptied whenever a slot is known to have moved."""
@@ -42,16 +42,16 @@ class Routes:
 
     def addresses(self, route: Route, slot: int) -> list[Address]:
         """For connections that take this route, made for this slot first of all."""
-        wishes = iter(route)
+        preferred = iter(route)
         return [
-            each if each.cluster is None else each._replace(beacon=Shard(each.cluster, next(wishes), slot))
+            each if each.cluster is None else each._replace(resolver=Shard(each.cluster, next(preferred), slot))
             for each in self._addresses
         ]
 
     @staticmethod
     def taken(addresses: Sequence[Address]) -> Route:
         """The route of connections to these, which may have been sent on to other nodes."""
-        return tuple([each.beacon.wish for each in addresses if isinstance(each.beacon, Shard)])
+        return tuple([each.resolver.preferred for each in addresses if isinstance(each.resolver, Shard)])
 
     @staticmethod
     def check(names: Sequence[str], keys: Sequence[bytes]) -> None:

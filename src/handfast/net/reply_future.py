@@ -1,9 +1,10 @@
 """What a task waits on for the answer of a node.
 
 A task may await any object that behaves like a future. asyncio's own would have the loop call the task in its next
-turn, through a handle made for the purpose; here the lane that has read the replies resumes the tasks itself, one after
-the other, in the same turn. That is one poll of the loop and a good part of the cost of an exchange less. Whoever is
-resumed runs where its loop would have run it: on the loop's thread, in its own context, inside no other task.
+turn, through a handle made for the purpose; here the connections that have read the replies resume the tasks
+themselves, one after the other, in the same turn. That is one poll of the loop and a good part of the cost of an
+exchange less. Whoever is resumed runs where its loop would have run it: on the loop's thread,
+in its own context, inside no other task.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any, Protocol
 
-__all__ = ["Waiter", "Waker", "waiters_of"]
+__all__ = ["ReplyFuture", "Waker", "reply_futures_of"]
 
 
 class Waker(Protocol):
     """Who resumes the tasks."""
 
     loop: asyncio.AbstractEventLoop
-    woken: list[Waiter]
+    woken: list[ReplyFuture]
 
     def wake_soon(self) -> None:
         """There is somebody in `woken` now."""
 
 
-class Waiter:
-    """A future for one waiting task. Each waker has a kind of its own: see `waiters_of`."""
+class ReplyFuture:
+    """A future for one waiting task. Each waker has a kind of its own: see `reply_futures_of`."""
 
     __slots__ = ("_asyncio_future_blocking", "callback", "context", "over", "reply")
 
@@ -38,7 +39,7 @@ class Waiter:
         self._asyncio_future_blocking = True
         self.over = False
         """Answered, or given up: no further answer is welcome."""
-        self.callback: Callable[[Waiter], Any] | None = None
+        self.callback: Callable[[ReplyFuture], Any] | None = None
         """Lets the task go on; to be called in its `context`. None if the task has not come to wait."""
 
     wakes = True
@@ -58,7 +59,7 @@ class Waiter:
 
     # -- what asyncio.Task asks of a future ------------------------------------------------------------------------
 
-    def add_done_callback(self, callback: Callable[[Waiter], Any], *, context: Context) -> None:
+    def add_done_callback(self, callback: Callable[[ReplyFuture], Any], *, context: Context) -> None:
         self.callback = callback
         self.context = context
 
@@ -66,7 +67,7 @@ class Waiter:
         return self.over
 
     result = staticmethod(bool)
-    """Whoever yields the waiter to its task looks at `reply` itself; this is only called to see whether it raises."""
+    """Whoever yields the future to its task looks at `reply` itself; this is only called to see whether it raises."""
 
     def cancel(self, msg: object = None) -> bool:
         """False, always: a task that hears this cancels itself when it goes on. One that was told not to (uncancel, since
@@ -79,6 +80,6 @@ class Waiter:
         return False
 
 
-def waiters_of(waker: Waker) -> type[Waiter]:
-    """A kind of waiter that knows its waker without being told each time."""
-    return type("Waiter", (Waiter,), {"__slots__": (), "_waker": waker, "_loop": waker.loop})
+def reply_futures_of(waker: Waker) -> type[ReplyFuture]:
+    """A kind of reply future that knows its waker without being told each time."""
+    return type("ReplyFuture", (ReplyFuture,), {"__slots__": (), "_waker": waker, "_loop": waker.loop})

@@ -1,4 +1,4 @@
-"""What the nodes of a lane push without being asked, and who wants to hear it."""
+"""Routes what nodes push to the listeners that wait for it."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from typing import TYPE_CHECKING, Any
 
 from handfast.core.effects import Watch
 
-__all__ = ["Ears", "TaskBell"]
+__all__ = ["PushRouter", "TaskWakeup"]
 
 
-class TaskBell:
-    """Wakes one task of a lane."""
+class TaskWakeup:
+    """Wakes one task."""
 
-    __slots__ = ("rung", "waiter")
+    __slots__ = ("future", "is_set")
 
     def __init__(self) -> None:
-        self.rung = False
-        self.waiter: Any = None
+        self.is_set = False
+        self.future: Any = None
         """What the task waits on while it is parked: it has `over` and `set_result`."""
 
-    def ring(self) -> None:
-        if self.waiter is None:
-            self.rung = True
-        elif not self.waiter.over:
-            self.waiter.set_result(None)
+    def set(self) -> None:
+        if self.future is None:
+            self.is_set = True
+        elif not self.future.over:
+            self.future.set_result(None)
 
-    note = ring
+    def note(self) -> None:
+        self.set()
 
 
-class Ears:
-    """The part of a lane that listens; only used by the thread that uses the lane."""
+class PushRouter:
+    """The part of the connections that listens; only used by the thread that uses them."""
 
     def __init__(self) -> None:
         self._watches: dict[bytes, list[Watch]] = {}
@@ -42,8 +43,8 @@ class Ears:
         self.suspends = True
         """See Effects.suspends."""
 
-    def share_ears(self, watches: dict[bytes, list[Watch]], mail: dict[bytes, Watch]) -> None:
-        """With other lanes, before anybody listens: what one of them hears is for whoever waits in any."""
+    def share_listeners(self, watches: dict[bytes, list[Watch]], mail: dict[bytes, Watch]) -> None:
+        """Share the listeners of other connections, before anybody listens: each hears what is pushed to any of them."""
         self._watches, self.mail = watches, mail
 
     if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Ears:
                     watch.changed.add(node)
                     watch.bell.note()
 
-    def deaf(self, node: int) -> None:
+    def connection_lost(self, node: int) -> None:
         """A node's connection was lost, and with it what it would have told us."""
         self.channel = b""
         self._all_changed(node)

@@ -12,23 +12,23 @@ from handfast.core.handshake import Login
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["Address", "Beacon", "Place", "dial"]
+__all__ = ["Address", "HostPort", "Resolver", "dial"]
 
-Place = tuple[str, int]
+HostPort = tuple[str, int]
 """Host and port."""
 
 
-class Beacon(Protocol):
+class Resolver(Protocol):
     """Knows where a server is that may move from one machine to another: a master under Sentinel, a cluster's shard."""
 
-    def find(self) -> Place:
+    def find(self) -> HostPort:
         """Where it is now. Asks whom it must, so it may take time."""
         ...
 
-    def opened(self, connection: Any, place: Place, hang_up: Callable[[Any], None]) -> None:
+    def opened(self, connection: Any, host_port: HostPort, hang_up: Callable[[Any], None]) -> None:
         """There is a connection to it now, to be hung up when it is known to be somewhere else; from any thread."""
 
-    def astray(self, place: Place, fault: Fault) -> tuple[int, Place, bool] | None:
+    def on_redirect(self, host_port: HostPort, fault: Fault) -> tuple[int, HostPort, bool] | None:
         """A server has refused a request. If it says where that belongs: the slot, its place, and whether only for this
         once, because the slot is just being moved there."""
         ...
@@ -52,7 +52,7 @@ class Address(NamedTuple):
     """Asked with each connection, where passwords change."""
     prepare: Callable[[], None] | None = None
     """Run before each connection is made; it may take time, so never on an event loop's thread."""
-    beacon: Beacon | None = None
+    resolver: Resolver | None = None
     """Where to look for it before each connection, instead of host and port; takes time as well."""
     cluster: Any = None
     """The topology.cluster.Cluster that it is, of which each name has its own node."""
@@ -65,21 +65,21 @@ class Address(NamedTuple):
         return Login(username, password, self.db, self.client_name)
 
     @property
-    def place(self) -> Place:
+    def host_port(self) -> HostPort:
         return self.host, self.port
 
     def located(self) -> Address:
         """With host and port of where it is at present."""
         if self.prepare is not None:
             self.prepare()
-        if self.beacon is None:
+        if self.resolver is None:
             return self
-        host, port = self.beacon.find()
+        host, port = self.resolver.find()
         return self._replace(host=host, port=port)
 
     def says(self, fault: Fault) -> Fault:
         """A fault of what its label names; where that may be one of several machines, with the one it is of."""
-        if self.beacon is None or not self.host:
+        if self.resolver is None or not self.host:
             return fault
         where = f"[{self.host}]" if ":" in self.host else self.host
         return Fault(fault.kind, f"{where}:{self.port} {fault.text}", lasting=fault.lasting)

@@ -1,4 +1,4 @@
-"""One asyncio connection, and a node's place in a lane of them."""
+"""One asyncio connection, and the link to a node that uses it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from handfast.core.effects import CLOSED, Poll
-from handfast.wire.channel import Channel
-from handfast.wire.dial import Address
-from handfast.wire.faults import from_socket
-from handfast.wire.link import LinkState
+from handfast.net.address import Address
+from handfast.net.connection import Connection
+from handfast.net.faults import from_socket
+from handfast.net.link import NodeLink
 
 if TYPE_CHECKING:
-    from handfast.wire.aio import AioLane
+    from handfast.net.aio_connections import AioConnections
 
-__all__ = ["AioLink", "Pipe"]
+__all__ = ["AioLink", "NodeProtocol"]
 
 
-class Pipe(asyncio.Protocol):
+class NodeProtocol(asyncio.Protocol):
     """One connection. A link may have had others before it, whose end must not be taken for this one's."""
 
-    def __init__(self, link: AioLink, channel: Channel) -> None:
+    def __init__(self, link: AioLink, connection: Connection) -> None:
         self.link = link
-        self.channel = channel
-        self.shaken: asyncio.Future[None] = link.lane.loop.create_future()
+        self.connection = connection
+        self.shaken: asyncio.Future[None] = link.connections.loop.create_future()
         """Done when the handshake has ended, one way or the other."""
         self.transport: asyncio.Transport | None = None
 
@@ -32,41 +32,41 @@ class Pipe(asyncio.Protocol):
         self._write()
 
     def _write(self) -> None:
-        if self.channel.out and self.transport is not None:
-            self.transport.write(b"".join(self.channel.out))
-            self.channel.out.clear()
+        if self.connection.out and self.transport is not None:
+            self.transport.write(b"".join(self.connection.out))
+            self.connection.out.clear()
 
     def data_received(self, data: bytes) -> None:
-        link, channel = self.link, self.channel
-        if link.pipe is not self:
+        link, connection = self.link, self.connection
+        if link.protocol is not self:
             self._shake(data)
             return
-        lane, pending = link.lane, channel.pending
+        connections, pending = link.connections, connection.pending
         before = len(pending)
-        lane.waking = True
+        connections.waking = True
         try:
-            channel.feed(data)
+            connection.feed(data)
         finally:  # an interrupt must not leave everybody asleep
-            lane.waking = False
+            connections.waking = False
         link.answered += before - len(pending)
-        link.asked_at = lane.loop.time() if pending else 0.0
-        if channel.fault is not None:
-            lane.down(link, channel.fault)
-        elif channel.out:
-            lane.turn()
-        lane.relieve()
-        lane.wake()
+        link.asked_at = connections.loop.time() if pending else 0.0
+        if connection.fault is not None:
+            connections.down(link, connection.fault)
+        elif connection.out:
+            connections.turn()
+        connections.relieve()
+        connections.wake()
 
     def _shake(self, data: bytes) -> None:
-        self.channel.feed(data)
+        self.connection.feed(data)
         self._write()
-        if (self.channel.ready or self.channel.fault is not None) and not self.shaken.done():
+        if (self.connection.ready or self.connection.fault is not None) and not self.shaken.done():
             self.shaken.set_result(None)
 
     def hang_up(self) -> None:
         """From any thread: end it, as if the server had done so."""
         try:
-            self.link.lane.loop.call_soon_threadsafe(self._abort)
+            self.link.connections.loop.call_soon_threadsafe(self._abort)
         except RuntimeError:
             pass  # the loop is closed, and with it the connection
 
@@ -76,20 +76,20 @@ class Pipe(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         fault = CLOSED if exc is None else from_socket(exc)
-        if self.link.pipe is self:
-            self.link.lane.down(self.link, fault)
+        if self.link.protocol is self:
+            self.link.connections.down(self.link, fault)
         elif not self.shaken.done():
-            self.channel.fail(fault)
+            self.connection.fail(fault)
             self.shaken.set_result(None)
 
 
-class AioLink(LinkState):
-    """A node's place in the lane."""
+class AioLink(NodeLink):
+    """The link to one node."""
 
-    def __init__(self, index: int, address: Address, lane: AioLane) -> None:
-        super().__init__(index, address, lane.group)
-        self.lane = lane
-        self.pipe: Pipe | None = None
+    def __init__(self, index: int, address: Address, connections: AioConnections) -> None:
+        super().__init__(index, address, connections.group)
+        self.connections = connections
+        self.protocol: NodeProtocol | None = None
         self.address_now = address
         """Where it was last looked for."""
         self.connecting: asyncio.Task[None] | None = None

@@ -1,4 +1,4 @@
-"""One node's place in a lane, whatever the transport: up with a channel, or down with a reason and a time to retry."""
+"""The link to one node, whatever the transport: up with a connection, or down with a reason and a time to retry."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Final
 
 from handfast.core.effects import Fault
 from handfast.core.group import NOT_CONNECTED, Group
-from handfast.wire.channel import Channel
-from handfast.wire.dial import Address
+from handfast.net.address import Address
+from handfast.net.connection import Connection
 
-__all__ = ["CONNECT_TIMEOUT", "GRACE", "HUNG", "NOT_CONNECTED", "LinkState"]
+__all__ = ["CONNECT_TIMEOUT", "GRACE", "HUNG", "NOT_CONNECTED", "NodeLink"]
 
 CONNECT_TIMEOUT: Final = 2.0
 """Seconds for a connection with TLS and handshake, which goes on in the background while others vote."""
@@ -29,16 +29,16 @@ RETRY_MOVING: Final = 0.2
 if nothing goes without it. One that may move is looked for more often: it may be up again elsewhere."""
 
 
-class LinkState:
+class NodeLink:
     """What is known of a connection, or of the lack of one."""
 
-    __slots__ = ("address", "asked_at", "channel", "failed_at", "failures", "fault", "group", "index", "retry_at")
+    __slots__ = ("address", "asked_at", "connection", "failed_at", "failures", "fault", "group", "index", "retry_at")
 
     def __init__(self, index: int, address: Address, group: Group) -> None:
         self.index = index
         self.group = group
         self.address = address
-        self.channel: Channel | None = None
+        self.connection: Connection | None = None
         self.fault: Fault | None = None
         """Why it is down; None while up or before the first try."""
         self.failures = 0
@@ -51,18 +51,18 @@ class LinkState:
     def connect_timeout(self) -> float:
         if self.address.prepare is not None:
             return CONNECT_TIMEOUT + PREPARE_TIMEOUT
-        return CONNECT_TIMEOUT if self.address.beacon is None else CONNECT_TIMEOUT + FIND_TIMEOUT
+        return CONNECT_TIMEOUT if self.address.resolver is None else CONNECT_TIMEOUT + FIND_TIMEOUT
 
-    def connected(self, channel: Channel) -> None:
-        self.channel, self.fault, self.failures, self.asked_at = channel, None, 0, 0.0
+    def connected(self, connection: Connection) -> None:
+        self.connection, self.fault, self.failures, self.asked_at = connection, None, 0, 0.0
         self.group.connected(self.index)
 
     def failed(self, fault: Fault, now: float) -> None:
         # A connection that was lost may be made again at once; one that could not be made may not.
-        self.failed_at = now if self.channel is None else float("-inf")
-        self.channel, self.fault, self.asked_at = None, fault, 0.0
+        self.failed_at = now if self.connection is None else float("-inf")
+        self.connection, self.fault, self.asked_at = None, fault, 0.0
         self.group.failed(self.index, fault)
-        most = RETRY_MOST if self.address.beacon is None else RETRY_MOVING
+        most = RETRY_MOST if self.address.resolver is None else RETRY_MOVING
         self.retry_at = now + min(most, RETRY_FIRST * 2.0 ** min(self.failures, 10))
         self.failures += 1
 
@@ -72,7 +72,7 @@ class LinkState:
 
     def rests(self, now: float) -> float:
         """Seconds until it may be tried again for who cannot do without it."""
-        return self.failed_at + RETRY_LEAST - now if self.channel is None else 0.0
+        return self.failed_at + RETRY_LEAST - now if self.connection is None else 0.0
 
     def hangs(self, now: float) -> Fault | None:
         """The fault of a node that has not answered for too long, if it is one."""

@@ -1,7 +1,7 @@
-"""A lane to one node by the shortest way: send, poll, receive, and the reply is in hand.
+"""The shortest way to one node: send, poll, receive, and the reply is in hand.
 
 What is not as usual (a connection that is still being made, TLS, an error, an answer that comes in two parts or not in
-time) is left to the lane's general ways. Not without the poll, though a receive can have a time limit of its own: each
+time) is left to ThreadConnections. Not without the poll, though a receive can have a time limit of its own: each
 signal would begin that anew, and a process with a timer would wait for ever.
 """
 
@@ -17,12 +17,12 @@ import hiredis
 from handfast.core.effects import CLOSED, Fault, Watch
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
-from handfast.wire.blocking import Answer, Lane, Link
-from handfast.wire.channel import NOTHING, Channel, garbled
-from handfast.wire.dial import Address
-from handfast.wire.faults import from_socket, wants_more
+from handfast.net.address import Address
+from handfast.net.connection import NOTHING, Connection, garbled
+from handfast.net.faults import from_socket, wants_more
+from handfast.net.threads_connections import Answer, ThreadConnections, ThreadLink
 
-__all__ = ["DirectLane"]
+__all__ = ["FastPath"]
 
 SMALL: Final = 448
 """Bytes: more than the answers to single questions have, and little enough for the interpreter's own allocator."""
@@ -39,7 +39,7 @@ _LOWAT: Final = getattr(socket, "SO_RCVLOWAT", 0)
 _clock = time.monotonic
 
 
-class DirectLane(Lane):
+class FastPath(ThreadConnections):
     """The effects that are in every acquisition on one node."""
 
     def __init__(self, group: Group, addresses: Sequence[Address], shake: Callable[[int], Steps]) -> None:
@@ -49,22 +49,22 @@ class DirectLane(Lane):
     def ask(self, payload: bytes, patience: float, watch: Watch | None = None, briefly: float = 0.0) -> Any:
         """See Effects.ask and Effects.hail. A number does not wake who has hailed: all else that may come is longer."""
         link, now = self.links[0], _clock()
-        channel, sock = link.channel, link.sock
-        if channel is None or sock is None or link.asked_at or self._connecting or not link.flags:
+        connection, sock = link.connection, link.sock
+        if connection is None or sock is None or link.asked_at or self._connecting or not link.flags:
             return self._question(link, payload, patience)
         self.torn = True  # an interrupt may come between the bytes and us
-        reader, data, reply, fault = channel.reader, None, NOTHING, None
+        reader, data, reply, fault = connection.reader, None, NOTHING, None
         hails = watch is not None and link.waits_for_more
         try:
             if hails:
-                watch.bell.rope = self._rope  # type: ignore[union-attr]
+                watch.bell.wake_socket = self._wake_socket  # type: ignore[union-attr]
                 sock.setsockopt(_SOCKET, _LOWAT, LONGER)
             if sock.send(payload) < len(payload):
                 raise BrokenPipeError("a command was cut in two")
             self._poller.poll((briefly if hails and briefly < patience else patience) * 1e3)
             if hails:
                 sock.setsockopt(_SOCKET, _LOWAT, 1)
-                watch.bell.rope = None  # type: ignore[union-attr]
+                watch.bell.wake_socket = None  # type: ignore[union-attr]
             data = sock.recv(SMALL, _DONTWAIT)
             reader.feed(data)
             reply = reader.gets()
@@ -79,8 +79,8 @@ class DirectLane(Lane):
                             watch.message = words  # type: ignore[union-attr]
                             push = None
                     if push is not None:
-                        channel.feed(b"", push)
-                if channel.fault is None:
+                        connection.feed(b"", push)
+                if connection.fault is None:
                     self.torn = False
                     return reply
         except OSError as error:
@@ -92,41 +92,49 @@ class DirectLane(Lane):
     hail = ask
 
     def _late(
-        self, link: Link, payload: bytes, asked: tuple[float, float], data: bytes | None, reply: Any, fault: Fault | None
+        self,
+        link: ThreadLink,
+        payload: bytes,
+        asked: tuple[float, float],
+        data: bytes | None,
+        reply: Any,
+        fault: Fault | None,
     ) -> Any:
         """The answer to a question, `asked` then and with so much patience, that was not answered as usual."""
-        answer, channel = Answer(), link.channel
-        assert channel is not None
+        answer, connection = Answer(), link.connection
+        assert connection is not None
         link.asked_at = asked[0]
-        channel.pending.append(answer)
-        channel.sent.append(payload)
-        self._received(link, channel, data, reply, fault)
+        connection.pending.append(answer)
+        connection.sent.append(payload)
+        self._received(link, connection, data, reply, fault)
         return answer.reply if answer.over else self._wait_for(answer, asked[0] + asked[1])
 
-    def _received(self, link: Link, channel: Channel, data: bytes | None, reply: Any, fault: Fault | None) -> None:
+    def _received(
+        self, link: ThreadLink, connection: Connection, data: bytes | None, reply: Any, fault: Fault | None
+    ) -> None:
         """What has come of a receive that was not as usual; `reply` was taken from the data already."""
         if fault is not None:
             self._down(link, fault)
         elif data is not None:
-            channel.feed(b"", reply)
-            self._after(link, channel, channel.fault if data else CLOSED)
+            connection.feed(b"", reply)
+            self._after(link, connection, connection.fault if data else CLOSED)
         self.torn = False
 
     def hear(self, watch: Watch, until: float | None) -> None:
         """See Effects.hear."""
         link, bell, now = self.links[0], watch.bell, self.now
-        bell.rope = self._rope
-        while not bell.rung:
+        bell.wake_socket = self._wake_socket
+        while not bell.is_set:
             left = LONGEST if until is None else until - now()
             if left <= 0.0:
                 break
             events = self._poller.poll(left * 1e3 if left < LONGEST else LONGEST * 1e3)
-            sock, channel = link.sock, link.channel
-            if len(events) != 1 or sock is None or channel is None or events[0][0] == self._bell_fd or not link.flags:
+            sock, connection = link.sock, link.connection
+            if len(events) != 1 or sock is None or connection is None or events[0][0] == self._woken_fd or not link.flags:
                 self._handle(events)
                 continue
             self.torn = True
-            reader, data, push, fault = channel.reader, None, NOTHING, None
+            reader, data, push, fault = connection.reader, None, NOTHING, None
             try:
                 data = sock.recv(SMALL, _DONTWAIT)
                 reader.feed(data)
@@ -141,6 +149,6 @@ class DirectLane(Lane):
                 fault = None if wants_more(error) else from_socket(error)
             except (hiredis.ProtocolError, TypeError) as error:
                 fault = garbled(error)
-            self._received(link, channel, data, push, fault)
-        bell.rope = None
-        bell.rung = False
+            self._received(link, connection, data, push, fault)
+        bell.wake_socket = None
+        bell.is_set = False

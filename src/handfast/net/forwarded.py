@@ -6,24 +6,24 @@ from typing import Any, Final
 
 from handfast.core.quorum import Ballot
 from handfast.core.resp import encode
-from handfast.wire.channel import Channel
+from handfast.net.connection import Connection
 
-__all__ = ["ASKING", "Forward"]
+__all__ = ["ASKING", "ForwardedReply"]
 
 ASKING: Final = encode(b"ASKING")
 """Before a request for a key whose slot is just being moved to the node."""
 
 
-class Forward:
-    """The poll of a request that another lane has sent on: its answer goes back there."""
+class ForwardedReply:
+    """The poll of a request that another connection has sent on: its reply goes back there."""
 
     guarded = False
     decided = False
     over: bool
     waiter: Any
 
-    def __init__(self, channel: Channel, poll: Any, width: int, asking: bool) -> None:
-        self.channel = channel
+    def __init__(self, connection: Connection, poll: Any, width: int, asking: bool) -> None:
+        self.connection = connection
         self.poll = poll
         self.until: float = getattr(poll, "until", Ballot.until)  # a question has none
         self.width = width + asking
@@ -37,5 +37,5 @@ class Forward:
     def add(self, node: int, reply: Any) -> bool:
         if self.asking and type(reply) is list:
             reply = reply[1] if self.width == 2 else reply[1:]
-        self.channel.answer(self.poll, reply)
+        self.connection.answer(self.poll, reply)
         return False

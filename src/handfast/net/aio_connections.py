@@ -1,7 +1,7 @@
-"""A lane of asyncio connections: one to each node, shared by all tasks of a loop.
+"""Asyncio connections: one to each node, shared by all tasks of a loop.
 
 All that tasks send in one turn of the loop leaves in one write per node; replies come back in order. A task waits on one
-future per exchange, whatever the number of nodes, completed by the reply that decides. Patience is kept by one sweep
+future per exchange, whatever the number of nodes, completed by the reply that decides. Timeouts are kept by one sweep
 over all waiting exchanges, not by a timer for each.
 """
 
@@ -18,31 +18,31 @@ from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.quorum import Ballot
 from handfast.core.resp import encode
-from handfast.wire.channel import DISCARD, Channel, Subscription
-from handfast.wire.dial import Address
-from handfast.wire.ears import Ears, TaskBell
-from handfast.wire.faults import from_socket
-from handfast.wire.link import GRACE, NOT_CONNECTED
-from handfast.wire.patience import Patience
-from handfast.wire.pipe import AioLink, Pipe
-from handfast.wire.waiter import Waiter, waiters_of
+from handfast.net.address import Address
+from handfast.net.aio_protocol import AioLink, NodeProtocol
+from handfast.net.connection import DISCARD, Connection, Subscription
+from handfast.net.faults import from_socket
+from handfast.net.link import GRACE, NOT_CONNECTED
+from handfast.net.push_router import PushRouter, TaskWakeup
+from handfast.net.reply_future import ReplyFuture, reply_futures_of
+from handfast.net.timeouts import RequestTimeouts
 
-__all__ = ["AioLane"]
+__all__ = ["AioConnections"]
 
 _new = object.__new__
 PING: Final = encode(b"PING")
 CROWD: Final = 200
 """When so many have been resumed, what they sent leaves before the others come: the servers work meanwhile."""
 LAST_ROUNDS: Final = 6
-"""How often a closing lane waits for those who are not through yet."""
+"""How often closing connections wait for those who are not through yet."""
 IN_A_ROW: Final = 32
 """How often those are resumed whom the last ones have woken, before the loop is let go on."""
 
 
-class AioLane(Ears, Patience):
+class AioConnections(PushRouter, RequestTimeouts):
     """One link to each node of a group, on one event loop."""
 
-    bell = TaskBell
+    bell = TaskWakeup
     if TYPE_CHECKING:
 
         @staticmethod
@@ -57,8 +57,8 @@ class AioLane(Ears, Patience):
         shake: Callable[[int], Steps],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        Ears.__init__(self)
-        Patience.__init__(self)
+        PushRouter.__init__(self)
+        RequestTimeouts.__init__(self)
         self.group = group
         self.shake = shake
         self.loop = loop
@@ -67,8 +67,8 @@ class AioLane(Ears, Patience):
         self.settled = False
         self.closed = False
         self._n = len(self.links)
-        self._waiter = waiters_of(self)
-        self.woken: list[Waiter] = []
+        self._future = reply_futures_of(self)
+        self.woken: list[ReplyFuture] = []
         """Who has been answered and not resumed yet."""
         self.waking = False
         """Whoever is answered now is resumed right afterwards."""
@@ -107,16 +107,16 @@ class AioLane(Ears, Patience):
             return
         now = self.loop.time()
         for link in self.links:
-            if link.channel is None and link.connecting is None and link.due(now, force=force):
+            if link.connection is None and link.connecting is None and link.due(now, force=force):
                 link.connecting = self.loop.create_task(self._connect(link), name="handfast-connect")
                 link.connecting.add_done_callback(link.tried)
 
     async def _connect(self, link: AioLink) -> None:
-        pipe: Pipe | None = None
+        protocol: NodeProtocol | None = None
         try:
             async with asyncio.timeout(link.connect_timeout):
-                pipe = await self._dial(link)
-            fault = pipe.channel.fault
+                protocol = await self._dial(link)
+            fault = protocol.connection.fault
         except Exception as error:  # whatever went wrong is this node's answer
             fault = from_socket(error)
         finally:
@@ -124,63 +124,65 @@ class AioLane(Ears, Patience):
         if fault is not None:
             fault = link.address_now.says(fault)
         backlog, link.backlog = link.backlog, []
-        if pipe is None or fault is not None or self.closed:
+        if protocol is None or fault is not None or self.closed:
             link.failed(fault or NOT_CONNECTED, self.loop.time())
-            if pipe is not None and pipe.transport is not None:
-                pipe.transport.abort()
+            if protocol is not None and protocol.transport is not None:
+                protocol.transport.abort()
             for _, poll in backlog:
                 self._answer(poll, link)
             return
-        link.pipe = pipe
-        pipe.channel.heard = self.pushed
-        link.connected(pipe.channel)
+        link.protocol = protocol
+        protocol.connection.heard = self.pushed
+        link.connected(protocol.connection)
         self.up += 1
         for payload, poll in backlog:
             # Whoever gave up has undone its attempt elsewhere; sending it now would leave a lock behind.
             if self.now() >= poll.until:
                 self._answer(poll, link)
             elif poll.waiter is not None and not poll.waiter.over:
-                pipe.channel.request(payload, poll)
+                protocol.connection.request(payload, poll)
                 self._voting |= poll.guarded
                 self.turn()
 
-    async def _dial(self, link: AioLink) -> Pipe:
+    async def _dial(self, link: AioLink) -> NodeProtocol:
         """A connection whose handshake has ended."""
         address = link.address
-        if address.prepare is not None or address.beacon is not None:
+        if address.prepare is not None or address.resolver is not None:
             address = link.address_now = await self.loop.run_in_executor(None, address.located)
         # Credentials may come from somewhere slow.
         steps = await self.loop.run_in_executor(None, self.shake, link.index) if address.credentials else None
-        pipe = Pipe(link, Channel(link.index, self.group, steps or self.shake(link.index), self._waiter, self.now))
-        if address.beacon is not None:
-            pipe.channel.strayed = functools.partial(self._strayed, link, address)
-            address.beacon.opened(pipe, address.place, Pipe.hang_up)
+        protocol = NodeProtocol(
+            link, Connection(link.index, self.group, steps or self.shake(link.index), self._future, self.now)
+        )
+        if address.resolver is not None:
+            protocol.connection.redirected = functools.partial(self._redirected, link, address)
+            address.resolver.opened(protocol, address.host_port, NodeProtocol.hang_up)
         try:
             if address.path:
-                await self.loop.create_unix_connection(lambda: pipe, address.path)
+                await self.loop.create_unix_connection(lambda: protocol, address.path)
             else:
                 tls: dict[str, Any] = {}
                 if address.tls is not None:
                     tls = {"ssl": address.tls(), "server_hostname": address.host}
-                await self.loop.create_connection(lambda: pipe, address.host, address.port, **tls)
-            await pipe.shaken
+                await self.loop.create_connection(lambda: protocol, address.host, address.port, **tls)
+            await protocol.shaken
         except BaseException:
-            if pipe.transport is not None:
-                pipe.transport.abort()
+            if protocol.transport is not None:
+                protocol.transport.abort()
             raise
-        return pipe
+        return protocol
 
     def down(self, link: AioLink, fault: Fault) -> None:
         """A link that was up has lost its connection, or gives it up."""
-        pipe, link.pipe = link.pipe, None
+        protocol, link.protocol = link.protocol, None
         link.failed(fault, self.loop.time())
         self.up -= 1
         self.settled = self.up >= self.group.need
-        if pipe is not None:
-            if pipe.transport is not None:
-                pipe.transport.abort()
-            pipe.channel.fail(fault)
-            self.deaf(link.index)
+        if protocol is not None:
+            if protocol.transport is not None:
+                protocol.transport.abort()
+            protocol.connection.fail(fault)
+            self.connection_lost(link.index)
 
     # -- talking ---------------------------------------------------------------------------------------------------
 
@@ -188,10 +190,10 @@ class AioLane(Ears, Patience):
     # much again as all the rest.
 
     @types.coroutine
-    def exchange(self, payloads: Payloads, poll: Poll, patience: float) -> Generator[Waiter, None, None]:
+    def exchange(self, payloads: Payloads, poll: Poll, patience: float) -> Generator[ReplyFuture, None, None]:
         """See Effects.exchange. What goes to all nodes alike is only noted here, and joined once at the turn's end."""
-        waiter = self._waiter()
-        poll.waiter = waiter
+        future = self._future()
+        poll.waiter = future
         if type(payloads) is bytes and self.up == self._n:
             self._shared.append(payloads)
             self._polls.append(poll)
@@ -202,63 +204,63 @@ class AioLane(Ears, Patience):
             self._send_each(payloads, poll)
         if poll.guarded:
             self._voting = True
-        if patience != self._patience:
+        if patience != self._timeout:
             self._regroup(patience)
-        self._fresh.append(waiter)
+        self._fresh.append(future)
         if type(patience) is Brief:
-            self.loop.call_later(patience.most, self._silence, waiter)
-        if not waiter.over:
-            yield waiter
-            if not hasattr(waiter, "reply"):
-                raise asyncio.CancelledError  # see Waiter.cancel
+            self.loop.call_later(patience.most, self._silence, future)
+        if not future.over:
+            yield future
+            if not hasattr(future, "reply"):
+                raise asyncio.CancelledError  # see ReplyFuture.cancel
 
     @types.coroutine
-    def ask(self, payload: bytes, patience: float) -> Generator[Waiter, None, Any]:
+    def ask(self, payload: bytes, patience: float) -> Generator[ReplyFuture, None, Any]:
         """See Effects.ask."""
         if not self.up:
             return self.links[0].fault or NOT_CONNECTED
-        waiter = _new(self._waiter)  # as in __init__, without the call
-        waiter._asyncio_future_blocking = True
-        waiter.over = False
-        waiter.callback = None
+        future = _new(self._future)  # as in __init__, without the call
+        future._asyncio_future_blocking = True
+        future.over = False
+        future.callback = None
         self._shared.append(payload)
-        self._polls.append(waiter)
+        self._polls.append(future)
         if not self.turning:
             self.turning = True
             self._call_soon(self._flush)
-        if patience != self._patience:
+        if patience != self._timeout:
             self._regroup(patience)
-        self._fresh.append(waiter)
+        self._fresh.append(future)
         if type(patience) is Brief:
-            self.loop.call_later(patience.most, self._silence, waiter)
-        yield waiter
+            self.loop.call_later(patience.most, self._silence, future)
+        yield future
         try:
-            return waiter.reply
+            return future.reply
         except AttributeError:
-            raise asyncio.CancelledError from None  # see Waiter.cancel
+            raise asyncio.CancelledError from None  # see ReplyFuture.cancel
 
     @types.coroutine
-    def listen(self, bell: TaskBell, seconds: float | None) -> Generator[Waiter, None, None]:
+    def listen(self, bell: TaskWakeup, seconds: float | None) -> Generator[ReplyFuture, None, None]:
         """See Effects.park."""
-        if not bell.rung:
-            waiter = bell.waiter = self._waiter()
-            timer = None if seconds is None else self.loop.call_later(seconds, self._silence, waiter)
+        if not bell.is_set:
+            future = bell.future = self._future()
+            timer = None if seconds is None else self.loop.call_later(seconds, self._silence, future)
             try:
-                yield waiter
+                yield future
             finally:
-                bell.waiter = None
+                bell.future = None
                 if timer is not None:
                     timer.cancel()
-        bell.rung = False
+        bell.is_set = False
 
     async def subscribe(self, patience: float) -> bytes | Fault:
         """See Effects.subscribe."""
         link = self.links[0]
-        if link.channel is None:
+        if link.connection is None:
             return link.fault or NOT_CONNECTED
-        poll = Subscription(link.channel)
+        poll = Subscription(link.connection)
         await self.exchange(poll.payload, poll, patience)
-        self.channel = link.channel.name if link.channel is not None else b""
+        self.channel = link.connection.name if link.connection is not None else b""
         return poll.reply
 
     def _send_each(self, payloads: Payloads, poll: Poll) -> None:
@@ -270,8 +272,8 @@ class AioLane(Ears, Patience):
             payload = payload_for(payloads, link.index)
             if payload is None:
                 continue
-            if link.channel is not None:
-                link.channel.request(payload, poll)
+            if link.connection is not None:
+                link.connection.request(payload, poll)
                 self.turn()
             elif link.connecting is not None and not (poll.guarded and self.group.guard):
                 link.backlog.append((payload, poll))
@@ -289,8 +291,8 @@ class AioLane(Ears, Patience):
             payload = payload_for(payloads, link.index)
             if payload is None:
                 continue
-            if link.channel is not None:
-                link.channel.request(payload, DISCARD)
+            if link.connection is not None:
+                link.connection.request(payload, DISCARD)
             else:
                 all_up = False
         self.turn()
@@ -304,7 +306,7 @@ class AioLane(Ears, Patience):
     def wake(self) -> None:
         """Resume all who were answered, and for a while those whom they wake in turn, as one who passes a lock on does: a
         turn of the loop for each would take longer. What they send is new business, and leaves at the end of the turn."""
-        woken: list[Waiter] = []
+        woken: list[ReplyFuture] = []
         self.waking = True
         try:
             resumed = 0
@@ -312,9 +314,9 @@ class AioLane(Ears, Patience):
                 woken, self.woken = self.woken, woken
                 woken.reverse()
                 while woken:
-                    waiter = woken.pop()  # kept by nobody once its task goes on: many would call the garbage collector
-                    if waiter.callback is not None:
-                        waiter.context.run(waiter.callback, waiter)
+                    future = woken.pop()  # kept by nobody once its task goes on: many would call the garbage collector
+                    if future.callback is not None:
+                        future.context.run(future.callback, future)
                     resumed += 1
                     if resumed == CROWD:
                         resumed = 0
@@ -340,10 +342,10 @@ class AioLane(Ears, Patience):
         """What was noted for all nodes goes into each one's queue, so that what follows stays behind it."""
         if self._shared:
             for link in self.links:
-                if link.channel is not None:
-                    link.channel.pending.extend(self._polls)
-                    link.channel.sent.extend(self._shared)
-                    link.channel.out += self._shared
+                if link.connection is not None:
+                    link.connection.pending.extend(self._polls)
+                    link.connection.sent.extend(self._shared)
+                    link.connection.out += self._shared
             self._shared.clear()
             self._polls.clear()
 
@@ -354,22 +356,22 @@ class AioLane(Ears, Patience):
         sealed = self._voting and self.group.guard
         self._voting = False
         for link in self.links:
-            channel, pipe = link.channel, link.pipe
-            if channel is None or pipe is None or pipe.transport is None:
+            connection, protocol = link.connection, link.protocol
+            if connection is None or protocol is None or protocol.transport is None:
                 for poll in polls:
                     self._answer(poll, link)
                 continue
             idle = not link.asked_at
             data = shared
-            if channel.out:
-                data = b"".join(channel.out) + shared
-                channel.out.clear()
-            channel.pending.extend(polls)
-            channel.sent.extend(self._shared)
+            if connection.out:
+                data = b"".join(connection.out) + shared
+                connection.out.clear()
+            connection.pending.extend(polls)
+            connection.sent.extend(self._shared)
             if sealed:
-                data += channel.seal()
+                data += connection.seal()
             if data:
-                pipe.transport.write(data)
+                protocol.transport.write(data)
                 if idle:
                     link.asked_at = now
         self._shared.clear()
@@ -380,16 +382,16 @@ class AioLane(Ears, Patience):
     def _answer(self, poll: Any, link: AioLink) -> None:
         """What a node that is not connected says."""
         fault = link.fault or NOT_CONNECTED
-        if type(poll) is self._waiter:
+        if type(poll) is self._future:
             if not poll.over:
                 poll.set_result(fault)
         elif poll.add(link.index, fault) and not poll.waiter.over:
             poll.waiter.set_result(None)
 
-    def _strayed(self, link: AioLink, address: Address, poll: Any, payload: bytes, fault: Fault) -> bool:
-        """See Channel.strayed."""
-        if address.beacon is not None:
-            address.beacon.astray(address.place, fault)
+    def _redirected(self, link: AioLink, address: Address, poll: Any, payload: bytes, fault: Fault) -> bool:
+        """See Connection.redirected."""
+        if address.resolver is not None:
+            address.resolver.on_redirect(address.host_port, fault)
         return False
 
     # -- ending ----------------------------------------------------------------------------------------------------
@@ -406,9 +408,9 @@ class AioLane(Ears, Patience):
             if self.up:
                 await self.exchange(PING, Ballot(len(self.links), len(self.links)), 0.05)
             await asyncio.sleep(0)
-            if not self.turning and not any(link.channel and link.channel.pending for link in self.links):
+            if not self.turning and not any(link.connection and link.connection.pending for link in self.links):
                 break
         for link in self.links:
-            if link.channel is not None:
+            if link.connection is not None:
                 self.down(link, NOT_CONNECTED)
-        self._lose_patience()
+        self._end_timeouts()

@@ -1,11 +1,11 @@
-"""A lane: one socket to each node, for one thread at a time.
+"""One socket to each node, for one thread at a time.
 
 An exchange writes to all sockets and then polls them, as the Redlock text recommends; there is no thread per node.
 Connections are made by short-lived threads of their own, because name look-ups and TLS handshakes block: a node that
-hangs there holds up nobody. They report through the lane's doorbell, which is polled along with the sockets.
+hangs there holds up nobody. They report through a wake-up socket, which is polled along with the sockets.
 
 An exception may strike between any two steps (Ctrl-C). Around each place where bytes and bookkeeping must agree `torn` is
-set; a lane that is found torn afterwards is not used again.
+set; connections that are found torn afterwards are not used again.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from handfast.core.effects import CLOSED, SILENT, Fault, Payloads, Poll, payload
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.quorum import Ballot
-from handfast.wire.bells import pull
-from handfast.wire.channel import DISCARD, Channel, Question, Subscription
-from handfast.wire.dial import Address, dial
-from handfast.wire.ears import Ears
-from handfast.wire.faults import from_socket, wants_more
-from handfast.wire.link import CONNECT_TIMEOUT, GRACE, NOT_CONNECTED, LinkState
-from handfast.wire.sockets import converse, hang_up
+from handfast.net.address import Address, dial
+from handfast.net.connection import DISCARD, Connection, Question, Subscription
+from handfast.net.faults import from_socket, wants_more
+from handfast.net.link import CONNECT_TIMEOUT, GRACE, NOT_CONNECTED, NodeLink
+from handfast.net.push_router import PushRouter
+from handfast.net.sockets import converse, hang_up
+from handfast.net.wakeup import wake_up
 
-__all__ = ["Answer", "Lane", "Link"]
+__all__ = ["Answer", "ThreadConnections", "ThreadLink"]
 
 IDLE_CHECK: Final = 0.05
-"""A lane that rested longer is checked for connections that the server has closed."""
+"""Seconds: connections that rested longer are checked, because the server may have closed them."""
 
 _READ = select.POLLIN | select.POLLERR | select.POLLHUP
 _NOBODY: Final[tuple[Payloads, Poll | None]] = ((), None)
 _clock = time.monotonic
 
 
-class Link(LinkState):
-    """One node's place in a lane."""
+class ThreadLink(NodeLink):
+    """The link to one node."""
 
     __slots__ = ("flags", "sock", "waits_for_more")
 
@@ -75,7 +75,7 @@ class Answer:
         """Nobody sleeps."""
 
 
-class Lane(Ears):
+class ThreadConnections(PushRouter):
     """One link to each node of a group."""
 
     if TYPE_CHECKING:
@@ -89,21 +89,21 @@ class Lane(Ears):
         super().__init__()
         self.group = group
         self.shake = shake
-        self.links = [Link(i, address, group) for i, address in enumerate(addresses)]
+        self.links = [ThreadLink(i, address, group) for i, address in enumerate(addresses)]
         self.up = 0
         self.settled = False
         self.used_at = _clock()
         self.closed = False
         self._connecting: set[int] = set()
-        self._arrived: deque[tuple[int, socket.socket | None, Channel | None, Fault | None]] = deque()
-        self._by_fd: dict[int, Link] = {}
+        self._arrived: deque[tuple[int, socket.socket | None, Connection | None, Fault | None]] = deque()
+        self._by_fd: dict[int, ThreadLink] = {}
         self._poller = select.poll()
         # Sockets rather than a pipe: a thread that comes late finds a closed object, not a number that is in use again.
-        self._bell, self._rope = socket.socketpair()
-        self._bell.setblocking(False)
-        self._rope.setblocking(False)
-        self._bell_fd = self._bell.fileno()
-        self._poller.register(self._bell_fd, select.POLLIN)
+        self._woken_socket, self._wake_socket = socket.socketpair()
+        self._woken_socket.setblocking(False)
+        self._wake_socket.setblocking(False)
+        self._woken_fd = self._woken_socket.fileno()
+        self._poller.register(self._woken_fd, select.POLLIN)
         self.torn = False
         self._current: tuple[Payloads, Poll | None] = _NOBODY
         """The exchange under way, for nodes whose connection comes about during it."""
@@ -130,7 +130,7 @@ class Lane(Ears):
         """Begin to connect every link that is down and due; with `force` all that are down."""
         now = _clock()
         for link in self.links:
-            if link.channel is None and link.index not in self._connecting and link.due(now, force=force):
+            if link.connection is None and link.index not in self._connecting and link.due(now, force=force):
                 self._connecting.add(link.index)
                 # Not threading.Thread: its start() waits for the thread, and an interrupt there leaves a broken lock.
                 _thread.start_new_thread(self._dial, (link.index, link.address))
@@ -138,26 +138,26 @@ class Lane(Ears):
     def _dial(self, index: int, address: Address) -> None:
         """In a thread of its own: connect, shake hands, hand over."""
         sock: socket.socket | None = None
-        channel: Channel | None = None
+        connection: Connection | None = None
         fault: Fault | None = None
         try:
             address = address.located()
             sock = dial(address, CONNECT_TIMEOUT)
-            if address.beacon is not None:
-                address.beacon.opened(sock, address.place, hang_up)
-            channel = Channel(index, self.group, self.shake(index), Answer, self.now)
-            if address.beacon is not None:
-                channel.strayed = functools.partial(self._strayed, index, address)
-            converse(sock, channel, blocking=address.tls is None)
-            fault = channel.fault
+            if address.resolver is not None:
+                address.resolver.opened(sock, address.host_port, hang_up)
+            connection = Connection(index, self.group, self.shake(index), Answer, self.now)
+            if address.resolver is not None:
+                connection.redirected = functools.partial(self._redirected, index, address)
+            converse(sock, connection, blocking=address.tls is None)
+            fault = connection.fault
         except Exception as error:  # whatever went wrong is this node's answer
             fault = from_socket(error)
         if fault is not None:
             fault = address.says(fault)
         if fault is not None and sock is not None:
             sock.close()
-        self._arrived.append((index, sock, channel, fault))
-        pull(self._rope)
+        self._arrived.append((index, sock, connection, fault))
+        wake_up(self._wake_socket)
         if self.closed:
             self._turn_away()
 
@@ -170,45 +170,45 @@ class Lane(Ears):
     def _admit(self) -> None:
         """Take over what the connecting threads have made; a failure is an answer to whoever waits for that node."""
         try:
-            self._bell.recv(4096)
+            self._woken_socket.recv(4096)
         except BlockingIOError:
-            pass  # rung for something that was admitted already
+            pass  # woken for something that was admitted already
         payloads, poll = self._current
         while self._arrived:
-            index, sock, channel, fault = self._arrived.popleft()
+            index, sock, connection, fault = self._arrived.popleft()
             link = self.links[index]
             self._connecting.discard(index)
             payload: bytes | None = None
             # A vote was made for the node as it was known before; what it may have forgotten since is not in it.
             if poll is not None and not (poll.guarded and self.group.guard) and self.now() < poll.until:
                 payload = payload_for(payloads, index)
-            if fault is not None or sock is None or channel is None:
+            if fault is not None or sock is None or connection is None:
                 link.failed(fault or NOT_CONNECTED, _clock())
                 if payload is not None and poll is not None:
                     poll.add(index, link.fault)
                 continue
             link.sock = sock
             link.waits_for_more = _can_wait_for_more(sock)
-            channel.heard = self.pushed
-            link.connected(channel)
+            connection.heard = self.pushed
+            link.connected(connection)
             self._by_fd[sock.fileno()] = link
             self._poller.register(sock.fileno(), _READ)
             self.up += 1
             if payload is not None and poll is not None:
                 self._send(link, payload, poll)
 
-    def _down(self, link: Link, fault: Fault) -> None:
-        sock, channel = link.sock, link.channel
+    def _down(self, link: ThreadLink, fault: Fault) -> None:
+        sock, connection = link.sock, link.connection
         link.sock = None
         link.failed(fault, _clock())
-        if sock is not None and channel is not None:
+        if sock is not None and connection is not None:
             self.up -= 1
             self.settled = self.up >= self.group.need
             self._poller.unregister(sock.fileno())
             del self._by_fd[sock.fileno()]
             sock.close()
-            channel.fail(fault)
-            self.deaf(link.index)
+            connection.fail(fault)
+            self.connection_lost(link.index)
 
     # -- talking ---------------------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class Lane(Ears):
             payload = payload_for(payloads, link.index)
             if payload is None:
                 continue
-            if link.channel is not None:
+            if link.connection is not None:
                 self._send(link, payload, poll)
             elif link.index not in self._connecting or (poll.guarded and self.group.guard):
                 poll.add(link.index, link.fault or NOT_CONNECTED)
@@ -233,11 +233,11 @@ class Lane(Ears):
             self._current = _NOBODY
             poll.over = True
 
-    def _question(self, link: Link, payload: bytes, patience: float) -> Any:
+    def _question(self, link: ThreadLink, payload: bytes, patience: float) -> Any:
         """See Effects.ask: by polling."""
         now = _clock()
         self._inspect(now)
-        if link.channel is None:
+        if link.connection is None:
             return link.fault or NOT_CONNECTED
         answer = Answer()
         self._send(link, payload, answer)
@@ -260,24 +260,24 @@ class Lane(Ears):
             payload = payload_for(payloads, link.index)
             if payload is None:
                 continue
-            if link.channel is not None:
+            if link.connection is not None:
                 self._send(link, payload, DISCARD)
             else:
                 all_up = False
         return all_up
 
     def wake(self) -> None:
-        """Before an operation of a lane that has rested: notice what was closed meanwhile."""
+        """Before an operation after a rest: notice what was closed meanwhile."""
         self._wait(0)
 
-    def own_channel(self, patience: float) -> bytes | Fault:
+    def subscribe_own_channel(self, patience: float) -> bytes | Fault:
         """See Effects.subscribe."""
         link = self.links[0]
-        if link.channel is None:
+        if link.connection is None:
             return link.fault or NOT_CONNECTED
-        poll = Subscription(link.channel)
+        poll = Subscription(link.connection)
         self.round_trip(poll.payload, poll, patience)
-        self.channel = link.channel.name if link.channel is not None else b""
+        self.channel = link.connection.name if link.connection is not None else b""
         return poll.reply
 
     def _inspect(self, now: float) -> None:
@@ -285,29 +285,29 @@ class Lane(Ears):
         self.used_at = now
         self.torn = True
         for link in self.links:
-            if link.asked_at and link.channel is not None and (fault := link.hangs(now)) is not None:
+            if link.asked_at and link.connection is not None and (fault := link.hangs(now)) is not None:
                 self._down(link, fault)
         if self.up < len(self.links):
             self._start()
         self.torn = False
 
-    def _send(self, link: Link, payload: bytes, poll: Poll | Question) -> None:
-        channel = link.channel
-        assert channel is not None
+    def _send(self, link: ThreadLink, payload: bytes, poll: Poll | Question) -> None:
+        connection = link.connection
+        assert connection is not None
         torn, self.torn = self.torn, True
-        if not channel.pending:
+        if not connection.pending:
             link.asked_at = _clock()
-        channel.request(payload, poll)
+        connection.request(payload, poll)
         if self.group.guard and isinstance(poll, Ballot) and poll.guarded:
-            channel.out.append(channel.seal())
-        self._flush(link, channel)
+            connection.out.append(connection.seal())
+        self._flush(link, connection)
         self.torn = torn
 
-    def _flush(self, link: Link, channel: Channel) -> None:
+    def _flush(self, link: ThreadLink, connection: Connection) -> None:
         sock = link.sock
         assert sock is not None
-        data = channel.out[0] if len(channel.out) == 1 else b"".join(channel.out)
-        channel.out.clear()
+        data = connection.out[0] if len(connection.out) == 1 else b"".join(connection.out)
+        connection.out.clear()
         try:
             sent = sock.send(data, link.flags)
         except OSError as error:
@@ -316,7 +316,7 @@ class Lane(Ears):
                 return
             sent = 0
         if sent < len(data):
-            channel.out.append(data[sent:])
+            connection.out.append(data[sent:])
             self._poller.modify(sock.fileno(), _READ | select.POLLOUT)
 
     def _wait(self, seconds: float | None) -> None:
@@ -326,21 +326,21 @@ class Lane(Ears):
     def _handle(self, events: Sequence[tuple[int, int]]) -> None:
         self.torn = True
         for fd, event in events:
-            if fd == self._bell_fd:
+            if fd == self._woken_fd:
                 self._admit()
                 continue
             link = self._by_fd.get(fd)
-            if link is None or link.channel is None:
+            if link is None or link.connection is None:
                 continue  # an earlier event of this turn has closed it
-            channel = link.channel
+            connection = link.connection
             if event & select.POLLOUT:
                 self._poller.modify(fd, _READ)
-                self._flush(link, channel)
+                self._flush(link, connection)
             if event & _READ and link.sock is not None:
-                self._receive(link, channel, link.sock)
+                self._receive(link, connection, link.sock)
         self.torn = False
 
-    def _receive(self, link: Link, channel: Channel, sock: socket.socket) -> None:
+    def _receive(self, link: ThreadLink, connection: Connection, sock: socket.socket) -> None:
         try:
             data = sock.recv(65536, link.flags)
             # TLS may have decrypted more than was asked for; poll() knows nothing of it.
@@ -351,22 +351,22 @@ class Lane(Ears):
                 self._down(link, from_socket(error))
             return
         if data:
-            channel.feed(data)
-        self._after(link, channel, CLOSED if not data else channel.fault)
+            connection.feed(data)
+        self._after(link, connection, CLOSED if not data else connection.fault)
 
-    def _after(self, link: Link, channel: Channel, fault: Fault | None) -> None:
+    def _after(self, link: ThreadLink, connection: Connection, fault: Fault | None) -> None:
         """Something was received, or the end of it."""
         if fault is not None:
             self._down(link, fault)
             return
-        link.asked_at = _clock() if channel.pending else 0.0
-        if channel.out:
-            self._flush(link, channel)
+        link.asked_at = _clock() if connection.pending else 0.0
+        if connection.out:
+            self._flush(link, connection)
 
-    def _strayed(self, index: int, address: Address, poll: Any, payload: bytes, fault: Fault) -> bool:
-        """See Channel.strayed."""
-        if address.beacon is not None:
-            address.beacon.astray(address.place, fault)
+    def _redirected(self, index: int, address: Address, poll: Any, payload: bytes, fault: Fault) -> bool:
+        """See Connection.redirected."""
+        if address.resolver is not None:
+            address.resolver.on_redirect(address.host_port, fault)
         return False
 
     # -- ending ----------------------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ class Lane(Ears):
         if self.closed:
             return
         end = _clock() + 0.05
-        while any(link.channel and link.channel.pending for link in self.links) and (left := end - _clock()) > 0:
+        while any(link.connection and link.connection.pending for link in self.links) and (left := end - _clock()) > 0:
             self._wait(left)
         self.abandon()
 
@@ -388,10 +388,10 @@ class Lane(Ears):
             if link.sock is not None:
                 # detach: an SSLSocket must not say goodbye on a connection that is still in use elsewhere.
                 os.close(link.sock.detach())
-            link.sock = link.channel = None
+            link.sock = link.connection = None
         self._turn_away()
-        self._bell.close()
-        self._rope.close()
+        self._woken_socket.close()
+        self._wake_socket.close()
 
 
 def _can_wait_for_more(sock: socket.socket) -> bool:

@@ -6,21 +6,21 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from handfast.drivers import clock
-from handfast.wire.aio import AioLane
-from handfast.wire.ears import TaskBell
+from handfast.net import clock
+from handfast.net.aio_connections import AioConnections
+from handfast.net.push_router import TaskWakeup
 
-__all__ = ["AioDriver"]
+__all__ = ["AsyncIO"]
 
 
-class AioDriver(AioLane, clock.MachineClock):
-    """A lane that performs effects for any number of operations at once."""
+class AsyncIO(AioConnections, clock.MachineClock):
+    """Connections that perform effects for any number of operations at once."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.wind_up()
 
-    def park(self, bell: TaskBell, until: float | None) -> Awaitable[None]:
+    def park(self, bell: TaskWakeup, until: float | None) -> Awaitable[None]:
         return self.listen(bell, None if until is None else max(0.0, until - clock.now()))
 
     who = staticmethod(asyncio.current_task)

@@ -15,9 +15,9 @@ from handfast.core.effects import Fault
 from handfast.core.group import Group
 from handfast.core.handshake import Rejected, Steps, load_scripts
 from handfast.core.resp import encode
+from handfast.net.connection import DISCARD, Connection
+from handfast.net.forwarded import ForwardedReply
 from handfast.options import policy
-from handfast.wire.channel import DISCARD, Channel
-from handfast.wire.forward import Forward
 
 NODE = 3
 
@@ -44,8 +44,8 @@ class Asked:
         return first
 
 
-class Waiter:
-    """A future, as far as a channel knows them."""
+class ReplyFuture:
+    """A future, as far as a connection knows them."""
 
     wakes = True
 
@@ -72,20 +72,20 @@ def group(*, guard: bool = False) -> Group:
     return Group([f"node {i}" for i in range(NODE + 1)], policy({}), guard=guard)
 
 
-def channel(steps: Steps | None = None, of: Group | None = None) -> Channel:
-    it = Channel(NODE, of or group(), steps if steps is not None else no_handshake(), Waiter, lambda: 0.0)
+def connection(steps: Steps | None = None, of: Group | None = None) -> Connection:
+    it = Connection(NODE, of or group(), steps if steps is not None else no_handshake(), ReplyFuture, lambda: 0.0)
     it._sealed_at = 0.0  # just used: its seals ask for no promotions
     return it
 
 
-def taken(of: Channel) -> bytes:
+def taken(of: Connection) -> bytes:
     """What a transport would send now."""
     data = b"".join(of.out)
     of.out.clear()
     return data
 
 
-def asks(of: Channel, *words: bytes, width: int = 1, guarded: bool = False) -> Asked:
+def asks(of: Connection, *words: bytes, width: int = 1, guarded: bool = False) -> Asked:
     poll = Asked(width, sent=encode(*words) * width, guarded=guarded)
     of.request(poll.sent, poll)
     return poll
@@ -95,7 +95,7 @@ def asks(of: Channel, *words: bytes, width: int = 1, guarded: bool = False) -> A
 
 
 def test_answers_go_to_those_who_asked_in_the_order_of_asking() -> None:
-    it = channel()
+    it = connection()
     polls = [asks(it, b"GET", b"k%d" % i) for i in range(100)]
     assert taken(it) == b"".join(encode(b"GET", b"k%d" % i) for i in range(100))
     it.feed(b"".join(b":%d\r\n" % i for i in range(100)))
@@ -104,7 +104,7 @@ def test_answers_go_to_those_who_asked_in_the_order_of_asking() -> None:
 
 
 def test_a_request_may_be_made_while_earlier_ones_wait() -> None:
-    it = channel()
+    it = connection()
     first = asks(it, b"A")
     it.feed(b"+on")
     second = asks(it, b"B")
@@ -113,7 +113,7 @@ def test_a_request_may_be_made_while_earlier_ones_wait() -> None:
 
 
 def test_a_wide_request_gets_all_its_replies_at_once_and_only_when_complete() -> None:
-    it = channel()
+    it = connection()
     wide = asks(it, b"PING", width=3)
     narrow = asks(it, b"PING")
     it.feed(b":1\r\n$-1\r\n")
@@ -123,7 +123,7 @@ def test_a_wide_request_gets_all_its_replies_at_once_and_only_when_complete() ->
 
 
 def test_an_error_is_a_fault_and_does_not_disturb_its_neighbours() -> None:
-    it = channel()
+    it = connection()
     polls = [asks(it, b"X") for _ in range(3)]
     it.feed(b":1\r\n-OOM command not allowed\r\n:3\r\n")
     assert polls[0].got == [1]
@@ -135,7 +135,7 @@ def test_an_error_is_a_fault_and_does_not_disturb_its_neighbours() -> None:
 
 
 def test_an_error_in_a_wide_answer_is_a_fault_in_its_place() -> None:
-    it = channel()
+    it = connection()
     wide = asks(it, b"X", width=3)
     it.feed(b":1\r\n-READONLY no\r\n:3\r\n")
     one, two, three = wide.got[0]
@@ -143,8 +143,8 @@ def test_an_error_in_a_wide_answer_is_a_fault_in_its_place() -> None:
 
 
 def test_whoever_waits_is_told_once_and_only_if_still_waiting() -> None:
-    it = channel()
-    waiting, gone = Waiter(), Waiter(done=True)
+    it = connection()
+    waiting, gone = ReplyFuture(), ReplyFuture(done=True)
     it.request(b"x", Asked(waiter=waiting))
     it.request(b"x", Asked(waiter=gone))
     it.feed(b":1\r\n:2\r\n")
@@ -152,7 +152,7 @@ def test_whoever_waits_is_told_once_and_only_if_still_waiting() -> None:
 
 
 def test_answers_that_nobody_waits_for_are_dropped_in_their_place() -> None:
-    it = channel()
+    it = connection()
     it.request(b"x", DISCARD)
     it.request(b"x", DISCARD)
     last = asks(it, b"X")
@@ -161,21 +161,21 @@ def test_answers_that_nobody_waits_for_are_dropped_in_their_place() -> None:
 
 
 def test_a_single_question_is_answered_with_the_reply_itself() -> None:
-    it = channel()
-    asked, gone = Waiter(), Waiter(done=True)
-    for waiter in (asked, gone, asked2 := Waiter()):
+    it = connection()
+    asked, gone = ReplyFuture(), ReplyFuture(done=True)
+    for waiter in (asked, gone, asked2 := ReplyFuture()):
         it.request(b"x", waiter)
     it.feed(b":1\r\n:2\r\n-OOM no\r\n")
     assert asked.reply == 1
     assert gone.set == 0
     assert asked2.reply.kind == "OOM"
-    it.request(b"x", last := Waiter())
+    it.request(b"x", last := ReplyFuture())
     it.fail(fault := Fault("closed", "closed the connection"))
     assert last.reply is fault
 
 
 def test_pushed_messages_are_nobody_s_answer() -> None:
-    it = channel()
+    it = connection()
     push = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n"
     it.feed(push)
     first, wide = asks(it, b"A"), asks(it, b"B", width=2)
@@ -188,10 +188,10 @@ def test_pushed_messages_are_nobody_s_answer() -> None:
 
 
 def test_the_end_is_the_answer_to_all_who_wait() -> None:
-    it = channel()
+    it = connection()
     answered = asks(it, b"A")
     wide = asks(it, b"B", width=2)
-    waiter = Waiter()
+    waiter = ReplyFuture()
     waits = Asked(waiter=waiter)
     it.request(b"x", waits)
     it.feed(b":1\r\n:2\r\n")
@@ -204,7 +204,7 @@ def test_the_end_is_the_answer_to_all_who_wait() -> None:
 
 
 def test_the_first_cause_is_the_one_that_is_told() -> None:
-    it = channel()
+    it = connection()
     first = Fault("timeout", "no answer for 1.0 s")
     it.fail(first)
     it.fail(Fault("closed", "closed the connection"))
@@ -223,7 +223,7 @@ def test_the_first_cause_is_the_one_that_is_told() -> None:
     ],
 )
 def test_garbage_ends_the_connection_and_is_told_to_all_who_wait(garbage: bytes) -> None:
-    it = channel()
+    it = connection()
     polls = [asks(it, b"A"), asks(it, b"B", width=2)]
     it.feed(garbage)
     if it.fault is None and garbage.startswith(b"~"):
@@ -235,7 +235,7 @@ def test_garbage_ends_the_connection_and_is_told_to_all_who_wait(garbage: bytes)
 
 
 def test_an_answer_that_nobody_asked_for_ends_the_connection() -> None:
-    it = channel()
+    it = connection()
     asked = asks(it, b"A")
     it.feed(b":1\r\n:2\r\n")
     assert asked.got == [1]
@@ -250,7 +250,7 @@ LOADED = b"".join(b"$40\r\n%b\r\n" % lua.SHA[name] for name in lua.NAMES)
 
 
 def test_a_forgotten_script_is_loaded_and_the_request_sent_once_more() -> None:
-    it = channel()
+    it = connection()
     poll = asks(it, b"EVALSHA", b"acquire")
     taken(it)
     it.feed(NOSCRIPT)
@@ -263,7 +263,7 @@ def test_a_forgotten_script_is_loaded_and_the_request_sent_once_more() -> None:
 
 def test_what_was_sent_again_keeps_its_order() -> None:
     """So that a release still follows its acquire."""
-    it = channel()
+    it = connection()
     acquire, release = asks(it, b"EVALSHA", b"acquire"), asks(it, b"EVALSHA", b"release")
     taken(it)
     it.feed(NOSCRIPT + NOSCRIPT)
@@ -274,7 +274,7 @@ def test_what_was_sent_again_keeps_its_order() -> None:
 
 
 def test_a_script_that_is_forgotten_again_is_an_answer() -> None:
-    it = channel()
+    it = connection()
     poll = asks(it, b"EVALSHA", b"acquire")
     it.feed(NOSCRIPT + LOADED + NOSCRIPT)
     assert [fault.kind for fault in poll.got] == ["NOSCRIPT"]
@@ -282,7 +282,7 @@ def test_a_script_that_is_forgotten_again_is_an_answer() -> None:
 
 
 def test_a_wide_request_is_sent_again_as_a_whole() -> None:
-    it = channel()
+    it = connection()
     poll = Asked(2, sent=encode(b"EVALSHA", b"acquire") + encode(b"WAIT", b"1", b"40"))
     it.request(poll.sent, poll)
     taken(it)
@@ -293,8 +293,8 @@ def test_a_wide_request_is_sent_again_as_a_whole() -> None:
 
 
 def test_a_question_is_sent_again_too_and_once() -> None:
-    it = channel()
-    waiter = Waiter()
+    it = connection()
+    waiter = ReplyFuture()
     it.request(b"EVALSHA x", waiter)
     taken(it)
     it.feed(NOSCRIPT)
@@ -305,7 +305,7 @@ def test_a_question_is_sent_again_too_and_once() -> None:
 
 
 def test_an_undoing_that_nobody_waits_for_is_sent_again() -> None:
-    it = channel()
+    it = connection()
     it.request(b"EVALSHA release", DISCARD)
     taken(it)
     it.feed(NOSCRIPT)
@@ -315,8 +315,8 @@ def test_an_undoing_that_nobody_waits_for_is_sent_again() -> None:
 @pytest.mark.parametrize("kind", ["ballot", "question"])
 def test_a_request_whose_asker_has_gone_is_not_sent_again(kind: str) -> None:
     """Its undoing needs no script and so has been carried out: sent again, the lock would stay behind."""
-    it = channel()
-    gone = Waiter(done=True)
+    it = connection()
+    gone = ReplyFuture(done=True)
     acquire, undo = encode(b"EVALSHA", b"acquire"), encode(b"DELIFEQ", b"key", b"owner")
     it.request(acquire, Asked(waiter=gone, sent=acquire) if kind == "ballot" else gone)
     it.request(undo, DISCARD)
@@ -327,8 +327,8 @@ def test_a_request_whose_asker_has_gone_is_not_sent_again(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["ballot", "question"])
 def test_what_was_sent_on_to_another_node_that_forgot_its_scripts_is_sent_again_there(kind: str) -> None:
-    home, it, waiter, poll = channel(), channel(), Waiter(), Asked()
-    it.request(b"EVALSHA x", Forward(home, waiter if kind == "question" else poll, 1, asking=False))
+    home, it, waiter, poll = connection(), connection(), ReplyFuture(), Asked()
+    it.request(b"EVALSHA x", ForwardedReply(home, waiter if kind == "question" else poll, 1, asking=False))
     taken(it)
     it.feed(NOSCRIPT)
     assert taken(it) == load_scripts() + b"EVALSHA x"
@@ -338,7 +338,7 @@ def test_what_was_sent_on_to_another_node_that_forgot_its_scripts_is_sent_again_
 
 def test_what_is_over_is_not_sent_again() -> None:
     """A renewal that meets NOSCRIPT when its lease has ended would keep the key for another ttl."""
-    it = channel()
+    it = connection()
     over, goes_on = Asked(until=0.0), Asked(until=0.1)
     it.request(encode(b"EVALSHA", b"extend"), over)
     it.feed(NOSCRIPT)
@@ -351,7 +351,7 @@ def test_what_is_over_is_not_sent_again() -> None:
 
 
 def test_a_connection_that_ends_while_scripts_are_loaded_answers_all_the_same() -> None:
-    it = channel()
+    it = connection()
     poll = asks(it, b"EVALSHA", b"acquire")
     it.feed(NOSCRIPT)
     it.fail(Fault("closed", "closed the connection"))
@@ -365,10 +365,10 @@ SEAL = encode(b"GET", b"handfast:guard") + encode(b"TIME")
 TIME = b"*2\r\n$1\r\n5\r\n$1\r\n0\r\n"
 
 
-def guarded_channel() -> tuple[Channel, Group]:
+def guarded_channel() -> tuple[Connection, Group]:
     its = group(guard=True)
     its.set_marker(its.nodes[NODE], MARKER)
-    return channel(of=its), its
+    return connection(of=its), its
 
 
 def bulk(data: bytes) -> bytes:
@@ -460,7 +460,7 @@ def two_steps(log: list[Any]) -> Steps:
 
 def test_nothing_is_ready_before_the_handshake_has_ended() -> None:
     log: list[Any] = []
-    it = channel(two_steps(log))
+    it = connection(two_steps(log))
     assert taken(it) == encode(b"HELLO", b"3")
     assert not it.ready
     it.feed(b"%1\r\n$6\r\nserver\r\n$6\r\nvalkey\r\n")
@@ -483,7 +483,7 @@ def test_a_node_that_will_not_do_is_rejected_with_its_reason() -> None:
         yield encode(b"HELLO", b"3"), 1
         raise Rejected(why)
 
-    it = channel(refuses())
+    it = connection(refuses())
     it.feed(b"+OK\r\n")
     assert it.fault is why
     assert not it.ready
@@ -491,14 +491,14 @@ def test_a_node_that_will_not_do_is_rejected_with_its_reason() -> None:
 
 def test_an_error_in_the_handshake_reaches_it_as_a_fault() -> None:
     log: list[Any] = []
-    it = channel(two_steps(log))
+    it = connection(two_steps(log))
     it.feed(b"-NOAUTH HELLO must be called with the client already authenticated\r\n")
     assert log[0][0].kind == "NOAUTH"
 
 
 def test_a_connection_that_ends_inside_the_handshake_is_at_fault_and_asks_nothing_more() -> None:
     log: list[Any] = []
-    it = channel(two_steps(log))
+    it = connection(two_steps(log))
     taken(it)
     why = Fault("closed", "closed the connection")
     it.fail(why)
@@ -532,7 +532,7 @@ def seen(value: Any) -> Any:
 
 
 def answers(pieces: Iterator[bytes], widths: list[int]) -> tuple[list[Any], Any, bytes]:
-    it = channel()
+    it = connection()
     polls = [asks(it, b"X%d" % i, width=width) for i, width in enumerate(widths)]
     taken(it)
     for piece in pieces:

@@ -23,9 +23,9 @@ from handfast.core.group import Group, Node
 from handfast.core.guard import clock_stepped, incarnation, server_time
 from handfast.core.handshake import Rejected, Steps, load_scripts
 from handfast.core.resp import encode
-from handfast.wire.faults import from_reply
+from handfast.net.faults import from_reply
 
-__all__ = ["DISCARD", "NOTHING", "Channel", "Question", "Subscription", "garbled"]
+__all__ = ["DISCARD", "NOTHING", "Connection", "Question", "Subscription", "garbled"]
 
 NOTHING: Final = object()
 """What a reader gives that has no whole reply."""
@@ -85,7 +85,7 @@ class _Sink:
 DISCARD: Final = _Sink()
 
 
-class Channel:
+class Connection:
     """The state of one connection to node number `index`."""
 
     __slots__ = (
@@ -107,8 +107,8 @@ class Channel:
         "pending",
         "reader",
         "ready",
+        "redirected",
         "sent",
-        "strayed",
     )
 
     def __init__(
@@ -140,7 +140,7 @@ class Channel:
         """Why the connection is of no use any more."""
         self.heard: Callable[[int, Any], None] | None = None
         """Told of what the node pushes."""
-        self.strayed: Callable[[Any, bytes, Fault], bool] | None = None
+        self.redirected: Callable[[Any, bytes, Fault], bool] | None = None
         """Of a server that may have moved: asked about a request's error; True if the answer comes from elsewhere."""
         self.name = b""
         """The pub/sub channel on which the node reaches this connection alone; empty before it has subscribed."""
@@ -221,9 +221,9 @@ class Channel:
             self._votes.append(poll)
             self._voted.append(reply)
         elif poll.add(self.index, reply):
-            waiter = poll.waiter
-            if waiter is not None and not waiter.over:
-                waiter.set_result(None)
+            future = poll.waiter
+            if future is not None and not future.over:
+                future.set_result(None)
 
     def fail(self, fault: Fault) -> None:
         """The connection is over: everybody who waits is told why."""
@@ -250,9 +250,9 @@ class Channel:
         index = self.index
         for poll, reply in zip(votes, voted, strict=True):
             if poll.add(index, reply if fault is None else fault):
-                waiter = poll.waiter
-                if waiter is not None and not waiter.over:
-                    waiter.set_result(None)
+                future = poll.waiter
+                if future is not None and not future.over:
+                    future.set_result(None)
 
     def _again(self, poll: Any, payload: bytes, reply: Any) -> bool:
         """Send the request once more: elsewhere, if the server says so; here, with the scripts, if it has forgotten them.
@@ -267,7 +267,7 @@ class Channel:
             poll.over or (poll.waiter is not None and poll.waiter.over) or self.now() >= poll.until
         ):
             return False
-        if self.strayed is not None and self.strayed(poll, payload, faults[0]):
+        if self.redirected is not None and self.redirected(poll, payload, faults[0]):
             return True
         if not any(fault.kind == "NOSCRIPT" for fault in faults):
             return False
@@ -298,13 +298,13 @@ class Subscription(_Sink):
     comes before that one.
     """
 
-    __slots__ = ("channel", "decided", "name", "over", "reply")
+    __slots__ = ("connection", "decided", "name", "over", "reply")
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, connection: Connection) -> None:
         super().__init__()
-        self.channel = channel
+        self.connection = connection
         self.decided = self.over = False
-        prefix = (channel._group.policy.prefix or "handfast:").encode()
+        prefix = (connection._group.policy.prefix or "handfast:").encode()
         self.name = prefix + b"hand:" + _random(12).hex().encode()
         self.reply: bytes | Fault = SILENT
 
@@ -313,14 +313,14 @@ class Subscription(_Sink):
         return encode(b"SUBSCRIBE", self.name) + encode(b"PING")
 
     def add(self, node: int, reply: Any) -> bool:
-        channel = self.channel
+        connection = self.connection
         if type(reply) is not Fault:
-            channel.name = self.reply = self.name
+            connection.name = self.reply = self.name
         else:
             self.reply = reply
-            if channel.fault is None:
-                channel.pending.appendleft(DISCARD)
-                channel.sent.appendleft(b"")
+            if connection.fault is None:
+                connection.pending.appendleft(DISCARD)
+                connection.sent.appendleft(b"")
         self.decided = True
         return True
 
@@ -328,39 +328,39 @@ class Subscription(_Sink):
 class _Step(_Sink):
     """The poll of one step of the handshake."""
 
-    __slots__ = ("channel",)
+    __slots__ = ("connection",)
 
-    def __init__(self, channel: Channel, width: int) -> None:
+    def __init__(self, connection: Connection, width: int) -> None:
         super().__init__(width)
-        self.channel = channel
+        self.connection = connection
 
     def add(self, node: int, reply: Any) -> bool:
-        if self.channel.fault is None:
-            self.channel._step(reply if type(reply) is list and self.width > 1 else [reply])
+        if self.connection.fault is None:
+            self.connection._step(reply if type(reply) is list and self.width > 1 else [reply])
         return False
 
 
 class _Seal(_Sink):
     """The marker that must be there behind the votes of one write, and the time that it may be."""
 
-    __slots__ = ("channel", "incarnation", "marker", "node", "sent")
+    __slots__ = ("connection", "incarnation", "marker", "node", "sent")
 
-    def __init__(self, channel: Channel, node: Node, sent: float, rested: bool) -> None:
+    def __init__(self, connection: Connection, node: Node, sent: float, rested: bool) -> None:
         super().__init__(3 if rested else 2)
-        self.channel = channel
+        self.connection = connection
         self.node = node
         self.sent = sent
         self.marker = node.marker
         self.incarnation = node.incarnation
 
     def add(self, node: int, reply: Any) -> bool:
-        channel = self.channel
+        connection = self.connection
         fault = reply if type(reply) is Fault else self._broken(reply)
         if fault is not None:
-            group = channel._group
+            group = connection._group
             if group.nodes[node].marker == self.marker:
                 group.set_marker(group.nodes[node], b"")
-        channel._pass_votes(fault)
+        connection._pass_votes(fault)
         return False
 
     def _broken(self, reply: Any) -> Fault | None:
@@ -370,8 +370,8 @@ class _Seal(_Sink):
         marker, time, *more = reply
         if not self.marker or marker != self.marker:
             return UNREADY
-        group, info = self.channel._group, more[0] if more else None
-        if clock_stepped(self.node, self.sent, self.channel.now(), server_time(time), group.policy.drift):
+        group, info = self.connection._group, more[0] if more else None
+        if clock_stepped(self.node, self.sent, self.connection.now(), server_time(time), group.policy.drift):
             group.suspect(self.node.index)
             return STEPPED
         if info is not None and (b"role:master" not in info or incarnation(self.node.run_id, info) != self.incarnation):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from handfast.wire.waiter import Waiter, waiters_of
+from handfast.net.reply_future import ReplyFuture, reply_futures_of
 from tests.both import plain
 
 
@@ -19,9 +19,9 @@ class Desk:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.woken: list[Waiter] = []
+        self.woken: list[ReplyFuture] = []
         self.called = 0
-        self.kind = waiters_of(self)
+        self.kind = reply_futures_of(self)
 
     def wake_soon(self) -> None:
         self.called += 1
@@ -34,19 +34,19 @@ class Desk:
 
 
 @types.coroutine
-def answer(waiter: Waiter) -> Generator[Waiter, None, Any]:
+def answer(waiter: ReplyFuture) -> Generator[ReplyFuture, None, Any]:
     yield waiter
     return waiter.reply
 
 
-async def waiting(desk: Desk) -> tuple[Waiter, asyncio.Task[Any]]:
+async def waiting(desk: Desk) -> tuple[ReplyFuture, asyncio.Task[Any]]:
     waiter = desk.kind()
     task = asyncio.ensure_future(_answer(waiter))
     await asyncio.sleep(0)
     return waiter, task
 
 
-async def _answer(waiter: Waiter) -> Any:
+async def _answer(waiter: ReplyFuture) -> Any:
     return await answer(waiter)
 
 

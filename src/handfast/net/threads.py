@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 from handfast.core.effects import Fault, Payloads, Poll
-from handfast.drivers import clock
-from handfast.wire.bells import ThreadBell
-from handfast.wire.direct import LONGEST, DirectLane
+from handfast.net import clock
+from handfast.net.threads_fast import LONGEST, FastPath
+from handfast.net.wakeup import ThreadWakeup
 
-__all__ = ["DONE", "Done", "ThreadDriver", "ThreadLobby", "run"]
+__all__ = ["DONE", "Done", "ThreadIO", "ThreadLobby", "run"]
 
 T = TypeVar("T")
 
@@ -34,8 +34,8 @@ class Done:
 DONE = Done()
 
 
-class ThreadDriver(DirectLane, clock.MachineClock):
-    """A lane that performs effects; one operation at a time."""
+class ThreadIO(FastPath, clock.MachineClock):
+    """Connections that perform effects; one operation at a time."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -49,21 +49,21 @@ class ThreadDriver(DirectLane, clock.MachineClock):
         return DONE
 
     @types.coroutine
-    def park(self, bell: ThreadBell, until: float | None) -> Generator[Any, None, None]:
+    def park(self, bell: ThreadWakeup, until: float | None) -> Generator[Any, None, None]:
         """See Effects.park."""
-        bell.rope = self._rope
-        while not bell.rung:
+        bell.wake_socket = self._wake_socket
+        while not bell.is_set:
             left = None if until is None else until - clock.now()
             if left is not None and left <= 0:
                 break
             self._wait(left if left is None or left < LONGEST else LONGEST)
-        bell.rope = None
-        bell.rung = False
+        bell.wake_socket = None
+        bell.is_set = False
         return
         yield
 
     def subscribe(self, patience: float) -> Awaitable[bytes | Fault]:
-        return Done(self.own_channel(patience))
+        return Done(self.subscribe_own_channel(patience))
 
     async def sleep(self, until: float) -> None:
         time.sleep(max(0.0, until - clock.now()))  # noqa: ASYNC251 - this driver blocks, that is its point
@@ -73,17 +73,17 @@ class ThreadLobby:
     """Where threads wait who need no connection for it."""
 
     now = staticmethod(clock.now)
-    bell = ThreadBell
+    bell = ThreadWakeup
     who = staticmethod(threading.get_ident)
 
     def __init__(self, visit: Callable[..., Any]) -> None:
         self._visit = visit
 
     @types.coroutine
-    def park(self, bell: ThreadBell, until: float | None) -> Generator[Any, None, None]:
+    def park(self, bell: ThreadWakeup, until: float | None) -> Generator[Any, None, None]:
         left = -1 if until is None else max(0.0, until - clock.now())
         bell.sleep(min(left, LONGEST))
-        bell.rung = False
+        bell.is_set = False
         return
         yield
 
@@ -94,7 +94,7 @@ class ThreadLobby:
 
 
 def run(operation: Coroutine[Any, Any, T]) -> T:
-    """Run an operation of the core over a ThreadDriver to its end."""
+    """Run an operation of the core over a ThreadIO to its end."""
     try:
         operation.send(None)
     except StopIteration as end:
