@@ -23,7 +23,7 @@ from handfast.core.handshake import Steps, handshake
 from handfast.core.hold import HELD, NURSERY_TTL, Hold
 from handfast.core.line import Lines, Place
 from handfast.core.terms import Settings
-from handfast.endpoints import Endpoints
+from handfast.discovery.endpoints import Endpoints
 from handfast.errors import ConfigError
 from handfast.events import Event
 from handfast.given import ClientOptions, LockOptions, RareOptions

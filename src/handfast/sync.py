@@ -18,7 +18,7 @@ from handfast.core.commands import Request, Target
 from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.lineup import line_up
 from handfast.core.terms import Terms
-from handfast.endpoints import Endpoints, from_redis, locate
+from handfast.discovery.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended
 from handfast.facade import BaseClient, patience_of
 from handfast.given import ClientOptions, LockOptions, Servers

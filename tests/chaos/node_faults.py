@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from handfast.embedded.resp import Connection, ReplyError
 from handfast.testing import Server
 from handfast.testing.history import now
 from handfast.testing.servers import LOOPBACK
-from handfast.topology.resp import Connection, ReplyError
 from tests.chaos.crew import Member, WorkerError
 from tests.chaos.scenario import TOKENS, scenario
 from tests.chaos.stage import MODES, TTL, WAIT, Q, Stage

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Final
 
+from handfast.embedded.resp import ReplyError
 from handfast.testing import Server
-from handfast.topology.resp import ReplyError
 from tests.chaos.scenario import scenario
 from tests.chaos.stage import Stage
 

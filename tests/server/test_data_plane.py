@@ -25,9 +25,9 @@ import handfast.aio
 from handfast import ConfigError, NoQuorum
 from handfast.core.quorum import Ballot
 from handfast.core.resp import encode
+from handfast.embedded.process import StartError
+from handfast.embedded.resp import Connection, ReplyError
 from handfast.testing import Server, Servers, TlsFiles, available
-from handfast.topology.process import StartError
-from handfast.topology.resp import Connection, ReplyError
 from tests.both import MODES, bootstrap, both, connected, plain
 from tests.relay import Impostor, Relay
 from tests.waiting import eventually, eventually_async

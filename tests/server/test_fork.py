@@ -22,9 +22,9 @@ import trustme
 
 import handfast
 import handfast.aio
+from handfast.embedded.process import StartError
 from handfast.net import clock
 from handfast.testing import Server, Servers, TlsFiles, available
-from handfast.topology.process import StartError
 from tests.both import plain
 from tests.waiting import eventually, eventually_async
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import handfast
+from handfast.embedded.resp import Connection
 from handfast.errors import ConfigError
 from handfast.testing import Proxy, Server
-from handfast.topology.resp import Connection
 from tests.waiting import eventually
 
 Dial = Callable[[], Connection]

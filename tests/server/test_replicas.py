@@ -12,9 +12,9 @@ import pytest
 import handfast
 import handfast.aio
 from handfast import NoQuorum
+from handfast.embedded.resp import Connection
 from handfast.net import clock
 from handfast.testing import Server, available
-from handfast.topology.resp import Connection
 from tests.both import both, connected, plain
 from tests.waiting import eventually, eventually_async
 

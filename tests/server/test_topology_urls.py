@@ -19,12 +19,12 @@ from redis.sentinel import Sentinel
 import handfast
 import handfast.aio
 from handfast import ConfigError, NoQuorum
+from handfast.discovery.cluster import Cluster as SlotMap
+from handfast.discovery.sentinel import SentinelMaster
+from handfast.discovery.urls import parse
 from handfast.net.address import Address
 from handfast.testing import Cluster, SentinelGroup, Servers
 from handfast.testing.servers import reserve_port
-from handfast.topology.cluster import Cluster as SlotMap
-from handfast.topology.sentinel import SentinelMaster
-from handfast.urls import parse
 from tests.both import Awaited, bootstrap, both, connected, plain
 from tests.relay import Impostor
 from tests.topologies import PASSWORD, SENTINEL_PASSWORD, having

@@ -20,8 +20,8 @@ import pytest
 import handfast
 import handfast.aio
 from handfast import ConfigError
-from handfast.endpoints import locate
-from handfast.urls import parse
+from handfast.discovery.endpoints import locate
+from handfast.discovery.urls import parse
 
 NOT_SECONDS = {
     "zero": 0,

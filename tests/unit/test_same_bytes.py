@@ -25,6 +25,7 @@ from handfast.core.line import Lines
 from handfast.core.quorum import Ballot
 from handfast.core.resp import encode
 from handfast.core.terms import Settings, Terms
+from handfast.discovery.urls import parse
 from handfast.errors import Contended, NoQuorum
 from handfast.net import clock, connection
 from handfast.net.aio import AsyncIO
@@ -32,7 +33,6 @@ from handfast.net.threads import ThreadIO, run
 from handfast.net.wakeup import ThreadWakeup
 from handfast.options import policy
 from handfast.testing import Server, Servers, available
-from handfast.urls import parse
 from tests.relay import Relay
 from tests.waiting import eventually
 

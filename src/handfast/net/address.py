@@ -55,7 +55,7 @@ class Address(NamedTuple):
     resolver: Resolver | None = None
     """Where to look for it before each connection, instead of host and port; takes time as well."""
     cluster: Any = None
-    """The topology.cluster.Cluster that it is, of which each name has its own node."""
+    """The discovery.cluster.Cluster that it is, of which each name has its own node."""
 
     def __repr__(self) -> str:
         return f"<Address {self.label}>"

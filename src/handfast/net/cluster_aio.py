@@ -10,12 +10,12 @@ from handfast.core.effects import Fault, Watch
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.quorum import Rounds
+from handfast.discovery.cluster import slot_of
 from handfast.net.address import Address, HostPort
 from handfast.net.aio import AsyncIO
 from handfast.net.aio_protocol import AioLink
 from handfast.net.cluster_routes import MOST_KNOWN, Route, SlotRouter, suspected
 from handfast.net.forwarded import ASKING, ForwardedReply
-from handfast.topology.cluster import slot_of
 
 __all__ = ["ClusterIO"]
 

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from handfast.core.group import Group
 from handfast.core.handshake import Steps
+from handfast.discovery.cluster import slot_of
 from handfast.net.address import HostPort
 from handfast.net.cluster_routes import MOST_KNOWN, Route, SlotRouter
 from handfast.net.cluster_threads import RedirectingIO
-from handfast.topology.cluster import slot_of
 
 __all__ = ["ClusterPool"]
 

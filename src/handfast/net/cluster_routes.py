@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from handfast.discovery.cluster import Cluster, Shard, slot_of
 from handfast.errors import ConfigError
 from handfast.net.address import Address, HostPort
-from handfast.topology.cluster import Cluster, Shard, slot_of
 
 __all__ = ["MOST_KNOWN", "Route", "SlotRouter", "suspected"]
 

@@ -95,7 +95,7 @@ def _unix(url: str, parts: SplitResult) -> Address:
 def _sentinel(url: str, parts: SplitResult) -> Address:
     from urllib.parse import unquote
 
-    from handfast.topology.sentinel import SentinelMaster
+    from handfast.discovery.sentinel import SentinelMaster
 
     tls = _SCHEMES[parts.scheme.partition("+")[0]]
     options = _options(url, parts, _COMMON | _SENTINEL | (_TLS if tls else frozenset()))
@@ -124,7 +124,7 @@ def _sentinel(url: str, parts: SplitResult) -> Address:
 
 
 def _cluster(url: str, parts: SplitResult) -> Address:
-    from handfast.topology.cluster import Cluster
+    from handfast.discovery.cluster import Cluster
 
     tls = _SCHEMES[parts.scheme.partition("+")[0]]
     options = _options(url, parts, (_COMMON - {"db"}) | (_TLS if tls else frozenset()))

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from handfast import log
+from handfast.discovery.urls import distinct, parse, tls_context
 from handfast.errors import ConfigError
 from handfast.net.address import Address
-from handfast.urls import distinct, parse, tls_context
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from handfast.topology.embedded import Embedded
+    from handfast.embedded.deployment import Embedded
 
 __all__ = ["Endpoints", "from_redis", "locate"]
 
@@ -67,7 +67,7 @@ def _embedded(url: str) -> Endpoints:
     from pathlib import Path
     from urllib.parse import parse_qsl, urlsplit
 
-    from handfast.topology.embedded import Embedded, default_folder
+    from handfast.embedded.deployment import Embedded, default_folder
 
     parts = urlsplit(url)
     nodes = 1
@@ -164,7 +164,7 @@ def _asked(settings: dict[str, Any], secure: bool) -> dict[str, Any]:
 
 
 def _from_sentinel(pool: Any, kind: str, shared: dict[str, Any]) -> Address:
-    from handfast.topology.sentinel import SentinelMaster
+    from handfast.discovery.sentinel import SentinelMaster
 
     if not getattr(pool, "is_master", True):
         raise ConfigError("from_client() needs a master: this client reads from replicas (slave_for); use master_for")
@@ -184,7 +184,7 @@ def _from_sentinel(pool: Any, kind: str, shared: dict[str, Any]) -> Address:
 
 
 def _from_cluster(client: Any) -> Address:
-    from handfast.topology.cluster import Cluster
+    from handfast.discovery.cluster import Cluster
 
     manager = client.nodes_manager
     settings = dict(getattr(manager, "connection_kwargs", None) or client.connection_kwargs)

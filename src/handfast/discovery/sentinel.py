@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from handfast import log
+from handfast.discovery.asking import once
+from handfast.discovery.connections import Connections, HostPort
 from handfast.errors import ConfigError
-from handfast.topology.asking import once
-from handfast.topology.connections import Connections, HostPort
 
 __all__ = ["SentinelMaster"]
 

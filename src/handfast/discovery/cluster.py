@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from handfast import log
-from handfast.topology.asking import PATIENCE
-from handfast.topology.connections import Connections, HostPort
+from handfast.discovery.asking import PATIENCE
+from handfast.discovery.connections import Connections, HostPort
 
 if TYPE_CHECKING:
     from redis.cluster import NodesManager

@@ -41,9 +41,9 @@ from .resp import listens
 
 START_WITHIN = READY_WITHIN + 2 * PATIENCE  # the supervisor's own limits, and some
 END_WITHIN = 5.0
-# `topology` is put on the path by itself, so that `handfast/__init__` and site-packages are never loaded:
+# `embedded` is put on the path by itself, so that `handfast/__init__` and site-packages are never loaded:
 # the supervisor starts fast, stays small, and works however handfast was installed.
-BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from topology.supervisor import main; main()"
+BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from embedded.supervisor import main; main()"
 
 
 class Embedded:
