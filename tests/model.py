@@ -21,9 +21,9 @@ from handfast.core.hold import Hold
 from handfast.core.line import Lines
 from handfast.core.lineup import line_up
 from handfast.core.terms import Settings, Terms
+from handfast.net.link import CONNECT_TIMEOUT
+from handfast.net.push_router import PushRouter
 from handfast.options import policy
-from handfast.wire.ears import Ears
-from handfast.wire.link import CONNECT_TIMEOUT
 
 __all__ = ["ModelBell", "ModelDriver", "ModelKeeper", "ModelNode", "commands_in", "lock_request"]
 
@@ -338,17 +338,17 @@ class ModelBell:
     """Remembers that it has rung, and how often."""
 
     def __init__(self) -> None:
-        self.rung = False
+        self.is_set = False
         self.rings = 0
 
-    def ring(self) -> None:
-        self.rung = True
+    def set(self) -> None:
+        self.is_set = True
         self.rings += 1
 
-    note = ring
+    note = set  # noqa: A003
 
 
-class ModelDriver(Ears):
+class ModelDriver(PushRouter):
     """Effects, and a lobby, over nodes in memory and in virtual time: one operation, which runs straight through.
 
     What others do meanwhile is said beforehand (`later`). Connections keep order; nodes run when drained.
@@ -424,7 +424,7 @@ class ModelDriver(Ears):
         what()
 
     def _pass_time(self, until: float | None, bell: ModelBell | None = None) -> None:
-        while bell is None or not bell.rung:
+        while bell is None or not bell.is_set:
             if self.events and (until is None or self.events[0][0] <= until):
                 self._next()
             elif until is None:
@@ -482,7 +482,7 @@ class ModelDriver(Ears):
         self._pass_time(until, bell)
         if strikes:
             raise self.error
-        bell.rung = False
+        bell.is_set = False
 
     def subscribe(self, patience: float) -> Awaitable[bytes | Fault]:
         return Lazily(lambda: self._subscribe(patience))

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import pytest
-from tests.both import MODES, Awaited, connected
-from tests.waiters import Got
 
+from handfast.embedded.resp import ReplyError
 from handfast.testing import Cluster, SentinelGroup, Server, available
 from handfast.testing.plugin import _Kept
 from handfast.testing.sentinel import Sentinel
-from handfast.topology.resp import ReplyError
+from tests.both import MODES, Awaited, connected
+from tests.waiters import Got
 
 __all__ = [
     "BACK_WITHIN",

@@ -17,11 +17,11 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import pytest
-from tests.both import Awaited
 
 import handfast
 from handfast import HandfastError
 from handfast.testing import Server
+from tests.both import Awaited
 
 __all__ = [
     "FAIR",

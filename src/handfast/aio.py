@@ -20,19 +20,19 @@ from handfast.core.commands import Request, Target
 from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.lineup import line_up
 from handfast.core.terms import Terms
-from handfast.drivers.aio import AioDriver
-from handfast.drivers.clock import now
-from handfast.endpoints import Endpoints, from_redis, locate
+from handfast.discovery.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended
 from handfast.facade import BaseClient, patience_of
 from handfast.given import ClientOptions, LockOptions, Servers
 from handfast.lease import Entry, LeaseView, LockView
+from handfast.net.aio import AsyncIO
+from handfast.net.clock import now
 from handfast.options import Seconds
 from handfast.templates import template_key
 
 if TYPE_CHECKING:
     from handfast.core.census import Holder
-    from handfast.drivers.fleet import AioFleet
+    from handfast.net.cluster_aio import ClusterIO
 
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
 
@@ -224,8 +224,8 @@ class Client(BaseClient[Lock]):
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         super().__init__(where, options)
-        self._io: AioDriver | None = None
-        self._fleet: AioFleet | None = None
+        self._io: AsyncIO | None = None
+        self._fleet: ClusterIO | None = None
         """Instead, for a client of clusters."""
         self._closing: asyncio.Task[None] | None = None
         self._owned: weakref.WeakKeyDictionary[Any, dict[Any, Entry]] = weakref.WeakKeyDictionary()
@@ -274,25 +274,25 @@ class Client(BaseClient[Lock]):
 
     # -- running operations ----------------------------------------------------------------------------------------
 
-    def _lanes(self) -> AioDriver | AioFleet:
+    def _lanes(self) -> AsyncIO | ClusterIO:
         lanes = self._io or self._fleet
         loop = asyncio.get_running_loop()
         if self._closed:
             raise ConfigError("this client is closed")
         if lanes is None:
             if self._routes is None:
-                lanes = self._io = AioDriver(self._group, self._addresses, self._shake, loop)
+                lanes = self._io = AsyncIO(self._group, self._addresses, self._shake, loop)
             else:
-                from handfast.drivers.fleet import AioFleet
+                from handfast.net.cluster_aio import ClusterIO
 
-                lanes = self._fleet = AioFleet(self._group, self._addresses, self._shake, loop)
+                lanes = self._fleet = ClusterIO(self._group, self._addresses, self._shake, loop)
         elif lanes.loop is not loop:
             raise ConfigError("this client belongs to another event loop: connect() anew in each")
         return lanes
 
-    def _driver(self, target: Target) -> AioDriver:
+    def _driver(self, target: Target) -> AsyncIO:
         lanes = self._lanes()
-        return lanes if isinstance(lanes, AioDriver) else lanes.at(target.key or target.keys[0])
+        return lanes if isinstance(lanes, AsyncIO) else lanes.at(target.key or target.keys[0])
 
     def _loop_of(self) -> asyncio.AbstractEventLoop:
         return self._lanes().loop
@@ -302,7 +302,7 @@ class Client(BaseClient[Lock]):
         lease: Lease = await self._contend(self._driver(request), request, terms, wait)
         return lease
 
-    def _contend(self, io: AioDriver, request: Request, terms: Terms, wait: float | None) -> Coroutine[Any, Any, Any]:
+    def _contend(self, io: AsyncIO, request: Request, terms: Terms, wait: float | None) -> Coroutine[Any, Any, Any]:
         """One of a fair lock, or one for which others may be waiting."""
         if request.settings.fair:
             if wait == 0:
@@ -356,6 +356,6 @@ async def bootstrap(client: Client) -> dict[str, str]:
     Only for servers on which no lease can be outstanding. On a deployment that is in use it changes nothing.
     """
     lanes = client._lanes()
-    if not isinstance(lanes, AioDriver):
+    if not isinstance(lanes, AsyncIO):
         raise ConfigError("a cluster has no restart guard, so there is nothing to open")
     return await guard.bootstrap(lanes, client._group)

@@ -23,17 +23,17 @@ from handfast.core.handshake import Steps, handshake
 from handfast.core.hold import HELD, NURSERY_TTL, Hold
 from handfast.core.line import Lines, Place
 from handfast.core.terms import Settings
-from handfast.drivers import clock
-from handfast.endpoints import Endpoints
+from handfast.discovery.endpoints import Endpoints
 from handfast.errors import ConfigError
 from handfast.events import Event
 from handfast.given import ClientOptions, LockOptions, RareOptions
 from handfast.lease import Entry, LeaseView, LockView
+from handfast.net import clock
+from handfast.net.address import Address
 from handfast.options import Policy, Seconds, duration, names_of, owner_of, policy
-from handfast.wire.dial import Address
 
 if TYPE_CHECKING:
-    from handfast.drivers.routes import Routes
+    from handfast.net.cluster_routes import SlotRouter
     from handfast.watchdog import Watchdog
 
 __all__ = ["BaseClient", "patience_of"]
@@ -76,11 +76,11 @@ class BaseClient(Generic[L]):
         labels = [address.label for address in addresses]
         self._group = Group(labels, self._policy, guard=self._guarded, clustered=clustered)
         self._addresses = addresses
-        self._routes: Routes | None = None
+        self._routes: SlotRouter | None = None
         if clustered:
-            from handfast.drivers.routes import Routes
+            from handfast.net.cluster_routes import SlotRouter
 
-            self._routes = Routes(addresses)
+            self._routes = SlotRouter(addresses)
         # Late, because it brings asyncio along; but not at the first lock: a child that another thread forks meanwhile
         # would wait for that import for ever.
         from handfast import watchdog
@@ -218,21 +218,21 @@ class BaseClient(Generic[L]):
     def _shake(self, index: int) -> Steps:
         """The handshake for a new connection to a node."""
         address = self._addresses[index]
-        moves = address.beacon is not None or address.cluster is not None
+        moves = address.resolver is not None or address.cluster is not None
         return handshake(self._group, self._group.nodes[index], address.login(), clock.now, log.warning, moves)
 
     def _open_new(self, addresses: Sequence[Address]) -> None:
         """Embedded servers were just made for us: nobody can hold anything on them, so they may vote at once."""
         if not self._guarded:
             return
-        from handfast.drivers.threads import ThreadDriver, run
+        from handfast.net.threads import ThreadIO, run
 
         group = Group([a.label for a in addresses], self._policy, guard=True)
 
         def shake(index: int) -> Steps:
             return handshake(group, group.nodes[index], addresses[index].login(), clock.now, log.warning)
 
-        driver = ThreadDriver(group, addresses, shake)
+        driver = ThreadIO(group, addresses, shake)
         try:
             said = run(guard.bootstrap(driver, group))
         finally:

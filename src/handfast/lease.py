@@ -10,8 +10,8 @@ from handfast.core import renewal
 from handfast.core.commands import Request
 from handfast.core.hold import HELD, Hold
 from handfast.core.terms import Terms
-from handfast.drivers.clock import now
 from handfast.errors import LeaseLost, NoQuorum
+from handfast.net.clock import now
 from handfast.options import duration
 
 __all__ = ["Entry", "LeaseView", "LockView"]

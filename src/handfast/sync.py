@@ -18,21 +18,21 @@ from handfast.core.commands import Request, Target
 from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.lineup import line_up
 from handfast.core.terms import Terms
-from handfast.drivers import clock
-from handfast.drivers.threads import DONE, ThreadDriver, ThreadLobby, run
-from handfast.endpoints import Endpoints, from_redis, locate
+from handfast.discovery.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended
 from handfast.facade import BaseClient, patience_of
 from handfast.given import ClientOptions, LockOptions, Servers
 from handfast.lease import Entry, LeaseView, LockView
+from handfast.net import clock
+from handfast.net.threads import DONE, ThreadIO, ThreadLobby, run
+from handfast.net.threads_connections import IDLE_CHECK
+from handfast.net.wakeup import ThreadWakeup
 from handfast.options import Seconds
 from handfast.templates import template_key
-from handfast.wire.bells import ThreadBell
-from handfast.wire.blocking import IDLE_CHECK
 
 if TYPE_CHECKING:
     from handfast.core.census import Holder
-    from handfast.drivers.pool import LanePool
+    from handfast.net.cluster_pool import ClusterPool
     from handfast.watchdog import Watchdog
 
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
@@ -205,13 +205,13 @@ class Client(BaseClient[Lock]):
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         super().__init__(where, options)
-        self._lanes: list[ThreadDriver] = []
-        self._pool: LanePool | None = None
+        self._lanes: list[ThreadIO] = []
+        self._pool: ClusterPool | None = None
         """Instead, for a client of clusters."""
         if self._routes is not None:
-            from handfast.drivers.pool import LanePool
+            from handfast.net.cluster_pool import ClusterPool
 
-            self._pool = LanePool(self._group, self._routes, self._shake)
+            self._pool = ClusterPool(self._group, self._routes, self._shake)
             self._run = self._run_by_route  # type: ignore[method-assign]
         self._lobby = ThreadLobby(self._run)
         self._owned: weakref.WeakKeyDictionary[threading.Thread, dict[Any, Entry]] = weakref.WeakKeyDictionary()
@@ -267,7 +267,7 @@ class Client(BaseClient[Lock]):
         except IndexError:
             if self._closed:
                 raise ConfigError("this client is closed") from None
-            lane = ThreadDriver(self._group, self._addresses, self._shake)
+            lane = ThreadIO(self._group, self._addresses, self._shake)
         result: Any = None
         try:
             try:
@@ -342,7 +342,7 @@ class Client(BaseClient[Lock]):
     def _queue(self, request: Request, terms: Terms, wait: float | None) -> Lease:
         """A fair lock that nobody else of this client waits for: whoever is at once at the head of its line."""
         lines, since, outcome = self._lines, _now(), "acquired"
-        place = lines.lead(request, terms, ThreadBell(), since, wait, get_ident())
+        place = lines.lead(request, terms, ThreadWakeup(), since, wait, get_ident())
         if place is None:
             return self._acquire(request, terms, wait)
         try:

@@ -26,14 +26,14 @@ from handfast.core.group import Group
 from handfast.core.handshake import Steps
 from handfast.core.hold import HELD, LOST, NURSERY_TTL, Hold
 from handfast.core.quorum import Ballot
-from handfast.drivers import clock
-from handfast.drivers.aio import AioDriver
 from handfast.errors import HandfastError
+from handfast.net import clock
+from handfast.net.address import Address
+from handfast.net.aio import AsyncIO
 from handfast.roster import FOREVER, Roster
-from handfast.wire.dial import Address
 
 if TYPE_CHECKING:
-    from handfast.drivers.fleet import AioFleet
+    from handfast.net.cluster_aio import ClusterIO
 
 __all__ = ["Watchdog", "attach"]
 
@@ -62,7 +62,7 @@ class Charge:
         self.group = group
         self.addresses = addresses
         self.shake = shake
-        self.driver: AioDriver | AioFleet | None = None
+        self.driver: AsyncIO | ClusterIO | None = None
         self.mending: asyncio.Task[Any] | None = None
         self.releases: set[asyncio.Task[Any]] = set()
         """Of what was left to the watchdog to release."""
@@ -265,13 +265,13 @@ class Watchdog:
             if group.guard and group.voters() < group.n:
                 self._mend_soon(group)
 
-    def _parts(self, charge: Charge, batch: list[Hold]) -> list[tuple[AioDriver, list[Hold]]]:
+    def _parts(self, charge: Charge, batch: list[Hold]) -> list[tuple[AsyncIO, list[Hold]]]:
         """What can leave in one write: holds on the same nodes."""
         lanes = self._lanes(charge)
-        if isinstance(lanes, AioDriver):
+        if isinstance(lanes, AsyncIO):
             return [(lanes, batch[i : i + BATCH]) for i in range(0, len(batch), BATCH)]
-        by_lane: dict[AioDriver, list[Hold]] = {}
-        alone: list[tuple[AioDriver, list[Hold]]] = []
+        by_lane: dict[AsyncIO, list[Hold]] = {}
+        alone: list[tuple[AsyncIO, list[Hold]]] = []
         for hold in batch:
             lane = lanes.at(hold.key or hold.keys[0])
             # One that failed may have to be asked for elsewhere, which only one by one can.
@@ -283,11 +283,11 @@ class Watchdog:
             (lane, holds[i : i + BATCH]) for lane, holds in by_lane.items() for i in range(0, len(holds), BATCH)
         ]
 
-    async def _renew_in(self, driver: AioDriver, group: Group, holds: list[Hold]) -> None:
+    async def _renew_in(self, driver: AsyncIO, group: Group, holds: list[Hold]) -> None:
         await self._connected(driver, group)
         await self._renew(driver, group, holds)
 
-    async def _renew(self, driver: AioDriver, group: Group, holds: list[Hold]) -> None:
+    async def _renew(self, driver: AsyncIO, group: Group, holds: list[Hold]) -> None:
         # Past the deadline nothing is sent: connecting may have taken long.
         now = clock.now()
         holds = [hold for hold in holds if hold.state == HELD and now < hold.deadline]
@@ -305,20 +305,20 @@ class Watchdog:
         self.remove(hold)
         logger.warning("%s: lease lost (%s)", hold.name, hold.reason)
 
-    def _lanes(self, charge: Charge) -> AioDriver | AioFleet:
+    def _lanes(self, charge: Charge) -> AsyncIO | ClusterIO:
         lanes = charge.driver
         if lanes is None:
-            kind: type[AioDriver | AioFleet] = AioDriver
+            kind: type[AsyncIO | ClusterIO] = AsyncIO
             if any(address.cluster is not None for address in charge.addresses):
-                from handfast.drivers.fleet import AioFleet as kind
+                from handfast.net.cluster_aio import ClusterIO as kind
             lanes = charge.driver = kind(charge.group, charge.addresses, charge.shake, self._loop)
         return lanes
 
-    async def _driver(self, charge: Charge, key: bytes = b"") -> AioDriver:
+    async def _driver(self, charge: Charge, key: bytes = b"") -> AsyncIO:
         lanes = self._lanes(charge)
-        return await self._connected(lanes if isinstance(lanes, AioDriver) else lanes.at(key), charge.group)
+        return await self._connected(lanes if isinstance(lanes, AsyncIO) else lanes.at(key), charge.group)
 
-    async def _connected(self, driver: AioDriver, group: Group) -> AioDriver:
+    async def _connected(self, driver: AsyncIO, group: Group) -> AsyncIO:
         if not driver.settled:
             await driver.settle(group.need, CONNECT_PATIENCE)
         return driver

@@ -8,13 +8,12 @@ import math
 import random
 from functools import partial
 
-from tests.chaos.crew import Member, WorkerError
-from tests.chaos.scenario import TOKENS, scenario
-from tests.chaos.stage import MODES, TTL, WAIT, Stage
-
 from handfast.testing import Proxy
 from handfast.testing.clock import Clock
 from handfast.testing.history import now
+from tests.chaos.crew import Member, WorkerError
+from tests.chaos.scenario import TOKENS, scenario
+from tests.chaos.stage import MODES, TTL, WAIT, Stage
 
 YEAR = 365 * 86400.0
 

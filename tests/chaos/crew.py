@@ -13,10 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from tests.chaos.worker import Spec
-
 from handfast.testing import warden
 from handfast.testing.history import now
+from tests.chaos.worker import Spec
 
 __all__ = ["Member", "WorkerError"]
 

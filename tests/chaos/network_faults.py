@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from tests.chaos.scenario import scenario
-from tests.chaos.stage import MODES, TTL, WAIT, Stage
-
 from handfast.testing import Proxy
 from handfast.testing.history import now
+from tests.chaos.scenario import scenario
+from tests.chaos.stage import MODES, TTL, WAIT, Stage
 
 
 def _waves(stage: Stage, proxies: Sequence[Proxy], fault: Callable[[Proxy], object], what: str) -> None:

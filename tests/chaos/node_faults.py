@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from tests.chaos.crew import Member, WorkerError
-from tests.chaos.scenario import TOKENS, scenario
-from tests.chaos.stage import MODES, TTL, WAIT, Q, Stage
-
+from handfast.embedded.resp import Connection, ReplyError
 from handfast.testing import Server
 from handfast.testing.history import now
 from handfast.testing.servers import LOOPBACK
-from handfast.topology.resp import Connection, ReplyError
+from tests.chaos.crew import Member, WorkerError
+from tests.chaos.scenario import TOKENS, scenario
+from tests.chaos.stage import MODES, TTL, WAIT, Q, Stage
 
 LATE = 5.0
 """Seconds: on a busy machine servers start late, and clients notice late that they may go on."""

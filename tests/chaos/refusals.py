@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Final
 
+from handfast.embedded.resp import ReplyError
+from handfast.testing import Server
 from tests.chaos.scenario import scenario
 from tests.chaos.stage import Stage
-
-from handfast.testing import Server
-from handfast.topology.resp import ReplyError
 
 __all__ = ["ERRORS"]
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from handfast.discovery.urls import parse
+from handfast.testing import Proxy, Server
 from tests.chaos.crew import Member
 from tests.chaos.scenario import TOKENS, scenario
 from tests.chaos.stage import WAIT, Stage
-
-from handfast.testing import Proxy, Server
-from handfast.urls import parse
 
 
 class Address(Proxy):

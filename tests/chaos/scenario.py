@@ -15,13 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from tests.chaos.crew import WorkerError
-from tests.chaos.peers import KINDS
-from tests.chaos.stage import OURS, Stage
-
 from handfast.testing import Server
 from handfast.testing.clock import missing
 from handfast.testing.history import History, Violation
+from tests.chaos.crew import WorkerError
+from tests.chaos.peers import KINDS
+from tests.chaos.stage import OURS, Stage
 
 __all__ = ["EXCLUSION", "SCENARIOS", "TOKENS", "Outcome", "Scenario", "play", "scenario"]
 

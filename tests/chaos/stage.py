@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tests.chaos.crew import Member, WorkerError
-from tests.chaos.peers import KINDS
-from tests.chaos.worker import Spec
-
 import handfast
 from handfast.testing import Proxy, Server, Servers, history
 from handfast.testing.clock import Clock
 from handfast.testing.history import History, Recorder, now
+from tests.chaos.crew import Member, WorkerError
+from tests.chaos.peers import KINDS
+from tests.chaos.worker import Spec
 
 __all__ = ["MAX_TTL", "MODES", "OURS", "TTL", "WAIT", "Q", "Stage"]
 

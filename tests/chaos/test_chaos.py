@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+
+from handfast.testing import Server
 from tests.chaos.catalogue import SCENARIOS
 from tests.chaos.scenario import Outcome, Scenario, play
 from tests.chaos.stage import OURS, Stage
-
-from handfast.testing import Server
 
 SECONDS = 0.5
 SHORT = (

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.conftest import KINDS
-from tests.waiting import eventually
 
 from handfast.testing import Server, available
 from handfast.testing.clock import Clock, missing
+from tests.conftest import KINDS
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "not so")
 

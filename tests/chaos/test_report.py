@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.chaos import report
 from tests.chaos.scenario import EXCLUSION, Outcome
 from tests.chaos.stage import OURS

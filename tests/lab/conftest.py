@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("aiohttp", reason="pip install 'handfast[lab]'")
+pytest.importorskip("aiohttp", reason="pip install --group lab")
 
+from lab.stage import Plan
 from tests.postgres import database, postgres
-
-from handfast.lab.stage import Plan
 
 __all__ = ["Lab", "database", "plan", "postgres", "started"]
 
@@ -26,11 +25,11 @@ def plan() -> Plan:
 
 
 class Lab:
-    """`handfast lab` as a process of its own, with a folder for its temporary files."""
+    """`python -m lab` as a process of its own, with a folder for its temporary files."""
 
     def __init__(self, tmp: Path, *options: str) -> None:
         self.tmp = tmp
-        command = [sys.executable, "-m", "handfast.lab", *options]
+        command = [sys.executable, "-m", "lab", *options]
         pipe = subprocess.PIPE
         environment = {**os.environ, "TMPDIR": str(tmp)}
         self.process = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)

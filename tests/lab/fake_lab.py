@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
 
-PAGE = files("handfast.lab") / "page"
+PAGE = files("lab") / "page"
 CSP = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
 KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 TOKEN = "invented-token"

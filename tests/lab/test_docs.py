@@ -1,6 +1,6 @@
 """docs/lab.md and docs/lab.zh.md tell the ladder as it is: its rungs, its code, its options, and the same figures.
 
-    python -m handfast.lab --json > run.json
+    python -m lab --json > run.json
     python -m tests.lab.test_docs run.json      # writes the figures of that run into both tables
 
 The tests then name the sentences whose figures (in bold) are not those of the table.
@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from handfast.cli import main
-from handfast.lab.rungs import LADDER, acts_of
-from handfast.lab.stage import Plan
+from lab.__main__ import main
+from lab.rungs import LADDER, acts_of
+from lab.stage import Plan
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -97,7 +97,7 @@ def _has_lines(path: Path, block: str) -> bool:
 
 @both
 def test_options_and_rungs_of_the_commands_exist(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lab", "--help"]) == 0
+    assert main(["--help"]) == 0
     known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", _text(name)))
     assert named == known - {"--help"}

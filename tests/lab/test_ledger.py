@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from handfast.lab import faults
-from handfast.lab.ledger import Ledger, Score, longest_gap, overlaps_of, score
-from handfast.lab.load import Tally
-from handfast.lab.rung import Act
+from lab import faults
+from lab.ledger import Ledger, Score, longest_gap, overlaps_of, score
+from lab.load import Tally
+from lab.rung import Act
 
 ACT = Act("act", "title", faults.nothing, "safe", must_be_safe=True)
 

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("playwright", reason="pip install playwright")
 
 from playwright.sync_api import Browser, Locator, Page, expect
+
 from tests.lab.browser import PATIENCE, chromium, watched, window
 from tests.lab.fake_lab import PAGE, TOKEN, FakeLab, holder, live, rung, score
 

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("playwright", reason="pip install playwright")
 
 from playwright.sync_api import Page, expect
+
 from tests.lab.browser import PATIENCE, chromium, watched, window
 from tests.lab.conftest import Lab
 

@@ -8,12 +8,11 @@ import pytest
 
 pytest.importorskip("playwright", reason="pip install playwright")
 
+from lab.ledger import Ledger, Mark, score
+from lab.load import Tally
+from lab.report import html
+from lab.rungs import LADDER
 from tests.lab.browser import chromium, window
-
-from handfast.lab.ledger import Ledger, Mark, score
-from handfast.lab.load import Tally
-from handfast.lab.report import html
-from handfast.lab.rungs import LADDER
 
 WIDTHS = "[document.documentElement.scrollWidth, ...['scrollWidth', 'clientWidth'].map((each) => box[each])]"
 

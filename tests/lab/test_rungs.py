@@ -10,13 +10,13 @@ from dataclasses import asdict, replace
 import aiohttp
 import pytest
 
-from handfast.lab.conductor import Conductor
-from handfast.lab.front import nginx_found
-from handfast.lab.ledger import Score
-from handfast.lab.run import Run
-from handfast.lab.rungs import LADDER, acts_of
-from handfast.lab.shop import window
-from handfast.lab.stage import Plan
+from lab.conductor import Conductor
+from lab.front import nginx_found
+from lab.ledger import Score
+from lab.run import Run
+from lab.rungs import LADDER, acts_of
+from lab.shop import window
+from lab.stage import Plan
 
 CHOSEN = ("get-then-del", "guarded/node-forgets", "fenced/all-faults", "segments")
 """One for each kind of fault and of outcome; all of them are played by `make lab`."""

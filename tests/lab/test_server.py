@@ -11,12 +11,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
 import pytest
-from tests.waiting import eventually_async
 
-from handfast.lab.conductor import Conductor
-from handfast.lab.rungs import acts_of
-from handfast.lab.server import Page, listen
-from handfast.lab.stage import Plan
+from lab.conductor import Conductor
+from lab.rungs import acts_of
+from lab.server import Page, listen
+from lab.stage import Plan
+from tests.waiting import eventually_async
 
 
 class Viewer:

@@ -9,6 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+import handfast
+from handfast import ConfigError, Contended
+from handfast.testing import Cluster, available
+from handfast.testing.cluster_node import ClusterNode
+from handfast.testing.resharding import SlotMove
 from tests.both import both, connected, plain
 from tests.server.test_fork import in_child
 from tests.topologies import (
@@ -26,12 +32,6 @@ from tests.topologies import (
 from tests.waiters import commands, in_line, wanting
 from tests.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
 from tests.waiting import eventually
-
-import handfast
-from handfast import ConfigError, Contended
-from handfast.testing import Cluster, available
-from handfast.testing.cluster_node import ClusterNode
-from handfast.testing.resharding import SlotMove
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no server binary on this machine"),

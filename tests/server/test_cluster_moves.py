@@ -7,6 +7,11 @@ import time
 from contextlib import AsyncExitStack
 
 import pytest
+
+import handfast
+from handfast import Contended, NoQuorum
+from handfast.testing import Cluster, available
+from handfast.testing.cluster_node import ClusterNode
 from tests.both import MODES, both, connected, plain
 from tests.topologies import (
     BACK_WITHIN,
@@ -24,11 +29,6 @@ from tests.topologies import (
 from tests.waiters import Got, in_line, wanting
 from tests.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
 from tests.waiting import eventually_async
-
-import handfast
-from handfast import Contended, NoQuorum
-from handfast.testing import Cluster, available
-from handfast.testing.cluster_node import ClusterNode
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no server binary on this machine"),

@@ -12,14 +12,14 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 import pytest
-from tests.both import MODES, Awaited, both, connected, plain
-from tests.hunters import Agent, in_thread
-from tests.waiting import eventually, eventually_async
 
 import handfast
 import handfast.aio
 from handfast import NotAcquired
 from handfast.testing import Server, Servers
+from tests.both import MODES, Awaited, both, connected, plain
+from tests.hunters import Agent, in_thread
+from tests.waiting import eventually, eventually_async
 
 LONG: Final = 25.0
 """A ttl beyond every deadline in here: what comes sooner did not come by an expiry."""

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.both import bootstrap, both, connected
-from tests.waiting import eventually
 
 import handfast
 import handfast.aio
 from handfast import Contended
 from handfast.testing import Server, Servers
+from tests.both import bootstrap, both, connected
+from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("dead", [0, 1, 2])

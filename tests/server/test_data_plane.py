@@ -19,18 +19,18 @@ from typing import Any
 
 import pytest
 import trustme
-from tests.both import MODES, bootstrap, both, connected, plain
-from tests.relay import Impostor, Relay
-from tests.waiting import eventually, eventually_async
 
 import handfast
 import handfast.aio
 from handfast import ConfigError, NoQuorum
 from handfast.core.quorum import Ballot
 from handfast.core.resp import encode
+from handfast.embedded.process import StartError
+from handfast.embedded.resp import Connection, ReplyError
 from handfast.testing import Server, Servers, TlsFiles, available
-from handfast.topology.process import StartError
-from handfast.topology.resp import Connection, ReplyError
+from tests.both import MODES, bootstrap, both, connected, plain
+from tests.relay import Impostor, Relay
+from tests.waiting import eventually, eventually_async
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
@@ -977,7 +977,7 @@ async def test_a_waiter_that_is_made_without_its_init_is_like_any_other(one: Ser
     async with handfast.aio.connect(one.url) as client:
         await works(client)
         io: Any = client._io
-        made, other = next(io.ask(encode(b"PING"), 5.0)), io._waiter()
+        made, other = next(io.ask(encode(b"PING"), 5.0)), io._future()
         slots = [slot for kind in type(other).__mro__ for slot in getattr(kind, "__slots__", ())]
         assert slots
         assert [getattr(made, slot, "unset") for slot in slots] == [getattr(other, slot, "unset") for slot in slots]

@@ -11,16 +11,16 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 import pytest
-from tests.both import MODES, Awaited, bootstrap, both, connected, plain
-from tests.hunters import Agent, in_thread
-from tests.relay import Relay
-from tests.waiting import eventually, eventually_async
 
 import handfast
 import handfast.aio
 from handfast import ConfigError, Contended, NoQuorum, NotAcquired
 from handfast.testing import Server, Servers
 from handfast.testing.proxy import Proxy
+from tests.both import MODES, Awaited, bootstrap, both, connected, plain
+from tests.hunters import Agent, in_thread
+from tests.relay import Relay
+from tests.waiting import eventually, eventually_async
 
 LONG: Final = 25.0
 """A ttl beyond every deadline in here: what comes sooner did not come by an expiry."""
@@ -624,7 +624,7 @@ async def test_one_whose_answers_come_from_far_away_is_not_told_of_an_outage(mod
 async def test_where_a_socket_cannot_wait_for_more_bytes_hand_overs_are_the_same(
     one: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handfast.wire.blocking._can_wait_for_more", lambda sock: False)
+    monkeypatch.setattr("handfast.net.threads_connections._can_wait_for_more", lambda sock: False)
     async with connected("threads", one.url, ttl=LONG) as first, connected("threads", one.url, ttl=LONG) as second:
         lease = await first.lock("a", fair=True).acquire()
         for client in (second, first) * 5:

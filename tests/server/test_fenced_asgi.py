@@ -20,12 +20,12 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
-from tests.both import plain
 
 import handfast
 from handfast import ConfigError, StaleToken
 from handfast.fenced import FencingMiddleware, MemoryFence, RedisFence, SqlFence
 from handfast.testing import Server
+from tests.both import plain
 
 
 async def echo(request: Request) -> JSONResponse:

@@ -10,9 +10,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from tests.postgres import Postgres, postgres
 
 from handfast.testing import Server
+from tests.postgres import Postgres, postgres
 
 __all__ = ["postgres"]
 

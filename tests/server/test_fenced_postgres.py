@@ -18,11 +18,11 @@ from sqlalchemy import orm
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext import asyncio as sqlalchemy_asyncio
 from sqlalchemy.pool import NullPool
-from tests.both import plain
-from tests.postgres import ask, database, postgres
 
 from handfast import ConfigError, StaleToken
 from handfast.fenced import SqlFence
+from tests.both import plain
+from tests.postgres import ask, database, postgres
 
 __all__ = ["database", "postgres"]
 

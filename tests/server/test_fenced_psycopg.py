@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import psycopg
 import pytest
-from tests.both import plain
-from tests.postgres import ask, database, postgres
 
 import handfast
 from handfast import ConfigError, StaleToken
 from handfast.fenced import SqlFence
+from tests.both import plain
+from tests.postgres import ask, database, postgres
 
 __all__ = ["database", "postgres"]
 

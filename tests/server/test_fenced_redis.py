@@ -12,13 +12,13 @@ import pytest
 import redis.asyncio
 import redis.exceptions
 import valkey.asyncio
-from tests.both import plain
 
 import handfast
 from handfast import ConfigError, StaleToken
 from handfast.fenced import RedisFence
 from handfast.testing import Server
 from handfast.testing.servers import reserve_port
+from tests.both import plain
 
 CLIENTS = {
     "redis": redis.Redis,

@@ -19,14 +19,14 @@ from typing import Any
 
 import pytest
 import trustme
-from tests.both import plain
-from tests.waiting import eventually, eventually_async
 
 import handfast
 import handfast.aio
-from handfast.drivers import clock
+from handfast.embedded.process import StartError
+from handfast.net import clock
 from handfast.testing import Server, Servers, TlsFiles, available
-from handfast.topology.process import StartError
+from tests.both import plain
+from tests.waiting import eventually, eventually_async
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no server binary on this machine"),

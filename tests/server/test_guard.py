@@ -12,8 +12,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.both import both, connected
-from tests.waiting import eventually
 
 import handfast
 from handfast import ConfigError, NoQuorum, NotAcquired
@@ -21,6 +19,8 @@ from handfast.core.guard import Marker
 from handfast.testing import Server, Servers
 from handfast.testing.clock import Clock, missing
 from handfast.testing.proxy import Proxy
+from tests.both import both, connected
+from tests.waiting import eventually
 
 MAX_TTL = 0.8
 Q = MAX_TTL * 1.02 + 0.1

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from tests.waiting import eventually, in_time, renewal_of
 
 import handfast
 from handfast import ConfigError, Contended, LeaseLost, NoQuorum
 from handfast.testing import Server
+from tests.waiting import eventually, in_time, renewal_of
 
 
 def key(name: str) -> str:

@@ -15,11 +15,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.waiting import eventually_async, in_time, renewal_of
 
 import handfast
 from handfast import ConfigError, Contended, LeaseLost, NoQuorum, NotAcquired, aio
 from handfast.testing import Server, Servers
+from tests.waiting import eventually_async, in_time, renewal_of
 
 LONG = 25.0
 """A ttl beyond every deadline in here: a key that is gone was released, not expired."""

@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.waiting import eventually, renewal_of
 
 import handfast
 from handfast.testing import Server
+from tests.waiting import eventually, renewal_of
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.waiting import eventually
 
 import handfast
 from handfast.testing import Server
+from tests.waiting import eventually
 
 LONG = 25.0
 """A ttl beyond every deadline in here: a key that is gone was released, not expired."""
@@ -49,7 +49,7 @@ with client.lock("a", wait=60):
 STRIKES = """
 import random, signal, sys, time
 import handfast
-from handfast.topology.resp import Connection
+from handfast.embedded.resp import Connection
 
 url, ttl, fresh, rounds = sys.argv[1], float(sys.argv[2]), sys.argv[3] == "fresh", int(sys.argv[4])
 port = int(url.rpartition(":")[2])

@@ -8,11 +8,11 @@ import threading
 from typing import Any
 
 import pytest
-from tests.both import Awaited, bootstrap, both, connected, plain
 
 import handfast
 import handfast.aio
 from handfast.testing import Proxy, Server, Servers, lose
+from tests.both import Awaited, bootstrap, both, connected, plain
 
 
 def inner(thing: Any) -> Any:

@@ -10,15 +10,15 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.both import bootstrap, both, connected, plain
-from tests.relay import Relay
-from tests.waiting import eventually_async
 
 import handfast
 import handfast.aio
 from handfast import NoQuorum
+from handfast.net.link import HUNG
 from handfast.testing import Server, Servers, available
-from handfast.wire.link import HUNG
+from tests.both import bootstrap, both, connected, plain
+from tests.relay import Relay
+from tests.waiting import eventually_async
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.waiting import eventually
 
 import handfast
+from handfast.embedded.resp import Connection
 from handfast.errors import ConfigError
 from handfast.testing import Proxy, Server
-from handfast.topology.resp import Connection
+from tests.waiting import eventually
 
 Dial = Callable[[], Connection]
 NEVER = 0.15

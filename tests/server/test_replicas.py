@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.both import both, connected, plain
-from tests.waiting import eventually, eventually_async
 
 import handfast
 import handfast.aio
 from handfast import NoQuorum
-from handfast.drivers import clock
+from handfast.embedded.resp import Connection
+from handfast.net import clock
 from handfast.testing import Server, available
-from handfast.topology.resp import Connection
+from tests.both import both, connected, plain
+from tests.waiting import eventually, eventually_async
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 

@@ -11,13 +11,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.relay import Relay
-from tests.waiting import eventually
 
 import handfast
 from handfast import NoQuorum, NotAcquired
 from handfast.testing import Server, Servers
 from handfast.testing.servers import reserve_port
+from tests.relay import Relay
+from tests.waiting import eventually
 
 TTL = 1.0
 OPTIONS: dict[str, Any] = {"ttl": TTL, "max_ttl": TTL, "renew": False, "node_timeout": 0.2}

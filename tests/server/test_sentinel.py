@@ -9,6 +9,12 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+
+import handfast
+import handfast.aio
+from handfast import ConfigError, NoQuorum
+from handfast.testing import SentinelGroup, Server, available
+from handfast.testing.servers import reserve_port
 from tests.both import MODES, both, connected, plain
 from tests.server.test_fork import in_child
 from tests.topologies import (
@@ -32,12 +38,6 @@ from tests.topologies import (
 from tests.waiters import Got, in_line, wanting
 from tests.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
 from tests.waiting import eventually, eventually_async, renewal_of
-
-import handfast
-import handfast.aio
-from handfast import ConfigError, NoQuorum
-from handfast.testing import SentinelGroup, Server, available
-from handfast.testing.servers import reserve_port
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no server binary on this machine"),

@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+import handfast
+import handfast.aio
+from handfast import LeaseLost, NoQuorum
+from handfast.testing import SentinelGroup, Servers, available
 from tests.both import bootstrap, plain
 from tests.topologies import (
     BACK_WITHIN,
@@ -24,11 +29,6 @@ from tests.topologies import (
 from tests.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
 from tests.waiters import wanting
 from tests.waiting import eventually_async
-
-import handfast
-import handfast.aio
-from handfast import LeaseLost, NoQuorum
-from handfast.testing import SentinelGroup, Servers, available
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no server binary on this machine"),

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 from redis.cluster import RedisCluster
-from tests.waiting import eventually
 
+from handfast.embedded.resp import ReplyError
 from handfast.testing import Cluster, Proxy, Replicated, SentinelGroup, Server, available
 from handfast.testing.plugin import _healed, _Kept
 from handfast.testing.ports import reserve_with_bus
-from handfast.topology.resp import ReplyError
+from tests.waiting import eventually
 
 KINDS = ("valkey-9.1", "redis-7.0", "redis-6.2")
 PASSWORD, QUOTED = 'a "word" of\\ mine', "a%20%22word%22%20of%5C%20mine"

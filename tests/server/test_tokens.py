@@ -9,21 +9,21 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.waiting import eventually
 
 import handfast
 from handfast import NoQuorum
 from handfast.testing import Server, Servers
+from tests.waiting import eventually
 
 YEAR = 365 * 24 * 3600
 
 TAKE = """
 import sys
 import handfast
-from handfast.drivers import clock, threads
+from handfast.net import clock, threads
 
 real, ahead = clock.wall, int(sys.argv[1]) * 1_000_000
-clock.wall = threads.ThreadDriver.wall = staticmethod(lambda: real() + ahead)
+clock.wall = threads.ThreadIO.wall = staticmethod(lambda: real() + ahead)
 with handfast.connect(sys.argv[2:]) as client:
     for _ in range(2):
         lease = client.lock("shared").acquire(wait=2)

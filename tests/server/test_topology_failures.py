@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.both import bootstrap, connected, plain
-from tests.topologies import BACK_WITHIN, LONG_RUN, all_got, both_clients, sentinel_group
-from tests.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
-from tests.waiters import wanting
 
 from handfast import Contended, LeaseLost, NoQuorum
 from handfast.testing import Cluster, Server, Servers, available
 from handfast.testing.clock import Clock, missing
+from tests.both import bootstrap, connected, plain
+from tests.topologies import BACK_WITHIN, LONG_RUN, all_got, both_clients, sentinel_group
+from tests.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
+from tests.waiters import wanting
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no server binary on this machine"),

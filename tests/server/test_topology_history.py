@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.chaos.stage import OURS, Stage
-from tests.topologies import LONG_RUN, long_only, running, sentinel_group
 
 from handfast.testing import Cluster, SentinelGroup, Server, available
 from handfast.testing.history import now
+from tests.chaos.stage import OURS, Stage
+from tests.topologies import LONG_RUN, long_only, running, sentinel_group
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no server binary on this machine"),

@@ -15,20 +15,20 @@ import redis
 import redis.asyncio
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.sentinel import Sentinel
-from tests.both import Awaited, bootstrap, both, connected, plain
-from tests.relay import Impostor
-from tests.topologies import PASSWORD, SENTINEL_PASSWORD, having
-from tests.waiting import eventually_async
 
 import handfast
 import handfast.aio
 from handfast import ConfigError, NoQuorum
+from handfast.discovery.cluster import Cluster as SlotMap
+from handfast.discovery.sentinel import SentinelMaster
+from handfast.discovery.urls import parse
+from handfast.net.address import Address
 from handfast.testing import Cluster, SentinelGroup, Servers
 from handfast.testing.servers import reserve_port
-from handfast.topology.cluster import Cluster as SlotMap
-from handfast.topology.sentinel import SentinelMaster
-from handfast.urls import parse
-from handfast.wire.dial import Address
+from tests.both import Awaited, bootstrap, both, connected, plain
+from tests.relay import Impostor
+from tests.topologies import PASSWORD, SENTINEL_PASSWORD, having
+from tests.waiting import eventually_async
 
 SECRETS = ("s3cret", "s3ntinel")
 
@@ -37,8 +37,8 @@ SECRETS = ("s3cret", "s3ntinel")
 
 
 def sentinels_of(address: Address) -> SentinelMaster:
-    assert isinstance(address.beacon, SentinelMaster)
-    return address.beacon
+    assert isinstance(address.resolver, SentinelMaster)
+    return address.resolver
 
 
 def members_of(address: Address) -> list[tuple[str, int]]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from tests.waiting import eventually_async
 
 from handfast import Contended, LeaseLost, aio
 from handfast.testing import Server, Servers
+from tests.waiting import eventually_async
 
 uvloop = pytest.importorskip("uvloop")
 

@@ -13,10 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.both import both, connected, plain
-from tests.waiters import FAIR, KEY, KINDS, STALLED, commands, held, in_line, parked, told, wanting
-from tests.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
-from tests.waiting import eventually, eventually_async
 
 import handfast.aio
 from handfast import ConfigError, Contended, NoQuorum, watchdog
@@ -24,6 +20,10 @@ from handfast.core.effects import Watch
 from handfast.core.line import Line, Place
 from handfast.events import Event
 from handfast.testing import Server
+from tests.both import both, connected, plain
+from tests.waiters import FAIR, KEY, KINDS, STALLED, commands, held, in_line, parked, told, wanting
+from tests.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
+from tests.waiting import eventually, eventually_async
 
 CROWD = {"asyncio": 10_000, "threads": 500}
 FAULTS: dict[str, Callable[[Server], None]] = {

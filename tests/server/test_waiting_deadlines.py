@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 
 import pytest
+
+from handfast import Contended, NoQuorum, NotAcquired
+from handfast.testing import Server
 from tests.both import both, connected
 from tests.relay import Impostor, Relay
 from tests.waiters import FAIR, IN_TIME, KEY, LONG, STALLED, in_line, parked, promptly, wanting
 from tests.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
-
-from handfast import Contended, NoQuorum, NotAcquired
-from handfast.testing import Server
 
 FAULTS: dict[str, Callable[[Server, Relay], None]] = {
     "held": lambda server, relay: None,

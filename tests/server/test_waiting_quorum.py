@@ -11,6 +11,10 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
+
+import handfast
+from handfast import ConfigError, Contended, NoQuorum, NotAcquired
+from handfast.testing import Server, Servers
 from tests.both import bootstrap, both, connected
 from tests.relay import Relay
 from tests.waiters import (
@@ -31,10 +35,6 @@ from tests.waiters import (
 )  # fmt: skip
 from tests.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
 from tests.waiting import eventually_async
-
-import handfast
-from handfast import ConfigError, Contended, NoQuorum, NotAcquired
-from handfast.testing import Server, Servers
 
 PASSED = 0.2
 """Seconds after which a lock ends that expires."""

@@ -10,6 +10,9 @@ from collections.abc import Callable, Generator, Iterator
 
 import pytest
 import redis
+
+import handfast
+from handfast.testing import Server
 from tests.both import both, connected
 from tests.relay import Relay
 from tests.waiters import (
@@ -29,9 +32,6 @@ from tests.waiters import (
 )
 from tests.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
 from tests.waiting import eventually_async
-
-import handfast
-from handfast.testing import Server
 
 PASSED = 0.15
 """Seconds after which a lock ends that expires."""

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from tests.both import MODES
-from tests.hunters import Holding, Pack, faults_in, holdings_in
-from tests.waiting import eventually
 
 import handfast
 from handfast.testing import Server, Servers
+from tests.both import MODES
+from tests.hunters import Holding, Pack, faults_in, holdings_in
+from tests.waiting import eventually
 
 SECONDS: Final = float(os.environ.get("HUNT_SECONDS", "1.5"))
 """How long each hunt takes."""

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.relay import Relay
-from tests.waiting import eventually, in_time
 
 import handfast
 from handfast import LeaseLost, NoQuorum, lua
-from handfast.drivers import clock
+from handfast.net import clock
 from handfast.testing import Server, Servers
+from tests.relay import Relay
+from tests.waiting import eventually, in_time
 
 NAME = "watchdog"
 

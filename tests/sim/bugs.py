@@ -8,11 +8,11 @@ from typing import Any
 from handfast.core import commands, fair, fencing, guard, mutex, quorum, renewal
 from handfast.core.hold import Hold
 from handfast.core.line import Lines
+from handfast.net.connection import _Seal
 from handfast.options import Policy
-from handfast.testing.sim import scripts
-from handfast.testing.sim.client import Client, Watchdog
-from handfast.testing.sim.node import Node
-from handfast.wire.channel import _Seal
+from sim import scripts
+from sim.client import Client, Watchdog
+from sim.node import Node
 
 __all__ = ["BUGS", "Bug"]
 
@@ -298,7 +298,7 @@ WAITING: tuple[Bug, ...] = (
         "line-not-woken",
         "whoever leaves the head of a line does not wake the next",
         (11, 13),
-        ((Lines.leave, "heir.bell.ring()", "pass"),),
+        ((Lines.leave, "heir.bell.set()", "pass"),),
     ),
     (
         "queue-not-left",

@@ -31,10 +31,9 @@ from contextlib import ExitStack, contextmanager
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
+from sim import Outcome, run
+from sim.__main__ import line
 from tests.sim.bugs import BUGS
-
-from handfast.testing.sim import Outcome, run
-from handfast.testing.sim.__main__ import line
 
 __all__ = ["MUTANTS", "Mutant", "main"]
 
@@ -118,7 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.seed is not None:
         if options.only is None:
-            parser.error("--seed needs --only; without a mutant it is python -m handfast.testing.sim --seed")
+            parser.error("--seed needs --only; without a mutant it is python -m sim --seed")
         return _replay(MUTANTS[options.only], options.seed)
     return _table([options.only] if options.only else [*MUTANTS], options.seeds, options.jobs)
 

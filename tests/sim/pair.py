@@ -16,11 +16,11 @@ import hiredis
 
 from handfast.core.handshake import load_scripts
 from handfast.core.resp import encode
+from handfast.net.faults import from_reply
 from handfast.testing import Server
-from handfast.testing.sim.net import Net
-from handfast.testing.sim.node import Node, commands_in
-from handfast.testing.sim.world import Clock, World
-from handfast.wire.faults import from_reply
+from sim.net import Net
+from sim.node import Node, commands_in
+from sim.world import Clock, World
 
 __all__ = ["CHANNEL", "Pair", "Unlucky"]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.sim.mutants import MUTANTS, hunt, main
 
 from handfast.core.quorum import majority
-from handfast.testing.sim import run
+from sim import run
+from tests.sim.mutants import MUTANTS, hunt, main
 
 CHEAP = ("majority-off-by-one", "release-of-anybody's", "no-rollback", "quarantine-too-short")
 """Noticed within a few seeds."""

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
-from tests.sim.pair import CHANNEL, Pair, Unlucky
 
 from handfast.core import commands, guard
 from handfast.core.commands import Request
@@ -23,7 +22,8 @@ from handfast.core.resp import encode
 from handfast.core.terms import Settings
 from handfast.options import policy
 from handfast.testing import Server
-from handfast.testing.sim.node import commands_in
+from sim.node import commands_in
+from tests.sim.pair import CHANNEL, Pair, Unlucky
 
 Step = Callable[["Play"], None]
 NAMES = ("a", "b")

@@ -17,11 +17,11 @@ import pytest
 
 from handfast import core
 from handfast.core.guard import MARGIN
-from handfast.testing.sim import run
-from handfast.testing.sim.__main__ import main, report
-from handfast.testing.sim.faults import SIMULATED, missing
-from handfast.testing.sim.observer import INVARIANTS
-from handfast.testing.sim.plan import FAULTS, Plan, draw
+from sim import run
+from sim.__main__ import main, report
+from sim.faults import SIMULATED, missing
+from sim.observer import INVARIANTS
+from sim.plan import FAULTS, Plan, draw
 
 SEEDS = 300
 CHUNK = 15
@@ -76,7 +76,7 @@ def test_the_simulated_faults_are_those_that_are_promised() -> None:
 def test_each_invariant_is_checked_where_the_table_says(number: int) -> None:
     for place in INVARIANTS[number][1]:
         file, _, function = place.partition(".")
-        module = importlib.import_module(f"handfast.testing.sim.{file}")
+        module = importlib.import_module(f"sim.{file}")
         classes = [each for each in vars(module).values() if inspect.isclass(each) and each.__module__ == module.__name__]
         owners = [each for each in classes if function in vars(each)]
         assert len(owners) == 1, place
@@ -191,7 +191,7 @@ def test_the_same_seed_is_the_same_history(seed: int) -> None:
 
 def test_another_process_gets_the_same_history() -> None:
     """Where sets and hashes come in another order."""
-    command = [sys.executable, "-m", "handfast.testing.sim", "--seed", "3"]
+    command = [sys.executable, "-m", "sim", "--seed", "3"]
     said = [
         subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": each}, capture_output=True, check=True).stdout
         for each in ("1", "2")

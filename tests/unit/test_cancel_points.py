@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import pytest
-from tests.model import ModelBell, ModelDriver, ModelKeeper, ModelNode, lock_request
 
 from handfast.core import commands, mutex
 from handfast.core.commands import Request
 from handfast.core.hold import HELD, RELEASED, Hold
 from handfast.core.line import Place
-from handfast.drivers.threads import run
 from handfast.errors import NotAcquired
+from handfast.net.threads import run
+from tests.model import ModelBell, ModelDriver, ModelKeeper, ModelNode, lock_request
 
 KEY: Final = b"handfast:{a}"
 FENCE: Final = b"handfast:{a}:f"
@@ -284,7 +284,7 @@ class Waiting:
     def check_the_line_goes_on(self) -> None:
         if self.behind is not None:
             assert self.behind.line.head is self.behind
-            assert self.behind.bell.rung  # type: ignore[attr-defined]
+            assert self.behind.bell.is_set  # type: ignore[attr-defined]
             given = self.lines.leave(self.behind)
             assert given is None
         assert self.lines.by_keys == {}
@@ -518,11 +518,11 @@ def test_one_that_is_interrupted_while_it_wakes_the_next_wakes_it_all_the_same()
     """Ctrl-C may strike anywhere: whoever leaves a line does it again if it has not come to its end."""
 
     class Struck(ModelBell):
-        def ring(self) -> None:
+        def set(self) -> None:
             if not self.struck:
                 self.struck = True
                 raise KeyboardInterrupt
-            super().ring()
+            super().set()
 
         struck = False
 

@@ -20,8 +20,8 @@ import pytest
 import handfast
 import handfast.aio
 from handfast import ConfigError
-from handfast.endpoints import locate
-from handfast.urls import parse
+from handfast.discovery.endpoints import locate
+from handfast.discovery.urls import parse
 
 NOT_SECONDS = {
     "zero": 0,
@@ -510,7 +510,7 @@ def test_examples_in_docstrings_are_true() -> None:
         ("handfast.backoff", 4),
         ("handfast.core.quorum", 1),
         ("handfast.core.resp", 1),
-        ("handfast.wire.faults", 2),
+        ("handfast.net.faults", 2),
     ):
         result = doctest.testmod(importlib.import_module(name))
         assert result.failed == 0, name

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
+from handfast.embedded import binaries, deployment
+from handfast.embedded.deployment import Embedded, default_folder
+from handfast.embedded.resp import Connection, Reply, listens
 from handfast.errors import ConfigError
-from handfast.topology import binaries, embedded
-from handfast.topology.embedded import Embedded, default_folder
-from handfast.topology.resp import Connection, Reply, listens
 
 IDLE = 0.3
 LINUX = sys.platform == "linux"
@@ -29,8 +29,8 @@ LINUX = sys.platform == "linux"
 STARTER = """
 import os, sys
 from pathlib import Path
-from handfast.topology.embedded import Embedded
-from handfast.topology.resp import Connection
+from handfast.embedded.deployment import Embedded
+from handfast.embedded.resp import Connection
 
 def run_id(path):
     with Connection(path, timeout=5) as link:
@@ -329,7 +329,7 @@ def test_close_leaves_a_shared_server_alone(folder: Path) -> None:
 
 def test_ensure_costs_nothing_to_speak_of_when_the_servers_are_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group(folder).ensure()
-    monkeypatch.setattr(embedded, "open_lock", None)  # it would have to call it to do anything
+    monkeypatch.setattr(deployment, "open_lock", None)  # it would have to call it to do anything
     group.ensure()
 
 

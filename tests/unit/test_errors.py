@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from tests.waiting import eventually, renewal_of
 
 import handfast
 import handfast.aio
 from handfast import Contended, LeaseLost, NoQuorum, StaleToken
 from handfast.testing import Server, Servers
 from handfast.testing.servers import reserve_port
+from tests.waiting import eventually, renewal_of
 
 
 @pytest.fixture

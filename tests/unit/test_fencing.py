@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.model import ModelNode, lock_request
 
 from handfast.core import fencing, mutex
 from handfast.core.commands import Request
@@ -23,6 +22,7 @@ from handfast.core.effects import Payloads, Poll
 from handfast.core.hold import Hold
 from handfast.core.quorum import Ballot, said_yes
 from handfast.errors import NotAcquired
+from tests.model import ModelNode, lock_request
 
 ROUNDS = 4
 """Acquisitions that each client tries."""

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.model import lock_request
 
 from handfast.core import renewal
 from handfast.core.hold import HELD, LOST, RELEASED, RELEASING, TRANSITIONS, Hold
+from tests.model import lock_request
 
 STATES = (HELD, RELEASING, RELEASED, LOST)
 PATHS = {HELD: (), RELEASING: (RELEASING,), RELEASED: (RELEASING, RELEASED), LOST: (LOST,)}

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.model import ModelBell, ModelDriver, ModelKeeper, ModelNode, lock_request
 
 from handfast.core import mutex
 from handfast.core.commands import Request
 from handfast.core.hold import HELD, LOST, RELEASED, Hold
 from handfast.core.line import YIELD, Line, Lines, Place, still_held
-from handfast.drivers.threads import run
 from handfast.errors import ConfigError
+from handfast.net.threads import run
+from tests.model import ModelBell, ModelDriver, ModelKeeper, ModelNode, lock_request
 
 TTL = 1.0
 
@@ -113,10 +113,10 @@ def test_leaving_twice_is_harmless_and_does_not_touch_a_line_that_has_begun_sinc
 def test_leaving_again_after_an_interrupt_wakes_the_next_that_was_not_woken() -> None:
     row = Row()
     a, b = row.enter(), row.enter()
-    ring, b.bell.ring = b.bell.ring, _interrupt  # type: ignore[method-assign]
+    ring, b.bell.set = b.bell.set, _interrupt  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         row.leave(a)
-    b.bell.ring = ring  # type: ignore[method-assign]
+    b.bell.set = ring  # type: ignore[method-assign]
     row.leave(a)
     assert first(b)
     assert rings(b) == [1]
@@ -168,10 +168,10 @@ def test_who_has_to_wait_is_told_of_once_if_somebody_wants_to_know() -> None:
 class EventBell(threading.Event):
     """Wakes one thread."""
 
-    def ring(self) -> None:
+    def set(self) -> None:
         self.set()
 
-    note = ring
+    note = set  # noqa: A003
 
 
 def test_threads_that_come_and_go_are_served_one_at_a_time_and_none_is_forgotten() -> None:
@@ -520,7 +520,7 @@ def test_a_line_that_somebody_leads_while_all_are_closed_disturbs_nobody() -> No
     slow = row.by_keys[place.line.keys] = place.line = Slow()
     slow.keys, slow.head = row.request.key, place
     row.close()
-    assert place.bell.rung
+    assert place.bell.is_set
     row.leave(place)
     assert row.by_keys == {}
 

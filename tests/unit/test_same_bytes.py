@@ -14,8 +14,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.relay import Relay
-from tests.waiting import eventually
 
 from handfast import lua
 from handfast.core import fair, guard, mutex, waiting
@@ -27,15 +25,16 @@ from handfast.core.line import Lines
 from handfast.core.quorum import Ballot
 from handfast.core.resp import encode
 from handfast.core.terms import Settings, Terms
-from handfast.drivers import clock
-from handfast.drivers.aio import AioDriver
-from handfast.drivers.threads import ThreadDriver, run
+from handfast.discovery.urls import parse
 from handfast.errors import Contended, NoQuorum
+from handfast.net import clock, connection
+from handfast.net.aio import AsyncIO
+from handfast.net.threads import ThreadIO, run
+from handfast.net.wakeup import ThreadWakeup
 from handfast.options import policy
 from handfast.testing import Server, Servers, available
-from handfast.urls import parse
-from handfast.wire import channel
-from handfast.wire.bells import ThreadBell
+from tests.relay import Relay
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
@@ -46,8 +45,8 @@ WALL = 1_800_000_000_000_000
 @pytest.fixture(autouse=True)
 def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a seal asks for promotions depends on how long a connection has rested; here only the first one does."""
-    monkeypatch.setattr(channel, "REST", 1e9)
-    monkeypatch.setattr(channel, "_random", bytes)
+    monkeypatch.setattr(connection, "REST", 1e9)
+    monkeypatch.setattr(connection, "_random", bytes)
 
 
 class Kept:
@@ -147,7 +146,7 @@ async def waited_for(io: Any, group: Group) -> Any:
     for options in ({}, {"cohort": 3}):
         settings = Settings(group, policy(options, group.policy), b"host:2::")
         lines = Lines(contextlib.nullcontext(), lambda text: None, lambda place, seconds, outcome: None)
-        bell = ThreadBell() if isinstance(io, ThreadDriver) else io.bell()
+        bell = ThreadWakeup() if isinstance(io, ThreadIO) else io.bell()
         place = lines.join(Request(settings, "a", None), settings.terms, bell, io.now(), 0.2, "me")
         with pytest.raises(Contended) as raised:
             await waiting.at_the_head(io, lines, place, KEPT)
@@ -218,7 +217,7 @@ class Stage:
 
     def _open(self) -> None:
         group = self.group()
-        driver = ThreadDriver(group, self.addresses, self.shake(group))
+        driver = ThreadIO(group, self.addresses, self.shake(group))
         assert set(run(guard.bootstrap(driver, group)).values()) == {"opened"}
         driver.close()
 
@@ -255,7 +254,7 @@ class Stage:
     def by_threads(self, scenario: Scenario) -> tuple[Any, list[list[bytes]]]:
         self.reset()
         group = self.group()
-        io = ThreadDriver(group, self.addresses, self.shake(group))
+        io = ThreadIO(group, self.addresses, self.shake(group))
         try:
             return run(self.perform(io, group, scenario))
         finally:
@@ -266,7 +265,7 @@ class Stage:
 
         async def main() -> tuple[Any, list[list[bytes]]]:
             group = self.group()
-            io = AioDriver(group, self.addresses, self.shake(group), asyncio.get_running_loop())
+            io = AsyncIO(group, self.addresses, self.shake(group), asyncio.get_running_loop())
             try:
                 return await self.perform(io, group, scenario)
             finally:

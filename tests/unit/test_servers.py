@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import trustme
 
+from handfast.embedded.process import StartError
+from handfast.embedded.resp import Connection, ReplyError
 from handfast.testing import Server, Servers, TlsFiles, available
-from handfast.topology.process import StartError
-from handfast.topology.resp import Connection, ReplyError
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 

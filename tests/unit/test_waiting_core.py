@@ -8,8 +8,6 @@ from typing import Any, Final
 
 import pytest
 import redis
-from tests.model import ModelBell, ModelDriver, ModelKeeper, ModelNode, commands_in, lock_request
-from tests.waiting import eventually_async
 
 from handfast import aio, lua
 from handfast.backoff import steady
@@ -21,10 +19,12 @@ from handfast.core.line import YIELD, Line, Place
 from handfast.core.lineup import line_up
 from handfast.core.mutex import OUTAGE
 from handfast.core.waiting import LOCAL_FIRST, LOOK_AGAIN, LOOK_AT_DEAF, OVERDUE
-from handfast.drivers.threads import run
 from handfast.errors import ConfigError, Contended, HandfastError, NoQuorum
+from handfast.net.link import CONNECT_TIMEOUT
+from handfast.net.threads import run
 from handfast.testing import Server, available
-from handfast.wire.link import CONNECT_TIMEOUT
+from tests.model import ModelBell, ModelDriver, ModelKeeper, ModelNode, commands_in, lock_request
+from tests.waiting import eventually_async
 
 KEY: Final = b"handfast:{a}"
 QUEUE: Final = b"handfast:{a}:q"
@@ -182,7 +182,7 @@ def test_a_lost_connection_is_a_change() -> None:
     io = Scene(1)
     io.rival_takes()
     io.later(0.5, lambda: io.nodes[0].data.clear())  # unnoticed
-    io.later(0.6, lambda: io.deaf(0))
+    io.later(0.6, lambda: io.connection_lost(0))
     assert io.acquire().renew_from == pytest.approx(0.6, abs=SLACK)
 
 
@@ -191,7 +191,7 @@ def test_a_fair_waiter_whose_connection_was_lost_asks_again_and_keeps_its_place(
     io.rival_takes()
     node = io.nodes[0]
     io.later(0.2, lambda: node.run(commands.claim(io.request, b"another", io.terms, b"theirs", b"")))
-    io.later(0.5, lambda: io.deaf(0))
+    io.later(0.5, lambda: io.connection_lost(0))
     io.later(0.8, lambda: node.run(commands.pass_on(io.request, RIVAL, b"")))
     node.channels[b"theirs"] = lambda push: None
     hold = io.acquire(5.0)
@@ -418,7 +418,7 @@ def test_a_brief_claim_after_an_ordinary_one_counts_from_its_own_question() -> N
     def too_late() -> None:
         node.put(KEY, commands.owner_in(node.queues[QUEUE].pop()), 2)
         io.answered = [io.rival_takes]
-        io.deaf(0)
+        io.connection_lost(0)
 
     def stopped() -> None:
         node.run(commands.pass_on(io.request, RIVAL, b""))

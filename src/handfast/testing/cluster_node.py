@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import Final
 
-from ..topology.resp import Reply
+from ..embedded.resp import Reply
 from .kinds import older_than_7
 from .ports import reserve_with_bus
 from .servers import Server

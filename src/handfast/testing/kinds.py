@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from ..topology import binaries
-from ..topology.process import StartError
+from ..embedded import binaries
+from ..embedded.process import StartError
 
 __all__ = ["any_binary", "available", "older_than_7"]
 

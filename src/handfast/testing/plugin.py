@@ -16,7 +16,7 @@ import pytest
 
 import handfast
 
-from ..topology.resp import ReplyError
+from ..embedded.resp import ReplyError
 from .cluster import Cluster
 from .kinds import available
 from .proxy import HasUrl, Proxy

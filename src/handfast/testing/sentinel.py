@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import quote
 
-from ..topology.resp import ReplyError
+from ..embedded.resp import ReplyError
 from .kinds import any_binary, older_than_7
 from .ports import LOOPBACK
 from .replicated import READY_WITHIN, Configured, Replicated, cut_link

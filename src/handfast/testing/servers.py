@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 from urllib.parse import quote
 
-from ..topology.process import ServerProcess, StartError
-from ..topology.resp import Address, Connection, Reply
+from ..embedded.process import ServerProcess, StartError
+from ..embedded.resp import Address, Connection, Reply
 from . import warden
 from .kinds import any_binary, available
 from .ports import LOOPBACK, reserve_port

@@ -1,0 +1,321 @@
+"""Sees everything at once, and checks what must stay true (SAFETY.md, by number).
+
+Nobody in the simulation can ask it. It looks when a hold is granted, when a caller gets it, when something is
+sent or written, and now and then in between; it uses no clock but each client's own for that client's deadlines.
+
+Which invariants are owed depends on the faults: mutual exclusion (1, 5) only within A1-A5, order and uniqueness of tokens
+(2; 3 and with it 4) wherever counters survive, see plan.py. The others always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from handfast.core.commands import owner_in
+from handfast.core.guard import MARGIN
+from handfast.core.hold import HELD, LOST, RELEASED, Hold
+from sim.ledger import Ledger
+from sim.net import TcpConnection
+from sim.node import Node
+from sim.register import Register
+from sim.world import Task, World
+
+if TYPE_CHECKING:
+    from sim.client import Client
+
+__all__ = ["INVARIANTS", "Observer", "Owed", "Violation"]
+
+INVARIANTS: Final = {
+    1: ("validity intervals of one name never overlap", ("observer._no_two_valid", "observer.write_plain")),
+    2: ("tokens are in order", ("observer.returned",)),
+    3: ("tokens are unique per name", ("observer.returned",)),
+    4: ("no update of a fenced register is lost", ("observer.write",)),
+    5: ("what says that it is valid is held on M nodes, for as long as it says so", ("observer._held_on_a_majority",)),
+    6: (
+        "nothing is valid after its deadline, and its loss is told",
+        ("observer.granted", "observer.renewed", "observer._lost_in_time"),
+    ),
+    7: ("LOST and RELEASED are final, nothing is sent for them", ("observer.audit", "ledger._still_held")),
+    8: ("nobody touches another's key", ("store.put", "store.drop")),
+    9: ("a failed or cancelled acquisition leaves nothing behind", ("ledger.audit", "observer.at_rest")),
+    10: ("no vote from an incarnation younger than Q", ("observer._no_young_votes",)),
+    11: (
+        "whoever waits gets the lock in time",
+        ("user._failed", "observer._nobody_sleeps_on", "observer.passed_on"),
+    ),
+    12: ("counters never fall within an incarnation", ("store.plainly",)),
+    13: ("no task and no place in a line is left", ("observer.at_rest",)),
+}
+"""By number: what, and where it is checked. 14, that a seed is one history, is `World.digest`'s business."""
+
+LOSS_IS_LATE: Final = 0.05
+"""Seconds after its deadline at which a hold must have been declared lost by a watchdog that was not stopped."""
+ROUNDING: Final = 0.005
+SLEPT_ON: Final = 0.6
+"""Seconds for which a lock that somebody waits for may be free while nothing is wrong: twice the longest pause."""
+FOREVER: Final = float("inf")
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(f"invariant {number}: {text}")
+        self.number = number
+
+
+class Owed:
+    """Which of the invariants that depend on the faults are owed."""
+
+    def __init__(self, *, exclusive: bool, ordered: bool, unique: bool, lively: bool) -> None:
+        self.exclusive = exclusive
+        self.ordered = ordered
+        self.unique = unique
+        self.lively = lively
+
+
+class Observer:
+    """Omniscient."""
+
+    def __init__(self, world: World, owed: Owed) -> None:
+        self.world = world
+        self.owed = owed
+        self.nodes: list[Node] = []
+        self.clients: list[Client] = []
+        self.quiet: Callable[[], bool] = lambda: False
+        """Nothing has been wrong for a while."""
+        self.registers: dict[str, Register] = {}
+        self.tokens: dict[str, dict[int, bytes]] = {}
+        """By name: all tokens that callers were given, and to which owner."""
+        self.largest: dict[str, int] = {}
+        self.given = 0
+        self.lost = 0
+        self._now_held: dict[str, dict[Hold, Client]] = {}
+        self._by_owner: dict[bytes, list[Hold]] = {}
+        self._final: dict[Hold, str] = {}
+        self._renewed_to: dict[Hold, float] = {}
+        self._votes: dict[tuple[int, bytes], float] = {}
+        """By node and owner: how long before its vote the node had lost its data."""
+        self._free_since: dict[tuple[Client, Any], float] = {}
+        self._granted_at: dict[bytes, float] = {}
+        self.ledger = Ledger(world, self.complain, self._by_owner)
+        self.asked_for: Callable[[Task | None], None] = self.ledger.asked_for
+
+    def complain(self, number: int, text: str) -> None:
+        self.world.note("VIOLATION", number, text)
+        raise Violation(number, text)
+
+    # -- holds -----------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def valid(client: Client, hold: Hold) -> bool:
+        """It says of itself that it is valid."""
+        return hold.state == HELD and client.clock.now() < hold.deadline
+
+    def granted(self, client: Client, hold: Hold) -> None:
+        """The core has made a hold, or passed one on."""
+        self.world.note("granted", client.name, hold.name, hold.owner, hold.token, round(hold.deadline, 6), hold.votes)
+        if hold not in self._now_held.setdefault(hold.names[0], {}):
+            if client.clock.now() >= hold.deadline:
+                self.complain(6, f"{hold.name} was granted to {hold.owner!r} after its deadline")
+            self._by_owner.setdefault(hold.owner, []).append(hold)
+            self._granted_at.update(dict.fromkeys(hold.keys, self.world.now))
+            for name in hold.names:
+                self._now_held.setdefault(name, {})[hold] = client
+                self._no_two_valid(name)
+            if client.group.guard and not hold.passes:
+                self._no_young_votes(client, hold)
+        self._held_on_a_majority(client, hold)
+
+    def gone(self, client: Client) -> None:
+        """A process has died: nobody can look at its leases any more."""
+        for holds in self._now_held.values():
+            for hold in [hold for hold, holder in holds.items() if holder is client]:
+                del holds[hold]
+        self.ledger.gone(client)
+
+    def _no_two_valid(self, name: str) -> None:
+        if not self.owed.exclusive:
+            return
+        valid = [hold for hold, client in self._now_held[name].items() if self.valid(client, hold)]
+        if len({hold.owner for hold in valid}) > 1 or (len(valid) > 1 and not all(hold.presented for hold in valid)):
+            who = ", ".join(f"{h.owner.decode()} (token {h.token})" for h in valid)
+            self.complain(1, f"{name} is held by {who} at the same time")
+
+    def _no_young_votes(self, client: Client, hold: Hold) -> None:
+        # Q is counted on other clocks than the world's.
+        policy = client.group.policy
+        least = (policy.max_ttl * (1 + 2 * policy.drift) + MARGIN) * (1 - 2 * policy.drift) - ROUNDING
+        if not self.owed.exclusive:
+            return
+        for node in self.nodes:
+            age = self._votes.get((node.index, hold.owner), FOREVER)
+            if hold.votes >> node.index & 1 and age < least:
+                self.complain(10, f"{hold.name}: counted a vote of n{node.index}, which had forgotten {age:.3f} s before")
+
+    def _held_on_a_majority(self, client: Client, hold: Hold) -> None:
+        if not (self.owed.exclusive and self.valid(client, hold)):
+            return
+        group, until = client.group, client.clock.when(hold.deadline)
+        # A node that has forgotten and may vote for nobody before this one is over is as good as one that holds it.
+        on = [
+            node.index
+            for node in self.nodes
+            if all(node.shows(key) == hold.owner and node.keeps(key) >= until for key in hold.keys)
+            or (group.guard and not node.may_vote(group.marker_key))
+        ]
+        if len(on) < group.need:
+            left = hold.deadline - client.clock.now()
+            self.complain(
+                5, f"{hold.name} is valid for {hold.owner!r} for another {left:.3f} s, and held for so long on {on} only"
+            )
+
+    def renewed(self, client: Client, hold: Hold, deadline: float) -> None:
+        """A renewal has ended of what was to end at `deadline`."""
+        # Another renewal may have ended meanwhile, in time.
+        if client.clock.now() >= max(deadline, self._renewed_to.get(hold, 0.0)) and self.valid(client, hold):
+            self.complain(6, f"{hold.name} of {hold.owner!r} was over at its deadline, and is valid again")
+        self._renewed_to[hold] = hold.deadline
+
+    def voted(self, node: Node, owner: bytes) -> None:
+        """A node was asked for its vote."""
+        self._votes[node.index, owner] = self.world.now - node.forgot_at
+
+    def began(self, names: Iterable[str]) -> dict[str, int]:
+        """Who begins to ask now must get larger tokens than these."""
+        return {name: self.largest.get(name, 0) for name in names}
+
+    def returned(self, client: Client, hold: Hold, floors: dict[str, int]) -> None:
+        """A caller was given it; `floors` is what it was when it `began`."""
+        self.given += 1
+        self.world.note("returned", client.name, hold.name, hold.token)
+        if not hold.token:
+            return
+        for name in hold.names:
+            known, floor = self.tokens.setdefault(name, {}), floors.get(name, 0)
+            again = hold.presented and known.get(hold.token) == hold.owner  # who re-enters keeps its token
+            if hold.token <= floor and self.owed.ordered and not again:
+                self.complain(2, f"{name}: token {hold.token} after {floor} was returned")
+            if hold.token in known and self.owed.unique and not again:
+                self.complain(3, f"{name}: token {hold.token} for {hold.owner!r} and {known[hold.token]!r}")
+            known[hold.token] = hold.owner
+            self.largest[name] = max(hold.token, self.largest.get(name, 0))
+
+    # -- the wire --------------------------------------------------------------------------------------------------
+
+    def told(self, client: Client, tcp: TcpConnection, node: int, data: bytes, again: bool) -> None:
+        """A client is sending something; `again`: for an exchange that began before."""
+        self.world.note("sends", client.name, node, data if len(data) < 1500 else len(data))
+        self.ledger.told(client, tcp, node, data, again)
+
+    def passed_on(self, node: Node, script: str, key: bytes, by: bytes, waiting: list[bytes], reply: Any) -> None:
+        """A fair lock may have gone to somebody in its queue: to the first who is there, if to anybody."""
+        owner, second = node.shows(key), node.micros() // 1_000_000
+        others = [each for each in waiting if owner_in(each) != by and node.listens(each)]
+        heirs = [owner_in(each) for each in others if int(each[:10]) >= second]
+        if script == "pass" and reply == 1 and owner is None and heirs:
+            self.complain(11, f"{key!r} was let go, and {heirs[0]!r}, who waits for it, was not told")
+        if owner is not None and owner in map(owner_in, others) and owner not in heirs[:1]:
+            self.complain(11, f"{key!r} went to {owner!r}, whose turn it is not; the next are {heirs}")
+
+    # -- resources -------------------------------------------------------------------------------------------------
+
+    def register(self, name: str) -> Register:
+        found = self.registers.get(name)
+        if found is None:
+            found = self.registers[name] = Register()
+        return found
+
+    def read(self, hold: Hold) -> tuple[int, int] | None:
+        """Both resources' values; None if a larger token was seen."""
+        return self.register(hold.names[0]).read(hold.token)
+
+    def write(self, hold: Hold, value: int) -> None:
+        lost = self.register(hold.names[0]).write(hold.token, value)
+        if lost and self.owed.unique and hold.token:
+            self.complain(4, f"{hold.name}: token {hold.token} writes {value}: an update is lost")
+
+    def write_plain(self, hold: Hold, value: int, *, at_once: bool) -> None:
+        """`at_once`: all look at their leases when they write, so only a broken exclusion can lose an update."""
+        if self.register(hold.names[0]).write_plain(value) and at_once and self.owed.exclusive:
+            self.complain(1, f"{hold.name}: an update of a resource without tokens is lost, {hold.owner!r} was valid")
+
+    # -- now and then ----------------------------------------------------------------------------------------------
+
+    def audit(self) -> None:
+        for name, holds in self._now_held.items():
+            self._no_two_valid(name)
+            for hold, client in list(holds.items()):
+                self._held_on_a_majority(client, hold)
+                self._lost_in_time(client, hold)
+                if hold.state in (LOST, RELEASED):
+                    self._final[hold] = hold.state
+                    del holds[hold]
+                    self.lost += hold.state == LOST
+        for hold, state in self._final.items():
+            if hold.state != state:
+                self.complain(7, f"{hold.name} of {hold.owner!r} was {state} and is {hold.state}")
+        if len(self._final) > 100:
+            for hold in list(self._final)[:50]:
+                del self._final[hold]
+        self.ledger.audit()
+        if self.owed.lively and self.quiet():
+            self._nobody_sleeps_on()
+        else:
+            self._free_since.clear()
+
+    def _nobody_sleeps_on(self) -> None:
+        """A lock that somebody waits for is not free for long."""
+        for waited in [each for each in self._free_since if each[1] not in each[0].lines.by_keys]:
+            del self._free_since[waited]  # nobody waits for it any more
+        for client in self.clients:
+            for keys in list(client.lines.by_keys):
+                wanted = (keys,) if isinstance(keys, bytes) else keys
+                group = client.group
+                # Nor may one that this client has seen step forward, before its quarantine begins.
+                voters = [
+                    node
+                    for node in self.nodes
+                    if not group.guard or (node.may_vote(group.marker_key) and node.index not in group.suspects)
+                ]
+                free = sum(1 for node in voters if all(node.shows(key) is None for key in wanted))
+                if free < group.need or client.actor.stopped:
+                    self._free_since.pop((client, keys), None)
+                    continue
+                # What is granted and released again between two looks is not slept on.
+                granted = max(self._granted_at.get(key, 0.0) for key in wanted)
+                since = max(granted, self._free_since.setdefault((client, keys), self.world.now))
+                if self.world.now - since > SLEPT_ON:
+                    self.complain(11, f"{keys!r} has been free since {since:.2f} s, and {client.name} waits for it")
+
+    def _lost_in_time(self, client: Client, hold: Hold) -> None:
+        dog = client.dog.actor
+        if hold.state != HELD or dog.stopped or self.world.now - dog.went_on < LOSS_IS_LATE:
+            return
+        late = client.clock.now() - hold.deadline
+        if late > LOSS_IS_LATE:
+            self.complain(6, f"{hold.name} of {hold.owner!r} ended {late:.3f} s ago, and nobody was told")
+
+    def at_rest(self) -> None:
+        """Nobody wants anything any more, and every ttl is over."""
+        if not self.owed.lively:
+            return
+        for node in self.nodes:
+            for name, owner in node.held():
+                self.complain(9, f"n{node.index} still has {name!r} of {owner!r}")
+        for client in self.clients:
+            if client.lines.by_keys:
+                self.complain(13, f"{client.name}: somebody still stands in the line of {list(client.lines.by_keys)}")
+            for task in client.tasks:
+                if not task.over:
+                    self.complain(13, f"{client.name}: {task} has not ended")
+
+    def sums(self) -> dict[str, Any]:
+        registers = self.registers.values()
+        return {
+            "given": self.given,
+            "lost": self.lost,
+            "stale": sum(each.stale for each in registers),
+            "unfenced updates lost": sum(each.lost for each in registers),
+        }

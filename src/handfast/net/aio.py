@@ -1,0 +1,34 @@
+"""Effects on an asyncio loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from handfast.net import clock
+from handfast.net.aio_connections import AioConnections
+from handfast.net.push_router import TaskWakeup
+
+__all__ = ["AsyncIO"]
+
+
+class AsyncIO(AioConnections, clock.MachineClock):
+    """Connections that perform effects for any number of operations at once."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.wind_up()
+
+    def park(self, bell: TaskWakeup, until: float | None) -> Awaitable[None]:
+        return self.listen(bell, None if until is None else max(0.0, until - clock.now()))
+
+    who = staticmethod(asyncio.current_task)
+
+    def visit(self, operation: Callable[..., Any], *args: Any) -> Awaitable[Any]:
+        """See Lobby: tasks wait where they do everything else."""
+        awaited: Awaitable[Any] = operation(self, *args)
+        return awaited
+
+    async def sleep(self, until: float) -> None:
+        await asyncio.sleep(max(0.0, until - clock.now()))
