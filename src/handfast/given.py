@@ -34,6 +34,8 @@ class RareOptions(TypedDict, total=False):
     """Replicas that must confirm a grant."""
     durable: bool
     """A grant must be on the server's disk."""
+    token_memory: Seconds
+    """How long a name's fence counter is kept after the time of its last token."""
 
 
 class LockOptions(RareOptions, total=False):
@@ -48,7 +50,7 @@ class LockOptions(RareOptions, total=False):
     fence: bool
     """Give each acquisition a token."""
     fair: bool
-    """First come, first served, across processes; on one node only."""
+    """First come, first served, across processes. False: a lock that is found free may be taken before waiters."""
     cohort: int
     """How many times a process may pass the lock on to its own next waiter without asking a server."""
 

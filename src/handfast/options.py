@@ -25,6 +25,8 @@ BACKOFF: Final = exponential(0.01, factor=1.6).capped(0.2).jittered(0.6)
 MAX_NAME: Final = 1024
 """Bytes of UTF-8. Names are keys, sent with each command and shown to people."""
 MAX_LABEL: Final = 64
+TOKEN_MEMORY: Final = 7 * 24 * 3600.0
+"""Seconds for which a name's fence counter outlives the time of its last token."""
 
 
 def duration(value: Any, what: str, *, zero: bool = False) -> float:
@@ -63,8 +65,9 @@ class Policy(NamedTuple):
     on_lost: Literal["cancel", "event"] = "cancel"
     replicas: int = 0
     durable: bool = False
-    fair: bool = False
+    fair: bool = True
     cohort: int = 0
+    token_memory: float = TOKEN_MEMORY
 
     def validity(self, ttl: float) -> float:
         """How long after the send a grant of `ttl` may be believed, if clock rates differ by less than `drift`."""
@@ -88,7 +91,10 @@ def _whole(value: object, what: str, least: int) -> None:
 
 
 def _check(policy: Policy) -> Policy:
-    changes: dict[str, Any] = {"max_ttl": duration(policy.max_ttl, "max_ttl")}
+    changes: dict[str, Any] = {
+        "max_ttl": duration(policy.max_ttl, "max_ttl"),
+        "token_memory": duration(policy.token_memory, "token_memory"),
+    }
     if isinstance(policy.drift, bool) or not isinstance(policy.drift, (int, float)) or not 0 <= policy.drift < 0.5:
         raise ConfigError(f"drift must be a share from 0 to 0.5, not {policy.drift!r}")
     for what in ("node_timeout", "max_hold"):
@@ -103,8 +109,6 @@ def _check(policy: Policy) -> Policy:
     for what in ("renew", "fence", "durable", "fair"):
         if not isinstance(getattr(policy, what), bool):
             raise ConfigError(f"{what} must be True or False, not {getattr(policy, what)!r}")
-    if policy.fair and (policy.replicas or policy.durable):
-        raise ConfigError("fair=True hands a lock over in one step on the server, which waits for no copies")
     if not isinstance(policy.backoff, Backoff):
         raise ConfigError(f"backoff must be a handfast.backoff.Backoff, not {policy.backoff!r}")
     if policy.on_lost not in ("cancel", "event"):

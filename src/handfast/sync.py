@@ -7,32 +7,31 @@ import os
 import threading
 import time
 import weakref
-from _thread import get_ident
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
-from handfast.catch import Catch
-from handfast.core import commands, fair, guard, mutex
-from handfast.core.commands import Request, Target
+from handfast._client import BaseClient, wait_of
+from handfast._lease import BaseLease, BaseLock, Reentry
+from handfast.core import guard, inspect
+from handfast.core.acquire import acquire
+from handfast.core.config import Timing
 from handfast.core.hold import HELD, LOST, Hold
-from handfast.core.lineup import line_up
-from handfast.core.terms import Terms
+from handfast.core.local_queue import Acquisition
+from handfast.core.release import payloads, release
+from handfast.core.renew import extend
 from handfast.discovery.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended
-from handfast.facade import BaseClient, patience_of
 from handfast.given import ClientOptions, LockOptions, Servers
-from handfast.lease import Entry, LeaseView, LockView
 from handfast.net import clock
-from handfast.net.threads import DONE, ThreadIO, ThreadLobby, run
+from handfast.net.threads import ThreadAccess, ThreadIO, run
 from handfast.net.threads_connections import IDLE_CHECK
-from handfast.net.wakeup import ThreadWakeup
 from handfast.options import Seconds
 from handfast.templates import template_key
 
 if TYPE_CHECKING:
-    from handfast.core.census import Holder
-    from handfast.net.cluster_pool import ClusterPool
+    from handfast.core.inspect import Holder
+    from handfast.net.cluster_pool import RoutedPool
     from handfast.watchdog import Watchdog
 
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
@@ -41,13 +40,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-_tick = time.monotonic
-_now = clock.now
-SPARE_LANES = 16
-"""Idle sets of connections that a client keeps; threads that come and go in bursts make more for a while."""
+SPARE_CONNECTIONS = 16
+"""Idle sets of connections that a client keeps. Threads that come and go in bursts make more for a while."""
 
 
-class Lease(LeaseView):
+class Lease(BaseLease):
     """A held lock. Release it, or leave the `with` that made it; one that is dropped is released, not kept."""
 
     __slots__ = ()
@@ -56,21 +53,16 @@ class Lease(LeaseView):
 
     def extend(self, ttl: Seconds | None = None) -> None:
         """Renew now, by `ttl` (which then stays) or as before. LeaseLost if it is over, NoQuorum if too few confirm."""
-        seconds = self._hold.ttl if ttl is None else self._hold.settings.policy.checked_ttl(ttl)
+        seconds = self._hold.ttl if ttl is None else self._hold.config.policy.checked_ttl(ttl)
         self.check()
         self._client._extend(self._hold, seconds)
         self._confirm_extended()
 
     def release(self) -> bool:
-        """Give the lock back; True if it was still ours. Further calls do nothing and say False."""
-        client, hold = self._client, self._hold
-        if self._entry is not None and not self._leave():
-            return self._still_ours
-        if hold.state != HELD or client._closed:
-            return False
-        if hold.settings.cohort and client._pass_on(hold):
-            return True
-        return client._run(mutex.release, hold, client)
+        """Give the lock back; True if it was still ours. Further calls do nothing and return False."""
+        if self._reentry is not None and not self._leave():
+            return self._was_valid
+        return self._client._release(self._hold)
 
     @property
     def lost(self) -> threading.Event:
@@ -81,7 +73,7 @@ class Lease(LeaseView):
             stale = self._hold.state == LOST and isinstance(event, threading.Event) and not event.is_set()
             if stale or not isinstance(event, threading.Event):
                 event = self._event = threading.Event()
-                self._hold.watch(event.set)
+                self._hold.when_lost(event.set)
         return event
 
     def __enter__(self) -> Lease:
@@ -99,54 +91,37 @@ class Lease(LeaseView):
             raise self._loss()
 
 
-_event_lock = threading.Lock()
+_event_lock = threading.RLock()
+"""Reentrant: a finalizer may run while it is held."""
 
 
 def _renew_lock() -> None:
     """In a child after a fork: another thread of the parent may have held it."""
     global _event_lock
-    _event_lock = threading.Lock()
+    _event_lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-class _Entered(threading.local):
-    """Of each thread: the leases of the `with` blocks it is in."""
-
-    def __init__(self, everyone: list[list[Lease]]) -> None:
-        # Called once in each thread, with the same list.
-        self.leases: list[Lease] = []
-        self.everyone = everyone
-        everyone.append(self.leases)
-
-    def elsewhere(self) -> list[Lease]:
-        """Entered by another thread, as generators that wander between the threads of a pool do."""
-        return next((leases for leases in self.everyone if leases), self.leases)
-
-
-class Lock(LockView):
-    """A lock that can be taken, again and again, by any thread; each taking is a lease of its own."""
+class Lock(BaseLock):
+    """A lock that any thread can acquire, again and again; each acquisition is a lease of its own."""
 
     __slots__ = ()
 
     _client: Client
-    _entered: _Entered | None = None
-    """Of each thread: the leases of the `with` blocks it is in."""
+    _entered: dict[int, list[Lease]] | None = None
+    """By thread: the leases of the `with` blocks it is in."""
 
     def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
-        """Take the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
-        settings = self.settings
-        terms = settings.terms if ttl is None else self._terms(ttl)
-        patience = settings.wait if wait is ... else patience_of(wait)
+        """Acquire the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
+        seconds = self.config.wait if wait is ... else wait_of(wait)
         if self._reentrant:
-            return self._client._reenter(self, terms, patience)
-        if settings.fair and not settings.cohort and patience != 0:
-            return self._client._queue(self, terms, patience)
-        return self._client._acquire(self, terms, patience)
+            return self._client._reenter(self, self._timing(ttl), seconds)
+        return self._client._acquire(self, self._timing(ttl), seconds)
 
     def try_acquire(self, *, ttl: Seconds | None = None) -> Lease | None:
-        """Take the lock if it is free, else None; never waits. An outage still raises: it is not contention."""
+        """Acquire the lock if it is free, else return None; never waits. An outage still raises: it is not contention."""
         try:
             return self.acquire(wait=0, ttl=ttl)
         except Contended:
@@ -154,24 +129,20 @@ class Lock(LockView):
 
     def holder(self) -> Holder | None:
         """Who holds it now, as the servers see it; None if nobody does."""
-        from handfast.core import census
-
-        return self._client._run(census.holder, self)
+        return self._client._use_for(self.key, inspect.holder, self)
 
     def waiters(self) -> list[str]:
-        """Who waits for it, the next one first: those of this client, and of a fair lock one of every other process."""
-        from handfast.core import census
-
-        mine = [_thread_name(who) for who in self._client._lines.waiting(self)]
-        return self._client._run(census.waiters, self, mine)
+        """Who waits for it, the next one first: one waiter of every process, and all of this client's own."""
+        local = self._client._queues.waiting(self)
+        return self._client._use_for(self.key, inspect.waiters, self, _thread_name, local)
 
     def __enter__(self) -> Lease:
         lease = self.acquire()
         try:
             if self._entered is None:
                 with _event_lock:
-                    self._entered = self._entered or _Entered([])
-            self._entered.leases.append(lease)
+                    self._entered = {} if self._entered is None else self._entered
+            self._entered.setdefault(threading.get_ident(), []).append(lease)
             return lease
         except BaseException:
             lease.release()
@@ -180,7 +151,13 @@ class Lock(LockView):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        leases = self._entered.leases or self._entered.elsewhere()  # type: ignore[union-attr]
+        entered = self._entered
+        assert entered is not None
+        thread = threading.get_ident()
+        if thread not in entered:
+            # Another thread entered it, as generators that wander between the threads of a pool do.
+            thread = next(iter(entered))
+        leases = entered[thread]
         # Until it has ended it stays entered: an interrupt must not separate us from it.
         try:
             leases[-1].__exit__(kind, error, trace)
@@ -189,43 +166,44 @@ class Lock(LockView):
             raise
         finally:
             leases.pop()
+            if not leases:
+                entered.pop(thread, None)
 
 
 def _thread_name(ident: int) -> str:
     return next((thread.name for thread in threading.enumerate() if thread.ident == ident), f"thread {ident}")
 
 
-class Client(BaseClient[Lock]):
+class Client(BaseClient[Lock, Lease]):
     """Makes locks on one node or a quorum. Safe to share between threads; a fork may go on using it."""
 
     _lease_type = Lease
     _lock_type = Lock
-    _lines_lock = staticmethod(threading.Lock)
     _name_of = staticmethod(_thread_name)
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         super().__init__(where, options)
-        self._lanes: list[ThreadIO] = []
-        self._pool: ClusterPool | None = None
+        self._idle: list[ThreadIO] = []
+        """Connections that no operation uses."""
+        self._pool: RoutedPool | None = None
         """Instead, for a client of clusters."""
         if self._routes is not None:
-            from handfast.net.cluster_pool import ClusterPool
+            from handfast.net.cluster_pool import RoutedPool
 
-            self._pool = ClusterPool(self._group, self._routes, self._shake)
-            self._run = self._run_by_route  # type: ignore[method-assign]
-        self._lobby = ThreadLobby(self._run)
-        self._owned: weakref.WeakKeyDictionary[threading.Thread, dict[Any, Entry]] = weakref.WeakKeyDictionary()
+            self._pool = RoutedPool(self._group, self._routes, self._shake)
+        self._access = ThreadAccess(self._use)
+        self._reentries: weakref.WeakKeyDictionary[threading.Thread, dict[Any, Reentry]] = weakref.WeakKeyDictionary()
 
     def locked(
         self, name: str, *, owner: str | None = None, **options: Unpack[LockOptions]
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorate a function to run under a lock; `{parameter}` in the name stands for the call's argument."""
-        import inspect
+        import inspect as inspection
 
         self.lock("checked", owner=owner, **options)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            late = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+            late = (inspection.iscoroutinefunction, inspection.isgeneratorfunction, inspection.isasyncgenfunction)
             if any(outlives(function) for outlives in late):
                 raise ConfigError(f"{function.__qualname__} would outlive the lock: locked() takes a plain function here")
             key = template_key(function, name)
@@ -245,10 +223,10 @@ class Client(BaseClient[Lock]):
             return
         try:
             if self._dog is not None:
-                self._dog.detach(self._group).result()
+                self._dog.unregister(self._group).result()
         finally:  # an interrupt ends the waiting, nothing else
-            while self._lanes:
-                self._lanes.pop().close()
+            while self._idle:
+                self._idle.pop().close()
             if self._pool is not None:
                 self._pool.close()
             self._where.close()
@@ -259,152 +237,113 @@ class Client(BaseClient[Lock]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- running operations ----------------------------------------------------------------------------------------
+    # -- running operations
 
-    def _run(self, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+    def _use(self, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Run an operation with connections that nobody else uses."""
         try:
-            lane = self._lanes.pop()
+            io = self._idle.pop()
         except IndexError:
             if self._closed:
                 raise ConfigError("this client is closed") from None
-            lane = ThreadIO(self._group, self._addresses, self._shake)
-        result: Any = None
+            io = ThreadIO(self._group, self._addresses, self._shake)
         try:
-            try:
-                tick = _tick()
-                if tick - lane.used_at > IDLE_CHECK:
-                    lane.wake()
-                lane.used_at = tick
-                operation(lane, *args).send(None)  # as in `run`, without the call
-                raise AssertionError("an effect of the blocking driver suspended")
-            except StopIteration as end:
-                result = end.value
-            finally:
-                if lane.torn:
-                    lane.abandon()
-                elif self._closed or len(self._lanes) >= SPARE_LANES:
-                    lane.close()
-                else:
-                    self._lanes.append(lane)
-        except BaseException:
-            # Ctrl-C may strike after the lock was granted and before the caller has it.
-            if isinstance(result, Lease):
-                result.release()
-            raise
-        return result  # type: ignore[no-any-return]
+            _refresh(io)
+            return run(operation(io, *args))
+        finally:
+            if io.inconsistent:
+                io.abandon()
+            elif self._closed or len(self._idle) >= SPARE_CONNECTIONS:
+                io.close()
+            else:
+                self._idle.append(io)
 
-    def _run_by_route(self, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+    def _use_for(self, key: bytes, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """The same, with connections to where in a cluster the key lives."""
+        pool = self._pool
+        if pool is None:
+            return self._use(operation, *args)
         if self._closed:
             raise ConfigError("this client is closed")
-        pool = self._pool
-        assert pool is not None
-        # What it is about: a lock or a hold, or the place in line of one who waits.
-        target: Target = args[0] if isinstance(args[0], Target) else args[1].request
-        lane = pool.take(target.key or target.keys[0])
-        result: Any = None
+        io = pool.take(key)
         try:
-            try:
-                tick = _tick()
-                if tick - lane.used_at > IDLE_CHECK:
-                    lane.wake()
-                lane.used_at = tick
-                result = run(operation(lane, *args))
-            finally:
-                pool.give_back(lane)
-        except BaseException:
-            if isinstance(result, Lease):  # see _run
-                result.release()
-            raise
-        return result  # type: ignore[no-any-return]
+            _refresh(io)
+            return run(operation(io, *args))
+        finally:
+            pool.give_back(io)
 
-    def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
-        lines, fairly = self._lines, request.settings.fair
-        since = 0.0 if wait == 0 else _now()
-        lease: Any = None
-        if wait == 0 and fairly:
-            lease = self._run(fair.try_acquire, request, terms, self)
-        elif wait == 0 or not (fairly or (lines.by_keys and lines.waited_for(request))):
-            lease = self._run(mutex.acquire, request, terms, wait, self)
-        if lease is None:
-            catch = Catch(self)
-            try:
-                lease = run(line_up(self._lobby, lines, request, terms, wait, since, catch))
-            except BaseException:
-                if catch.lease is not None:  # see _run
-                    catch.lease.release()
-                raise
-        return lease  # type: ignore[no-any-return]
-
-    def _line_up(self, request: Request, terms: Terms, wait: float | None, since: float) -> Awaitable[None]:
-        """See core.hold.Usher. Not from here: who waits in line must not keep the connections of its attempt."""
-        return DONE
-
-    def _queue(self, request: Request, terms: Terms, wait: float | None) -> Lease:
-        """A fair lock that nobody else of this client waits for: whoever is at once at the head of its line."""
-        lines, since, outcome = self._lines, _now(), "acquired"
-        place = lines.lead(request, terms, ThreadWakeup(), since, wait, get_ident())
-        if place is None:
-            return self._acquire(request, terms, wait)
+    def _acquire(self, lock: Lock, timing: Timing, wait: float | None) -> Lease:
+        access = self._access
+        if self._pool is not None:
+            access = ThreadAccess(functools.partial(self._use_for, lock.key))
+        acquisition = Acquisition(lock, timing, wait, clock.now())
         try:
-            try:
-                return self._run(fair.acquire, lines, place, self)  # type: ignore[no-any-return]
-            except BaseException as error:
-                outcome = type(error).__name__
-                raise
-            finally:
-                try:
-                    lines.leave(place)
-                except BaseException:
-                    lines.leave(place)  # see line_up
-                    raise
-                if lines.telling and place.told:
-                    lines.tell(place, _now() - since, outcome)
+            return self._grant(run(acquire(access, self._queues, acquisition)))
         except BaseException:
-            # Ctrl-C may strike after the lock was granted and before the caller has it.
-            if place.lease is not None:
-                place.lease.release()
+            self._take_back(acquisition)
             raise
 
-    def _reenter(self, request: Request, terms: Terms, wait: float | None) -> Lease:
-        mine = self._owned.setdefault(threading.current_thread(), {})
-        entry = mine.get(request.keys)
-        if entry is not None and (hold := entry.enter(_now())) is not None:
+    def _release(self, hold: Hold) -> bool:
+        if hold.state != HELD or self._closed:
+            return False
+        if hold.config.cohort and self._hand_over(hold):
+            return True
+        try:
+            released = self._use_for(hold.key, release, hold)
+        except BaseException:
+            self._abandon(hold)
+            raise
+        self._released(hold)
+        return released
+
+    def _reenter(self, lock: Lock, timing: Timing, wait: float | None) -> Lease:
+        mine = self._reentries.setdefault(threading.current_thread(), {})
+        entry = mine.get(lock.keys)
+        if entry is not None and (hold := entry.enter(clock.now())) is not None:
             return Lease(self, hold, entry)
-        lease = self._acquire(request, terms, wait)
-        lease._entry = Entry(mine, request.keys, lease._hold)
+        lease = self._acquire(lock, timing, wait)
+        lease._reentry = Reentry(mine, lock.keys, lease._hold)
         return lease
 
     def _extend(self, hold: Hold, ttl: float) -> None:
-        dog = self._watchdog()
-        dog.promised(hold, ttl)
+        schedule = self._watchdog().schedule
+        schedule.promised(hold, ttl)
         try:
-            self._run(mutex.extend, hold, ttl)
+            self._use_for(hold.key, extend, hold, ttl)
         finally:
             if hold.state == HELD:
-                dog.refile(hold)
+                schedule.changed(hold)
 
-    def _send_away(self) -> None:
-        self._lines.close(exiting=True)
+    def _send_waiters_away(self) -> None:
+        self._queues.close(exiting=True)
 
-    def _last_words(self, dog: Watchdog) -> None:
+    def _release_all_at_exit(self, dog: Watchdog) -> None:
         # A connection that is there already: at this point no new thread may be started to make one.
-        lane = self._lanes.pop() if self._lanes else None
-        if lane is not None and lane.settled:
+        io = self._idle.pop() if self._idle else None
+        if io is not None and io.ready:
             for hold in dog.renewed(self._group):
-                if hold.leave():
-                    lane.post(commands.release(hold, hold.owner, hold.floor))
-                    hold.end()
-            lane.close()
-        super()._last_words(dog)
+                if hold.begin_release():
+                    io.send_and_forget(payloads(hold, hold.who, hold.token_floor), len(hold.names))
+                    hold.finish_release()
+            io.close()
+        super()._release_all_at_exit(dog)
 
     def _forked(self) -> None:
         super()._forked()
-        lanes, self._lanes = self._lanes, []
-        for lane in lanes:
-            lane.abandon()
+        idle, self._idle = self._idle, []
+        for io in idle:
+            io.abandon()
         if self._pool is not None:
             self._pool.forked()
-        self._owned = weakref.WeakKeyDictionary()
+        self._reentries = weakref.WeakKeyDictionary()
+
+
+def _refresh(io: ThreadIO) -> None:
+    """Before an operation: notice connections that the server has closed while they rested."""
+    tick = time.monotonic()
+    if tick - io.used_at > IDLE_CHECK:
+        io.wake()
+    io.used_at = tick
 
 
 def connect(servers: Servers = None, **options: Unpack[ClientOptions]) -> Client:
@@ -424,4 +363,4 @@ def bootstrap(client: Client) -> dict[str, str]:
     """
     if client._routes is not None:
         raise ConfigError("a cluster has no restart guard, so there is nothing to open")
-    return client._run(guard.bootstrap, client._group)
+    return client._use(guard.bootstrap, client._group)

@@ -1,7 +1,7 @@
 """The algorithms, with no I/O, clock or randomness of their own.
 
-They are `async def` functions over an `IO` object (io.py), which a driver implements: blocking sockets, an asyncio loop, or
-the simulator. With the blocking driver no await ever suspends, so the same code runs straight through.
+They are `async def` functions over an `IO` object (io.py), which a driver implements: blocking sockets, an asyncio
+loop, or the simulator. With the blocking driver no await ever suspends, so the same code runs straight through.
 
   io           the interface to a driver                      acquire      start reading here
   config       settings, timing and keys of a lock            attempt      one broadcast, and a hold if it succeeds

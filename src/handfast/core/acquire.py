@@ -1,15 +1,14 @@
 """From a call to a hold. Start reading here.
 
 An acquisition begins with one attempt (attempt.py). If that is refused, it waits: in the FIFO of its process
-(local_queue.py), and at the head of that in the queues of the nodes (queue.py). Keys that other programs hold are waited for
-by tracking them (foreign.py). Where nobody can queue, or the caller limits its tries, attempts are repeated.
+(local_queue.py), and at the head of that in the queues of the nodes (queue.py). Keys that other programs hold are
+waited for by tracking them (foreign.py). Where nobody can queue, or the caller limits its tries, attempts are
+repeated.
 
 `take` is the only place in which an acquisition that fails is taken back.
 """
 
 from __future__ import annotations
-
-
 
 from handfast.core import explain, several
 from handfast.core.attempt import OUTAGE, attempt, prepare, withdraw
@@ -141,7 +140,7 @@ async def _queue_on_arrival(io: IO, acquisition: Acquisition) -> bool:
 
 
 def _raise_unless_worth_waiting(acquisition: Acquisition, ballot: Ballot, now: float) -> None:
-    request, timing = acquisition.request, acquisition.timing
+    request = acquisition.request
     group = request.group
     hopeless = explain.cannot_succeed(group, ballot.answers)
     over = acquisition.until is not None and now >= acquisition.until
@@ -178,7 +177,7 @@ async def _retry(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot) -> 
         _warn_about_polling(queues, acquisition)
     tried, silent_since = 1, None
     while True:
-        waiter.queue.explain = lambda now, last=ballot: failure(acquisition, last)  # type: ignore[misc]
+        waiter.queue.explain = lambda now, last=ballot: failure(acquisition, last)
         now = io.now()
         silent_since = _outage_since(acquisition, ballot, silent_since, now)
         withdraw(io, acquisition)
@@ -194,7 +193,7 @@ async def _retry(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot) -> 
 
 
 def _outage_since(acquisition: Acquisition, ballot: Ballot, since: float | None, now: float) -> float | None:
-    """Since when no majority answers; raises NoQuorum if a caller without an end to its waiting waits too long for that."""
+    """Since when no majority answers. Raises NoQuorum if a caller that waits without end has waited too long for that."""
     group = acquisition.request.group
     if ballot.faults() <= group.n - group.need:
         return None
@@ -208,5 +207,3 @@ def _warn_about_polling(queues: WaitQueues, acquisition: Acquisition) -> None:
         if node.no_push is not None and node.label not in queues.warned:
             queues.warned.add(node.label)
             queues.warn(f"{node.label}: {node.no_push.text}; waiting for locks there means asking now and then, unfairly")
-
-

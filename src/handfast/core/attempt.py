@@ -177,9 +177,7 @@ def _forget_refusals(acquisition: Acquisition, ballot: Ballot, *, queued: bool) 
             acquisition.touched &= ~(1 << node)
 
 
-async def _conclude(
-    io: IO, acquisition: Acquisition, ballot: Ballot, sent: float
-) -> Callable[[int], None] | None:
+async def _conclude(io: IO, acquisition: Acquisition, ballot: Ballot, sent: float) -> Callable[[int], None] | None:
     """A majority has granted: agree on a token, and make the hold if it is still in time. Takes late votes."""
     request, timing = acquisition.request, acquisition.timing
     counters = {node: a.token for node, a in enumerate(ballot.answers) if type(a) is Granted}

@@ -48,7 +48,13 @@ def describe(group: NodeGroup, answers: Sequence[Any], timeout: float, *, decide
 
 
 def not_acquired(
-    target: LockKeys, answers: Sequence[Any], timeout: float, *, age: float = 0.0, decided: bool = False, won: bool = False
+    target: LockKeys,
+    answers: Sequence[Any],
+    timeout: float,
+    *,
+    age: float = 0.0,
+    decided: bool = False,
+    won: bool = False,
 ) -> NotAcquired | ConfigError:
     """The error for these answers, which are `age` seconds old. `won`: a majority granted, and it was of no use."""
     group, name = target.group, target.name

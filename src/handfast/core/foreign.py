@@ -1,8 +1,9 @@
 """Waiting for keys that other programs hold: nobody hands them over, so they are tracked.
 
-The waiter reads the keys on every node and asks, by the same read, to be told when they change (client tracking). A release,
-an expiry and a plain DEL by any program all end its wait. What changed before the read is seen by the read, what changes
-after it is pushed: no wake-up can be lost. A timer at the end of the holder's ttl is a second way to notice.
+The waiter reads the keys on every node and asks, by the same read, to be told when they change (client tracking). A
+release, an expiry and a plain DEL by any program all end its wait. What changed before the read is seen by the read,
+what changes after it is pushed: no wake-up can be lost. A timer at the end of the holder's ttl is a second way to
+notice.
 
 A push may also mean that the holder has renewed. The attempt is then refused, and another look follows. A holder that
 renews many times a second slows its waiters down, not the server. Where a server refuses tracking, the waiter looks again
@@ -132,7 +133,9 @@ async def _until_free(
         deaf = [node.label for node in group.nodes if not node.tracks]
         if deaf and not queues.warned.issuperset(deaf):
             queues.warned.update(deaf)
-            queues.warn(f"{', '.join(deaf)}: client tracking is refused; waiting for locks there means asking now and then")
+            queues.warn(
+                f"{', '.join(deaf)}: client tracking is refused; waiting for locks there means asking now and then"
+            )
         again = min(again, now + policy.backoff(tried, io.random()))
     while len(tracker.changed) < group.need and waiter.given is None and io.now() < again:
         await io.wait(waiter.wakeup, acquisition.earlier(again))
@@ -164,7 +167,7 @@ def _explainer(waiter: Waiter, answers: list[Any], seen_at: float) -> Any:
 
 
 def _outage_since(waiter: Waiter, answers: list[Any], since: float | None, now: float) -> float | None:
-    """Since when no majority answers; raises NoQuorum if a caller without an end to its waiting waits too long for that."""
+    """Since when no majority answers. Raises NoQuorum if a caller that waits without end has waited too long for that."""
     acquisition = waiter.acquisition
     group = acquisition.request.group
     if sum(1 for answer in answers if answer is None or type(answer) is Fault) <= group.n - group.need:

@@ -3,8 +3,8 @@
     HELD ──begin_release──> RELEASING ──finish_release──> RELEASED
      └──mark_lost──> LOST
 
-RELEASED and LOST are final: neither is ever renewed or held again, even if the key is still there, and nothing is sent for
-a LOST hold. `TRANSITIONS` is the table that `Hold._move` looks up.
+RELEASED and LOST are final: neither is ever renewed or held again, even if the key is still there, and nothing is
+sent for a LOST hold. `TRANSITIONS` is the table that `Hold._move` looks up.
 
 The caller's thread and the watchdog's may leave HELD at the same moment, one to release and one to declare a loss. There
 is one permit to leave it, and taking the permit is atomic.

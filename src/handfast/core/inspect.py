@@ -118,10 +118,10 @@ async def waiters(io: IO, request: LockRequest, name_of: Callable[[Any], str], l
     claims: dict[bytes, QueuedClaim] = {}
     for ids, texts in answered.values():
         known = _pairs(texts)
-        for id, ticket in _pairs(ids).items():
-            claim = decode_claim(id, ticket, known.get(id))
+        for key, ticket in _pairs(ids).items():
+            claim = decode_claim(key, ticket, known.get(key))
             if claim is not None:
-                claims.setdefault(id, claim)
+                claims.setdefault(key, claim)
     queued = [claim.owner.decode(errors="replace") for claim in sorted(claims.values())]
     # The head of our own queue stands in the servers' queues already.
     return queued + (mine[1:] if queued else mine)

@@ -1,8 +1,8 @@
 """The interface between the algorithms and the world.
 
-An algorithm awaits few operations. `connect` makes connections, `broadcast` is one round trip to all nodes, `send` starts
-one without waiting for it, `wait` is a pause that a reply, a push or another thread may end. Time, wall time and randomness
-come from here too, so a simulator decides about them.
+An algorithm awaits few operations. `connect` makes connections, `broadcast` is one round trip to all nodes, `send`
+starts one without waiting for it, `wait` is a pause that a reply, a push or another thread may end. Time, wall time
+and randomness come from here too, so a simulator decides about them.
 
 `send_and_forget` is not awaited: it hands bytes to the connections that carried the earlier requests and returns. So
 undoing needs no shield: a second cancellation has no point at which it could strike, and the bytes cannot overtake what
@@ -206,7 +206,7 @@ class IO(Protocol):
 
     # -- pushes
 
-    channels: Sequence[bytes]
+    channels: list[bytes]
     """By node: the channel on which the node reaches this connection. Empty without a subscription."""
 
     mailbox: dict[bytes, PushListener]

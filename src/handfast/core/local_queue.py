@@ -1,14 +1,14 @@
 """Who waits for what in this process, in order of arrival.
 
-There is one wait queue for each lock that somebody waits for. Only its head talks to the servers. All others sleep until
-it is their turn, so ten thousand waiting tasks are one waiter to a server. A waiter that leaves, for whatever reason, wakes
-the next one if it was the head.
+There is one wait queue for each lock that somebody waits for. Only its head talks to the servers. All others sleep
+until it is their turn, so ten thousand waiting tasks are one waiter to a server. A waiter that leaves, for whatever
+reason, wakes the next one if it was the head.
 
 A cohort's lock may also be handed over from its holder to the head of its queue, without a word to any server
 (`hand_over`).
 
-Several threads may use the same queues. Every change is made under `WaitQueues.lock`. Nothing is awaited or sent while the
-lock is held.
+Several threads may use the same queues. Every change is made under `WaitQueues.lock`. Nothing is awaited or sent
+while the lock is held.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ class WaitQueues:
             raise self.timed_out(waiter, now)
 
     def timed_out(self, waiter: Waiter, now: float) -> NotAcquired | ConfigError:
-        """The error for a wait that timed out. It is built from the last known state: no time is left to ask the servers."""
+        """The error for a wait that timed out, from the last known state: no time is left to ask the servers."""
         from handfast.core.explain import not_acquired
         from handfast.protocol.claims import Refused
 

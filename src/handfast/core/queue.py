@@ -1,23 +1,26 @@
 """Waiting in the queues of the nodes: fair, and without polling.
 
-Each node keeps its own queue of claims and hands over its own vote. Nothing has to agree for safety, because a holder needs
-a majority of unexpired votes. Agreement only makes it quick. A quorum of one is a node, and needs nothing special.
+Each node keeps its own queue of claims and hands over its own vote. Nothing has to agree for safety, because a holder
+needs a majority of unexpired votes. Agreement only makes it quick. A quorum of one is a node, and needs nothing
+special.
 
-**Tickets** decide the order. On one node the ticket is the server's time of arrival. On a quorum it is taken once, as the
-median of the nodes' times, so that clients' clocks do not matter, and all nodes sort by (ticket, id). When claims arrive in
-different orders, a node pushes an inquiry to the higher ticket that has its vote, and that waiter yields the vote.
+**Tickets** decide the order. On one node the ticket is the server's time of arrival. On a quorum it is taken once, as
+the median of the nodes' times, so that clients' clocks do not matter, and all nodes sort by (ticket, id). When claims
+arrive in different orders, a node pushes an inquiry to the higher ticket that has its vote, and that waiter yields
+the vote.
 
-**Stamps** tell the votes of one node apart: a new one each time a vote is given. A waiter that yields a vote records its
-stamp first, and never counts a vote with that stamp or a smaller one. Without this, a grant that our own yield has overtaken
-would be counted, and two would hold the lock.
+**Stamps** tell the votes of one node apart: a new one each time a vote is given. A waiter that yields a vote records
+its stamp first, and never counts a vote with that stamp or a smaller one. Without this, a grant that our own yield
+has overtaken would be counted, and two would hold the lock.
 
-**Validity.** The new holder did not send the command that gave it a vote, so it does not know when the ttl began. It knows
-this: it sent its claim at its own time `s`, the node answered that it was asked at server time `T`, and the push says that
-the vote was handed over at server time `H`. At least (H - T) seconds of the server's, which are at least
-(H - T) * (1 - drift) of ours, lie between `s` and the hand-over. So validity counts from s + (H - T) * (1 - drift).
+**Validity.** The new holder did not send the command that gave it a vote, so it does not know when the ttl began. It
+knows this: it sent its claim at its own time `s`, the node answered that it was asked at server time `T`, and the
+push says that the vote was handed over at server time `H`. At least (H - T) seconds of the server's, which are at
+least (H - T) * (1 - drift) of ours, lie between `s` and the hand-over. So validity counts from s + (H - T) * (1 -
+drift).
 
-A waiter looks again when the present holder's ttl is over, because expiry on a node is silent. It also looks again after a
-lost connection, under the same id, and finds its place in the queue or its vote.
+A waiter looks again when the present holder's ttl is over, because expiry on a node is silent. It also looks again
+after a lost connection, under the same id, and finds its place in the queue or its vote.
 
 In a cluster a push is only a hint to look again: its nodes pass messages on to each other, but count only their own
 listeners. On a guarded node a push carries the node's marker, which the hand-over read in the same step.
@@ -67,7 +70,7 @@ def can_queue(io: IO, acquisition: Acquisition) -> bool:
 class NodeVote:
     """What one node has said to the waiter."""
 
-    __slots__ = ("answer", "deadline", "due", "server_us", "sent", "stamp", "to_yield", "token", "yielded")
+    __slots__ = ("answer", "deadline", "due", "sent", "server_us", "stamp", "to_yield", "token", "yielded")
 
     def __init__(self) -> None:
         self.answer: Any = None
@@ -386,9 +389,9 @@ def _is_ours(owner: bytes) -> bool:
 
 
 async def wait_in_queue(io: IO, queues: WaitQueues, waiter: Waiter, first: Ballot | None, sent: float) -> Hold:
-    """Wait in the queues of the nodes until a majority has handed over. `first`: the answers to an attempt sent at `sent`."""
+    """Wait until a majority of the nodes has handed over. `first`: the answers to an attempt that was sent at `sent`."""
     queue = ServerQueue(io, waiter)
-    group, acquisition = queue.group, waiter.acquisition
+    acquisition = waiter.acquisition
     io.mailbox[queue.who.id] = queue
     waiter.queue.explain = queue.explain
     try:

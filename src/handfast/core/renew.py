@@ -1,8 +1,8 @@
 """Renewal of many holds at once, and healing.
 
 All due holds of a client leave in one write per node, one command each. A hold is renewed when a majority confirms it
-before its present deadline. It is lost when more than N-M nodes say "not yours", or at its deadline. Errors and silence are
-unknown, and unknown is tried again until the deadline.
+before its present deadline. It is lost when more than N-M nodes say "not yours", or at its deadline. Errors and
+silence are unknown, and unknown is tried again until the deadline.
 
 A node that says "not yours" while a majority confirms has lost the vote or never had it. It gets the vote back
 (scripts/restore_vote.lua), so that a long hold does not lose its votes one restart at a time. A healed node may be in
@@ -64,9 +64,7 @@ async def extend(io: IO, hold: Hold, ttl: float) -> None:
     await renew(io, group, [hold], ttl=ttl)
 
 
-async def renew(
-    io: IO, group: NodeGroup, holds: Sequence[Hold], ttl: float | None = None, *, heal: bool = False
-) -> None:
+async def renew(io: IO, group: NodeGroup, holds: Sequence[Hold], ttl: float | None = None, *, heal: bool = False) -> None:
     """One round for holds that are HELD and before their deadline. Afterwards each is confirmed, retrying or LOST.
 
     With `ttl` it is the caller's own extension, of one hold. Only the watchdog heals: a release must be able to follow a

@@ -1,8 +1,8 @@
 """When each hold must be looked at next: to be renewed, to be tried again, or to be declared lost.
 
-The watchdog's thread and the simulator run the same code; they differ in how they sleep and in how they run `renew`. Holds
-lie in slots of a few milliseconds, and a heap orders the slots, not the holds: leases that come and go between two renewals
-cost a set insertion and a removal.
+The watchdog's thread and the simulator run the same code; they differ in how they sleep and in how they run `renew`.
+Holds lie in slots of a few milliseconds, and a heap orders the slots, not the holds: leases that come and go between
+two renewals cost a set insertion and a removal.
 
 A new hold with a long ttl is first kept unscheduled. Most leases are released before anybody has to look at them.
 While a renewal is under way its hold is scheduled for its deadline, so LOST comes on time though all servers hang.
@@ -26,7 +26,7 @@ FOREVER: Final = float("inf")
 UNSCHEDULED_TTL: Final = 0.6
 """From this ttl on a hold stays unscheduled at first: a look now and then is soon enough for it."""
 UNSCHEDULED_SHARE: Final = 1 / 12
-"""Of the shortest ttl among unscheduled holds: the time between two looks at them. A third of a ttl is four times as long."""
+"""Of the shortest ttl among unscheduled holds: the time between two looks. Renewal comes four times as late."""
 
 
 class Schedule:

@@ -1,8 +1,8 @@
 """Several names at once, all or none, without starving anybody.
 
-One atomic attempt at all names comes first (attempt.py). If it is refused, the names are queued for one after another, in an
-order that all clients share, so that no two can wait for each other. What is held so far is renewed meanwhile. In the end
-the parts become one hold with one token, which is larger than every earlier token of each name.
+One atomic attempt at all names comes first (attempt.py). If it is refused, the names are queued for one after
+another, in an order that all clients share, so that no two can wait for each other. What is held so far is renewed
+meanwhile. In the end the parts become one hold with one token, which is larger than every earlier token of each name.
 """
 
 from __future__ import annotations

@@ -49,9 +49,7 @@ class Ballot:
     until = float("inf")
     """See Collector."""
 
-    def __init__(
-        self, nodes: int, need: int, asked: int = 0, reduce: Callable[[int, Any], Any] | None = None
-    ) -> None:
+    def __init__(self, nodes: int, need: int, asked: int = 0, reduce: Callable[[int, Any], Any] | None = None) -> None:
         self.answers: list[Any] = [None] * nodes
         """By node: what it said, or None where it has not answered; nil is kept as 0."""
         self.need = need

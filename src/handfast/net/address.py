@@ -6,8 +6,8 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from handfast.core.effects import Fault
 from handfast.core.handshake import Login
+from handfast.core.io import Fault
 
 if TYPE_CHECKING:
     import ssl

@@ -1,4 +1,4 @@
-"""Effects on an asyncio loop."""
+"""The core's interface on an asyncio loop."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["AsyncIO"]
 
 
 class AsyncIO(AioConnections, clock.MachineClock):
-    """Connections that perform effects for any number of operations at once."""
+    """Connections that perform operations of the core, any number at once. Tasks reach the nodes through it (Access)."""
+
+    caller = staticmethod(asyncio.current_task)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.wind_up()
 
-    def park(self, bell: TaskWakeup, until: float | None) -> Awaitable[None]:
-        return self.listen(bell, None if until is None else max(0.0, until - clock.now()))
+    def wait(self, wakeup: TaskWakeup, until: float | None) -> Awaitable[None]:
+        return self.wait_for(wakeup, None if until is None else max(0.0, until - clock.now()))
 
-    who = staticmethod(asyncio.current_task)
-
-    def visit(self, operation: Callable[..., Any], *args: Any) -> Awaitable[Any]:
-        """See Lobby: tasks wait where they do everything else."""
+    def use(self, operation: Callable[..., Any], *args: Any) -> Awaitable[Any]:
+        """See Access.use."""
         awaited: Awaitable[Any] = operation(self, *args)
         return awaited
 

@@ -13,23 +13,22 @@ import types
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from handfast.core.effects import Brief, Fault, Payloads, Poll, payload_for
-from handfast.core.group import Group
 from handfast.core.handshake import Steps
-from handfast.core.quorum import Ballot
-from handfast.core.resp import encode
+from handfast.core.io import CappedTimeout, Collector, Fault, Payloads, payload_for
+from handfast.core.nodes import NodeGroup
+from handfast.core.votes import Ballot
 from handfast.net.address import Address
 from handfast.net.aio_protocol import AioLink, NodeProtocol
-from handfast.net.connection import DISCARD, Connection, Subscription
+from handfast.net.connection import DISCARD, Connection, Discard, Subscription
 from handfast.net.faults import from_socket
 from handfast.net.link import GRACE, NOT_CONNECTED
 from handfast.net.push_router import PushRouter, TaskWakeup
 from handfast.net.reply_future import ReplyFuture, reply_futures_of
 from handfast.net.timeouts import RequestTimeouts
+from handfast.protocol.resp import encode
 
 __all__ = ["AioConnections"]
 
-_new = object.__new__
 PING: Final = encode(b"PING")
 CROWD: Final = 200
 """When so many have been resumed, what they sent leaves before the others come: the servers work meanwhile."""
@@ -42,29 +41,29 @@ IN_A_ROW: Final = 32
 class AioConnections(PushRouter, RequestTimeouts):
     """One link to each node of a group, on one event loop."""
 
-    bell = TaskWakeup
+    wakeup = TaskWakeup
     if TYPE_CHECKING:
 
         @staticmethod
         def now() -> float:
-            """The driver's; see Effects."""
+            """The driver's; see IO."""
             ...
 
     def __init__(
         self,
-        group: Group,
+        group: NodeGroup,
         addresses: Sequence[Address],
         shake: Callable[[int], Steps],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        PushRouter.__init__(self)
+        PushRouter.__init__(self, len(addresses))
         RequestTimeouts.__init__(self)
         self.group = group
         self.shake = shake
         self.loop = loop
         self.links = [AioLink(i, address, self) for i, address in enumerate(addresses)]
         self.up = 0
-        self.settled = False
+        self.ready = False
         self.closed = False
         self._n = len(self.links)
         self._future = reply_futures_of(self)
@@ -75,16 +74,16 @@ class AioConnections(PushRouter, RequestTimeouts):
         self._call_soon = loop.call_soon
         self.turning = False
         """Only set while the loop runs: the flush of this turn is ordered."""
-        self._voting = False
-        """There are votes in this turn's write, to be sealed with the marker."""
+        self._subscribing: asyncio.Future[None] | None = None
+        """Done when the subscriptions under way have been answered."""
         self._shared: list[bytes] = []
-        self._polls: list[Any] = []
-        """This turn's payloads that go to all nodes alike, and their polls."""
+        self._collectors: list[Any] = []
+        """This turn's payloads that go to all nodes alike, and their collectors."""
 
     # -- connecting ------------------------------------------------------------------------------------------------
 
-    async def settle(self, need: int, within: float) -> None:
-        """See Effects.settle."""
+    async def connect(self, need: int, within: float) -> None:
+        """See IO.connect."""
         end = self.loop.time() + within
         # Who could not be connected a moment ago is not tried again at once, however many ask for it.
         rest = min(within, max(link.rests(self.loop.time()) for link in self.links))
@@ -100,7 +99,7 @@ class AioConnections(PushRouter, RequestTimeouts):
             if not done:
                 break
             grace = self.up >= need
-        self.settled = self.up >= self.group.need
+        self.ready = self.up >= self.group.need
 
     def _start(self, *, force: bool = False) -> None:
         if self.closed:
@@ -128,20 +127,19 @@ class AioConnections(PushRouter, RequestTimeouts):
             link.failed(fault or NOT_CONNECTED, self.loop.time())
             if protocol is not None and protocol.transport is not None:
                 protocol.transport.abort()
-            for _, poll in backlog:
-                self._answer(poll, link)
+            for _, collector in backlog:
+                self._answer(collector, link)
             return
         link.protocol = protocol
-        protocol.connection.heard = self.pushed
+        self.listen_to(protocol.connection)
         link.connected(protocol.connection)
         self.up += 1
-        for payload, poll in backlog:
+        for payload, collector in backlog:
             # Whoever gave up has undone its attempt elsewhere; sending it now would leave a lock behind.
-            if self.now() >= poll.until:
-                self._answer(poll, link)
-            elif poll.waiter is not None and not poll.waiter.over:
-                protocol.connection.request(payload, poll)
-                self._voting |= poll.guarded
+            if self.now() >= collector.until:
+                self._answer(collector, link)
+            elif collector.waiter is not None and not collector.waiter.over:
+                protocol.connection.request(payload, collector)
                 self.turn()
 
     async def _dial(self, link: AioLink) -> NodeProtocol:
@@ -151,9 +149,7 @@ class AioConnections(PushRouter, RequestTimeouts):
             address = link.address_now = await self.loop.run_in_executor(None, address.located)
         # Credentials may come from somewhere slow.
         steps = await self.loop.run_in_executor(None, self.shake, link.index) if address.credentials else None
-        protocol = NodeProtocol(
-            link, Connection(link.index, self.group, steps or self.shake(link.index), self._future, self.now)
-        )
+        protocol = NodeProtocol(link, Connection(link.index, steps or self.shake(link.index), self.now))
         if address.resolver is not None:
             protocol.connection.redirected = functools.partial(self._redirected, link, address)
             address.resolver.opened(protocol, address.host_port, NodeProtocol.hang_up)
@@ -177,7 +173,7 @@ class AioConnections(PushRouter, RequestTimeouts):
         protocol, link.protocol = link.protocol, None
         link.failed(fault, self.loop.time())
         self.up -= 1
-        self.settled = self.up >= self.group.need
+        self.ready = self.up >= self.group.need
         if protocol is not None:
             if protocol.transport is not None:
                 protocol.transport.abort()
@@ -190,80 +186,95 @@ class AioConnections(PushRouter, RequestTimeouts):
     # much again as all the rest.
 
     @types.coroutine
-    def exchange(self, payloads: Payloads, poll: Poll, patience: float) -> Generator[ReplyFuture, None, None]:
-        """See Effects.exchange. What goes to all nodes alike is only noted here, and joined once at the turn's end."""
+    def broadcast(self, payloads: Payloads, collector: Collector, timeout: float) -> Generator[ReplyFuture, None, None]:
+        """See IO.broadcast. What goes to all nodes alike is only noted here, and joined once at the turn's end."""
         future = self._future()
-        poll.waiter = future
+        collector.waiter = future
         if type(payloads) is bytes and self.up == self._n:
             self._shared.append(payloads)
-            self._polls.append(poll)
+            self._collectors.append(collector)
             if not self.turning:
                 self.turning = True
                 self._call_soon(self._flush)
         else:
-            self._send_each(payloads, poll)
-        if poll.guarded:
-            self._voting = True
-        if patience != self._timeout:
-            self._regroup(patience)
+            self._send_each(payloads, collector)
+        if timeout != self._timeout:
+            self._regroup(timeout)
         self._fresh.append(future)
-        if type(patience) is Brief:
-            self.loop.call_later(patience.most, self._silence, future)
+        if type(timeout) is CappedTimeout:
+            self.loop.call_later(timeout.most, self._silence, future)
         if not future.over:
             yield future
             if not hasattr(future, "reply"):
                 raise asyncio.CancelledError  # see ReplyFuture.cancel
 
     @types.coroutine
-    def ask(self, payload: bytes, patience: float) -> Generator[ReplyFuture, None, Any]:
-        """See Effects.ask."""
-        if not self.up:
-            return self.links[0].fault or NOT_CONNECTED
-        future = _new(self._future)  # as in __init__, without the call
-        future._asyncio_future_blocking = True
-        future.over = False
-        future.callback = None
-        self._shared.append(payload)
-        self._polls.append(future)
-        if not self.turning:
-            self.turning = True
-            self._call_soon(self._flush)
-        if patience != self._timeout:
-            self._regroup(patience)
-        self._fresh.append(future)
-        if type(patience) is Brief:
-            self.loop.call_later(patience.most, self._silence, future)
-        yield future
-        try:
-            return future.reply
-        except AttributeError:
-            raise asyncio.CancelledError from None  # see ReplyFuture.cancel
-
-    @types.coroutine
-    def listen(self, bell: TaskWakeup, seconds: float | None) -> Generator[ReplyFuture, None, None]:
-        """See Effects.park."""
-        if not bell.is_set:
-            future = bell.future = self._future()
+    def wait_for(self, wakeup: TaskWakeup, seconds: float | None) -> Generator[ReplyFuture, None, None]:
+        """See IO.wait."""
+        if not wakeup.is_set:
+            future = wakeup.future = self._future()
             timer = None if seconds is None else self.loop.call_later(seconds, self._silence, future)
             try:
                 yield future
             finally:
-                bell.future = None
+                wakeup.future = None
                 if timer is not None:
                     timer.cancel()
-        bell.is_set = False
+        wakeup.is_set = False
 
-    async def subscribe(self, patience: float) -> bytes | Fault:
-        """See Effects.subscribe."""
-        link = self.links[0]
-        if link.connection is None:
-            return link.fault or NOT_CONNECTED
-        poll = Subscription(link.connection)
-        await self.exchange(poll.payload, poll, patience)
-        self.channel = link.connection.name if link.connection is not None else b""
-        return poll.reply
+    async def subscribe(self, timeout: float) -> None:
+        """See IO.subscribe. All tasks share one subscription for each connection."""
+        if self._subscribing is None:
+            self._subscribing = self.loop.create_future()
+            timer = self.loop.call_later(timeout, self._end_subscribing, self._subscribing)
+            self._subscribing.add_done_callback(lambda _: timer.cancel())
+            self._subscribe_each(self._subscribing)
+        if self._subscribing is not None:
+            await asyncio.shield(self._subscribing)
 
-    def _send_each(self, payloads: Payloads, poll: Poll) -> None:
+    def _subscribe_each(self, done: asyncio.Future[None]) -> None:
+        waiting: set[int] = set()
+
+        def answered(node: int, fault: Fault | None) -> None:
+            waiting.discard(node)
+            self.subscribed(self.group.nodes[node], self.links[node].connection, fault)
+            if not waiting:
+                self._end_subscribing(done)
+
+        self._spill()
+        for link in self.links:
+            connection = link.connection
+            if connection is not None and not connection.channel and self.group.nodes[link.index].no_push is None:
+                waiting.add(link.index)
+                subscription = Subscription(connection, self.group.channel_prefix, answered)
+                connection.request(subscription.payload, subscription)
+        if waiting:
+            self.turn()
+        else:
+            self._end_subscribing(done)
+
+    def _end_subscribing(self, done: asyncio.Future[None]) -> None:
+        if not done.done():
+            done.set_result(None)
+        if self._subscribing is done:
+            self._subscribing = None
+
+    def send(self, payloads: Payloads, collector: Collector) -> None:
+        """See IO.send."""
+        self._spill()
+        if self.up < self._n:
+            self._start()
+        for link in self.links:
+            payload = payload_for(payloads, link.index)
+            if payload is None:
+                continue
+            if link.connection is not None:
+                link.connection.request(payload, collector)
+                self.turn()
+            else:
+                self._answer(collector, link)
+
+    def _send_each(self, payloads: Payloads, collector: Collector) -> None:
         """To each node its own, or to those that are connected."""
         self._spill()
         if self.up < self._n:
@@ -273,26 +284,26 @@ class AioConnections(PushRouter, RequestTimeouts):
             if payload is None:
                 continue
             if link.connection is not None:
-                link.connection.request(payload, poll)
+                link.connection.request(payload, collector)
                 self.turn()
-            elif link.connecting is not None and not (poll.guarded and self.group.guard):
-                link.backlog.append((payload, poll))
+            elif link.connecting is not None:
+                link.backlog.append((payload, collector))
                 self.turn()
             else:
-                self._answer(poll, link)
-        if poll.decided and not poll.waiter.over:
-            poll.waiter.set_result(None)
+                self._answer(collector, link)
+        if collector.decided and not collector.waiter.over:
+            collector.waiter.set_result(None)
 
-    def post(self, payloads: Payloads) -> bool:
-        """See Effects.post."""
+    def send_and_forget(self, payloads: Payloads, width: int = 1) -> bool:
+        """See IO.send_and_forget."""
         self._spill()
-        all_up = True
+        all_up, discard = True, DISCARD if width == 1 else Discard(width)
         for link in self.links:
             payload = payload_for(payloads, link.index)
             if payload is None:
                 continue
             if link.connection is not None:
-                link.connection.request(payload, DISCARD)
+                link.connection.request(payload, discard)
             else:
                 all_up = False
         self.turn()
@@ -343,52 +354,48 @@ class AioConnections(PushRouter, RequestTimeouts):
         if self._shared:
             for link in self.links:
                 if link.connection is not None:
-                    link.connection.pending.extend(self._polls)
+                    link.connection.pending.extend(self._collectors)
                     link.connection.sent.extend(self._shared)
                     link.connection.out += self._shared
             self._shared.clear()
-            self._polls.clear()
+            self._collectors.clear()
 
     def _flush(self) -> None:
         self.turning = False
         now = self.loop.time()
-        shared, polls = b"".join(self._shared), self._polls
-        sealed = self._voting and self.group.guard
-        self._voting = False
+        shared, collectors = b"".join(self._shared), self._collectors
         for link in self.links:
             connection, protocol = link.connection, link.protocol
             if connection is None or protocol is None or protocol.transport is None:
-                for poll in polls:
-                    self._answer(poll, link)
+                for collector in collectors:
+                    self._answer(collector, link)
                 continue
             idle = not link.asked_at
             data = shared
             if connection.out:
                 data = b"".join(connection.out) + shared
                 connection.out.clear()
-            connection.pending.extend(polls)
+            connection.pending.extend(collectors)
             connection.sent.extend(self._shared)
-            if sealed:
-                data += connection.seal()
             if data:
                 protocol.transport.write(data)
                 if idle:
                     link.asked_at = now
         self._shared.clear()
-        polls.clear()
+        collectors.clear()
         if self._fresh:
             self._plan_sweep(now)
 
-    def _answer(self, poll: Any, link: AioLink) -> None:
+    def _answer(self, collector: Any, link: AioLink) -> None:
         """What a node that is not connected says."""
-        fault = link.fault or NOT_CONNECTED
-        if type(poll) is self._future:
-            if not poll.over:
-                poll.set_result(fault)
-        elif poll.add(link.index, fault) and not poll.waiter.over:
-            poll.waiter.set_result(None)
+        if (
+            collector.add(link.index, link.fault or NOT_CONNECTED)
+            and collector.waiter is not None
+            and not collector.waiter.over
+        ):
+            collector.waiter.set_result(None)
 
-    def _redirected(self, link: AioLink, address: Address, poll: Any, payload: bytes, fault: Fault) -> bool:
+    def _redirected(self, link: AioLink, address: Address, collector: Any, payload: bytes, fault: Fault) -> bool:
         """See Connection.redirected."""
         if address.resolver is not None:
             address.resolver.on_redirect(address.host_port, fault)
@@ -406,7 +413,7 @@ class AioConnections(PushRouter, RequestTimeouts):
         # Who is answered meanwhile may have something more to ask, and then to undo.
         for _ in range(LAST_ROUNDS):
             if self.up:
-                await self.exchange(PING, Ballot(len(self.links), len(self.links)), 0.05)
+                await self.broadcast(PING, Ballot(len(self.links), len(self.links)), 0.05)
             await asyncio.sleep(0)
             if not self.turning and not any(link.connection and link.connection.pending for link in self.links):
                 break

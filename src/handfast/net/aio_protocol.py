@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
-from handfast.core.effects import CLOSED, Poll
+from handfast.core.io import CLOSED, Collector
 from handfast.net.address import Address
 from handfast.net.connection import Connection
 from handfast.net.faults import from_socket
@@ -95,7 +95,7 @@ class AioLink(NodeLink):
         self.connecting: asyncio.Task[None] | None = None
         self.answered = 0
         """Requests answered so far."""
-        self.backlog: list[tuple[bytes, Poll]] = []
+        self.backlog: list[tuple[bytes, Collector]] = []
         """What to send once connected, for those who then still wait."""
 
     def tried(self, task: asyncio.Task[None]) -> None:

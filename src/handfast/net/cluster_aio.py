@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from handfast.core.effects import Fault, Watch
-from handfast.core.group import Group
 from handfast.core.handshake import Steps
-from handfast.core.quorum import Rounds
+from handfast.core.io import Fault, PushListener
+from handfast.core.nodes import NodeGroup
+from handfast.core.votes import BatchBallot
 from handfast.discovery.cluster import slot_of
 from handfast.net.address import Address, HostPort
 from handfast.net.aio import AsyncIO
@@ -28,13 +28,12 @@ class ShardIO(AsyncIO):
         self._sibling = sibling
         """The connections to another node."""
 
-    def _redirected(self, link: AioLink, address: Address, poll: Any, payload: bytes, fault: Fault) -> bool:
+    def _redirected(self, link: AioLink, address: Address, collector: Any, payload: bytes, fault: Fault) -> bool:
         """See Connection.redirected. Other names use these connections, so they stay; others send the request on."""
         belongs = address.resolver.on_redirect(address.host_port, fault) if address.resolver is not None else None
         if belongs is None or link.connection is None:
             return False
         slot, host_port, asking = belongs
-        width = 1 if type(poll) is self._future else poll.width
         if self._n > 1:
             if not asking:  # one vote less, this time
                 shard: Any = address.resolver
@@ -42,24 +41,24 @@ class ShardIO(AsyncIO):
                 if link.protocol is not None:
                     link.protocol.hang_up()
             return False
-        if type(poll) is Rounds and len(poll.ballots) > 1:
+        if type(collector) is BatchBallot and len(collector.ballots) > 1:
             return False  # of many names: each is asked for again where it belongs
-        if asking and width > 1 and type(poll) is not Rounds:
+        if asking and collector.width > 1 and type(collector) is not BatchBallot:
             return False  # each of its commands would have to be asked for: sooner or later the move is over
         self._sibling(host_port, slot).carry(
-            ASKING + payload if asking else payload, ForwardedReply(link.connection, poll, width, asking)
+            ASKING + payload if asking else payload, ForwardedReply(link.connection, collector, asking)
         )
         return True
 
     def _met_silence(self) -> None:
         suspected(link.address for link in self.links)
 
-    def carry(self, payload: bytes, poll: ForwardedReply) -> None:
+    def carry(self, payload: bytes, collector: Any) -> None:
         """Take over a request of another ShardIO."""
         link = self.links[0]
         if link.connection is None and link.connecting is None:
             self._start(force=True)
-        self._send_each(payload, poll)
+        self._send_each(payload, collector)
 
 
 class ClusterIO:
@@ -67,7 +66,7 @@ class ClusterIO:
 
     def __init__(
         self,
-        group: Group,
+        group: NodeGroup,
         addresses: Sequence[Address],
         shake: Callable[[int], Steps],
         loop: asyncio.AbstractEventLoop,
@@ -80,8 +79,8 @@ class ClusterIO:
         self.known: dict[bytes, ShardIO] = {}
         """By key, where it was looked for before; emptied when slots move."""
         self._routes.forget_when_moved(self.known)
-        self._watches: dict[bytes, list[Watch]] = {}
-        self._mail: dict[bytes, Watch] = {}
+        self._tracked: dict[bytes, list[PushListener]] = {}
+        self._mailbox: dict[bytes, PushListener] = {}
 
     def at(self, key: bytes) -> ShardIO:
         """The connections for a key."""
@@ -98,7 +97,7 @@ class ClusterIO:
     def _open_shard(self, route: Route, slot: int) -> ShardIO:
         addresses = self._routes.addresses(route, slot)
         shard = ShardIO(self._group, addresses, self._shake, self.loop, sibling=self._sibling)
-        shard.share_listeners(self._watches, self._mail)
+        shard.share_listeners(self._tracked, self._mailbox)
         self._shards[route] = shard
         return shard
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from handfast.core.group import Group
 from handfast.core.handshake import Steps
+from handfast.core.nodes import NodeGroup
 from handfast.discovery.cluster import slot_of
 from handfast.net.address import HostPort
 from handfast.net.cluster_routes import MOST_KNOWN, Route, SlotRouter
 from handfast.net.cluster_threads import RedirectingIO
 
-__all__ = ["ClusterPool"]
+__all__ = ["RoutedPool"]
 
 SPARE: Final = 16
 """Idle RedirectingIO objects that are kept of each route."""
@@ -20,10 +20,10 @@ IN_PASSING: Final = 1.0
 """Seconds for a question to a node that a slot is just being moved to."""
 
 
-class ClusterPool:
+class RoutedPool:
     """The lists of idle connections change by single steps that are atomic, so threads need no lock."""
 
-    def __init__(self, group: Group, routes: SlotRouter, shake: Callable[[int], Steps]) -> None:
+    def __init__(self, group: NodeGroup, routes: SlotRouter, shake: Callable[[int], Steps]) -> None:
         self._group = group
         self._routes = routes
         self._shake = shake
@@ -61,7 +61,7 @@ class ClusterPool:
 
     def give_back(self, io: RedirectingIO) -> None:
         """For the next; under the node that it leads to now."""
-        if io.torn:
+        if io.inconsistent:
             io.abandon()
             return
         if io.redirected:

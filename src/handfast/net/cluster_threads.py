@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from handfast.core.effects import SILENT, Fault, Payloads, Poll
+from handfast.core.io import SILENT, Collector, Fault, Payloads
+from handfast.core.votes import Ballot
 from handfast.net.address import Address, HostPort
 from handfast.net.cluster_routes import suspected
-from handfast.net.connection import DISCARD
+from handfast.net.connection import DISCARD, Discard
 from handfast.net.forwarded import ASKING
 from handfast.net.link import CONNECT_TIMEOUT, NOT_CONNECTED
 from handfast.net.sockets import hang_up
 from handfast.net.threads import ThreadIO
-from handfast.net.threads_connections import Answer, ThreadLink
+from handfast.net.threads_connections import ThreadLink
 
 __all__ = ["RedirectingIO"]
 
@@ -23,7 +23,7 @@ __all__ = ["RedirectingIO"]
 class Redirect(NamedTuple):
     """A request that belongs to another node."""
 
-    poll: Any
+    collector: Any
     payload: bytes
     slot: int
     host_port: HostPort
@@ -50,28 +50,22 @@ class RedirectingIO(ThreadIO):
         else:
             super()._wait(seconds)
 
-    def _wait_for(self, answer: Answer, end: float) -> Any:
-        reply = super()._wait_for(answer, end)
-        if reply is SILENT:
-            suspected(link.address for link in self.links)
-        return reply
-
-    def round_trip(self, payloads: Payloads, poll: Poll, patience: float) -> None:
-        super().round_trip(payloads, poll, patience)
-        if not poll.decided:
+    def round_trip(self, payloads: Payloads, collector: Collector, timeout: float) -> None:
+        super().round_trip(payloads, collector, timeout)
+        if not collector.decided:
             suspected(link.address for link in self.links)
 
-    def _redirected(self, index: int, address: Address, poll: Any, payload: bytes, fault: Fault) -> bool:
+    def _redirected(self, index: int, address: Address, collector: Any, payload: bytes, fault: Fault) -> bool:
         """See Connection.redirected. An operation is about one name, so the link follows it to where that is now."""
         resolver = address.resolver
         belongs = resolver.on_redirect(address.host_port, fault) if resolver is not None else None
-        if belongs is None or poll is DISCARD:
+        if belongs is None or isinstance(collector, Discard):
             return False
         slot, host_port, asking = belongs
-        if asking and (poll.width if type(poll) is not Answer else 1) > 1:
+        if asking and collector.width > 1:
             return False  # each of its commands would have to be asked for: sooner or later the move is over
         if self.group.n == 1:
-            self._redirects.append(Redirect(poll, payload, slot, host_port, asking, fault))
+            self._redirects.append(Redirect(collector, payload, slot, host_port, asking, fault))
         elif not asking:
             self._point(self.links[index], slot, host_port)
         return self.group.n == 1
@@ -89,31 +83,28 @@ class RedirectingIO(ThreadIO):
         if redirect.asking:
             reply = self._detour(redirect.host_port, redirect.slot, redirect.payload)
         else:
-            self.torn = True
+            self.inconsistent = True
             self._point(link, redirect.slot, redirect.host_port)
             if link.connection is not None:
                 self._down(link, redirect.fault)
-            self.torn = False
-            self.connect(1, CONNECT_TIMEOUT if seconds is None else seconds)
+            self.inconsistent = False
+            self.connect_now(1, CONNECT_TIMEOUT if seconds is None else seconds)
             if link.connection is not None:
-                self._send(link, redirect.payload, redirect.poll)
+                self._send(link, redirect.payload, redirect.collector)
                 return
             reply = link.fault or NOT_CONNECTED
-        if type(redirect.poll) is Answer:
-            redirect.poll.set_result(reply)
-        else:
-            redirect.poll.add(0, reply)
+        redirect.collector.add(0, reply)
 
-    def ask_in_passing(self, payload: bytes, patience: float) -> Any:
+    def ask_in_passing(self, payload: bytes, timeout: float) -> Any:
         """Ask the only node for a key of a slot that is just being moved to it."""
         link = self.links[0]
         if link.connection is None:
-            self.connect(1, patience)
+            self.connect_now(1, timeout)
         if link.connection is None:
             return link.fault or NOT_CONNECTED
-        answer = Answer()
         self._send(link, ASKING, DISCARD)
         if link.connection is None:
             return link.fault or NOT_CONNECTED
-        self._send(link, payload, answer)
-        return self._wait_for(answer, time.monotonic() + patience)
+        ballot = Ballot(1, 1)
+        self.round_trip(payload, ballot, timeout)
+        return SILENT if ballot.answers[0] is None else ballot.answers[0]

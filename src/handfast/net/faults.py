@@ -6,7 +6,7 @@ import errno
 import socket
 from typing import Final
 
-from handfast.core.effects import CLOSED, Fault
+from handfast.core.io import CLOSED, Fault
 from handfast.errors import ConfigError
 
 __all__ = ["from_reply", "from_socket", "wants_more"]

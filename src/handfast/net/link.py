@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from handfast.core.effects import Fault
-from handfast.core.group import NOT_CONNECTED, Group
+from handfast.core.io import Fault
+from handfast.core.nodes import NOT_CONNECTED, NodeGroup
 from handfast.net.address import Address
 from handfast.net.connection import Connection
 
@@ -34,7 +34,7 @@ class NodeLink:
 
     __slots__ = ("address", "asked_at", "connection", "failed_at", "failures", "fault", "group", "index", "retry_at")
 
-    def __init__(self, index: int, address: Address, group: Group) -> None:
+    def __init__(self, index: int, address: Address, group: NodeGroup) -> None:
         self.index = index
         self.group = group
         self.address = address

@@ -1,11 +1,13 @@
-"""Routes what nodes push to the listeners that wait for it."""
+"""Routes what nodes push to the listeners that wait for it: messages by the id in them, invalidations by key."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from handfast.core.effects import Watch
+from handfast.core.io import Fault, PushListener
+from handfast.core.nodes import Node
+from handfast.net.connection import Connection
+from handfast.protocol.claims import decode_push
 
 __all__ = ["PushRouter", "TaskWakeup"]
 
@@ -18,7 +20,7 @@ class TaskWakeup:
     def __init__(self) -> None:
         self.is_set = False
         self.future: Any = None
-        """What the task waits on while it is parked: it has `over` and `set_result`."""
+        """What the task waits on: it has `over` and `set_result`."""
 
     def set(self) -> None:
         if self.future is None:
@@ -26,79 +28,71 @@ class TaskWakeup:
         elif not self.future.over:
             self.future.set_result(None)
 
-    def note(self) -> None:
+    def set_here(self) -> None:
         self.set()
 
 
 class PushRouter:
-    """The part of the connections that listens; only used by the thread that uses them."""
+    """The part of the connections that listens. Only the thread that uses the connections uses it."""
 
-    def __init__(self) -> None:
-        self._watches: dict[bytes, list[Watch]] = {}
+    def __init__(self, nodes: int) -> None:
+        self._tracked: dict[bytes, list[PushListener]] = {}
         """By key."""
-        self.mail: dict[bytes, Watch] = {}
-        """See Effects.mail."""
-        self.channel = b""
-        """See Effects.channel."""
-        self.suspends = True
-        """See Effects.suspends."""
+        self.mailbox: dict[bytes, PushListener] = {}
+        """See IO.mailbox."""
+        self.channels: list[bytes] = [b""] * nodes
+        """See IO.channels."""
 
-    def share_listeners(self, watches: dict[bytes, list[Watch]], mail: dict[bytes, Watch]) -> None:
-        """Share the listeners of other connections, before anybody listens: each hears what is pushed to any of them."""
-        self._watches, self.mail = watches, mail
+    def share_listeners(self, tracked: dict[bytes, list[PushListener]], mailbox: dict[bytes, PushListener]) -> None:
+        """Share the listeners of other connections, before anybody listens: any of them may get any push."""
+        self._tracked, self.mailbox = tracked, mailbox
 
-    if TYPE_CHECKING:
+    def track(self, listener: PushListener) -> None:
+        """See IO.track."""
+        for key in listener.keys:
+            self._tracked.setdefault(key, []).append(listener)
 
-        def park(self, bell: Any, until: float | None) -> Awaitable[None]:
-            """The driver's; see Effects."""
-            ...
+    def untrack(self, listener: PushListener) -> None:
+        """See IO.untrack."""
+        for key in listener.keys:
+            listeners = self._tracked.get(key, [])
+            if listener in listeners:
+                listeners.remove(listener)
+            if not listeners:
+                self._tracked.pop(key, None)
 
-    def hear(self, watch: Watch, until: float | None) -> Any:
-        """See Effects.hear."""
-        return self.park(watch.bell, until)
+    def subscribed(self, node: Node, connection: Connection | None, fault: Fault | None) -> None:
+        """A node has answered a subscription. Where it refuses for good, nobody can queue."""
+        if connection is not None:
+            self.channels[node.index] = connection.channel
+            if fault is not None and fault.lasting:
+                node.no_push = fault
 
-    def hail(self, payload: bytes, patience: float, watch: Watch, briefly: float) -> Any:
-        """See Effects.hail."""
-        raise NotImplementedError("of drivers that do not suspend")
+    def listen_to(self, connection: Connection) -> None:
+        """A new connection: route what it pushes."""
+        connection.on_push = self._pushed
 
-    def watch(self, watch: Watch) -> None:
-        """See Effects.watch."""
-        for key in watch.keys:
-            self._watches.setdefault(key, []).append(watch)
-
-    def unwatch(self, watch: Watch) -> None:
-        """See Effects.unwatch."""
-        for key in watch.keys:
-            watches = self._watches.get(key, [])
-            if watch in watches:
-                watches.remove(watch)
-            if not watches:
-                self._watches.pop(key, None)
-
-    def pushed(self, node: int, push: Any) -> None:
-        """A node has said something of its own accord."""
+    def _pushed(self, node: int, push: Any) -> None:
         kind = push[0]
         if kind == b"message":
-            words = push[2].split(b" ", 3)
-            watch = self.mail.get(words[-1])
-            if watch is not None:
-                watch.message = words
-                watch.bell.note()
+            message = decode_push(push[2])
+            listener = self.mailbox.get(message.id) if message is not None else None
+            if listener is not None:
+                listener.on_push(node, message)
         elif kind == b"invalidate":
             if push[1] is None:  # FLUSHALL: everything has changed
-                self._all_changed(node)
+                for listener in self._listeners():
+                    listener.on_change(node)
                 return
             for key in push[1]:
-                for watch in self._watches.get(key, ()):
-                    watch.changed.add(node)
-                    watch.bell.note()
+                for listener in list(self._tracked.get(key, ())):
+                    listener.on_change(node)
 
     def connection_lost(self, node: int) -> None:
-        """A node's connection was lost, and with it what it would have told us."""
-        self.channel = b""
-        self._all_changed(node)
+        """A node's connection was lost, and with it what the node would have pushed."""
+        self.channels[node] = b""
+        for listener in self._listeners():
+            listener.on_connection_lost(node)
 
-    def _all_changed(self, node: int) -> None:
-        for watch in [each for watches in self._watches.values() for each in watches] + list(self.mail.values()):
-            watch.changed.add(node)
-            watch.bell.note()
+    def _listeners(self) -> list[PushListener]:
+        return [each for listeners in self._tracked.values() for each in listeners] + list(self.mailbox.values())

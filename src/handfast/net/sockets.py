@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 
-from handfast.core.effects import CLOSED
+from handfast.core.io import CLOSED
 from handfast.net.connection import Connection
 from handfast.net.link import CONNECT_TIMEOUT
 

@@ -1,11 +1,11 @@
-"""One socket to each node, for one thread at a time.
+"""Blocking connections: one socket to each node, for one thread at a time.
 
-An exchange writes to all sockets and then polls them, as the Redlock text recommends; there is no thread per node.
+A broadcast writes to all sockets and then polls them, as the Redlock text recommends. There is no thread per node.
 Connections are made by short-lived threads of their own, because name look-ups and TLS handshakes block: a node that
-hangs there holds up nobody. They report through a wake-up socket, which is polled along with the sockets.
+hangs there holds up nobody. They report through a wake-up socket, which is polled along with the others.
 
-An exception may strike between any two steps (Ctrl-C). Around each place where bytes and bookkeeping must agree `torn` is
-set; connections that are found torn afterwards are not used again.
+An exception may strike between any two steps (Ctrl-C). Around each place where bytes and bookkeeping must agree
+`inconsistent` is set. Connections that are found inconsistent afterwards are not used again.
 """
 
 from __future__ import annotations
@@ -20,59 +20,37 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from handfast.core.effects import CLOSED, SILENT, Fault, Payloads, Poll, payload_for
-from handfast.core.group import Group
 from handfast.core.handshake import Steps
-from handfast.core.quorum import Ballot
+from handfast.core.io import CLOSED, Collector, Fault, Payloads, payload_for
+from handfast.core.nodes import NodeGroup
 from handfast.net.address import Address, dial
-from handfast.net.connection import DISCARD, Connection, Question, Subscription
+from handfast.net.connection import DISCARD, Connection, Discard, Subscription
 from handfast.net.faults import from_socket, wants_more
 from handfast.net.link import CONNECT_TIMEOUT, GRACE, NOT_CONNECTED, NodeLink
 from handfast.net.push_router import PushRouter
 from handfast.net.sockets import converse, hang_up
 from handfast.net.wakeup import wake_up
 
-__all__ = ["Answer", "ThreadConnections", "ThreadLink"]
+__all__ = ["ThreadConnections", "ThreadLink"]
 
 IDLE_CHECK: Final = 0.05
-"""Seconds: connections that rested longer are checked, because the server may have closed them."""
+"""Connections that rested longer are checked for those that the server has closed."""
 
 _READ = select.POLLIN | select.POLLERR | select.POLLHUP
-_NOBODY: Final[tuple[Payloads, Poll | None]] = ((), None)
+_NOBODY: Final[tuple[Payloads, Collector | None]] = ((), None)
 _clock = time.monotonic
 
 
 class ThreadLink(NodeLink):
     """The link to one node."""
 
-    __slots__ = ("flags", "sock", "waits_for_more")
+    __slots__ = ("flags", "sock")
 
-    def __init__(self, index: int, address: Address, group: Group) -> None:
+    def __init__(self, index: int, address: Address, group: NodeGroup) -> None:
         super().__init__(index, address, group)
         self.sock: socket.socket | None = None
         self.flags = 0 if address.tls is not None else socket.MSG_DONTWAIT
         """For what must not block. Not with TLS, whose sockets do not block."""
-        self.waits_for_more = False
-        """Its socket can be told to wake nobody for a few bytes."""
-
-
-class Answer:
-    """The future of a question: it has no need to wake anybody, who asked looks at it."""
-
-    __slots__ = ("over", "reply")
-
-    def __init__(self) -> None:
-        self.reply: Any = SILENT
-        self.over = False
-
-    wakes = False
-
-    def set_result(self, reply: Any) -> None:
-        self.reply = reply
-        self.over = True
-
-    def wake(self) -> None:
-        """Nobody sleeps."""
 
 
 class ThreadConnections(PushRouter):
@@ -82,16 +60,16 @@ class ThreadConnections(PushRouter):
 
         @staticmethod
         def now() -> float:
-            """The driver's; see Effects."""
+            """The driver's; see IO."""
             ...
 
-    def __init__(self, group: Group, addresses: Sequence[Address], shake: Callable[[int], Steps]) -> None:
-        super().__init__()
+    def __init__(self, group: NodeGroup, addresses: Sequence[Address], shake: Callable[[int], Steps]) -> None:
+        super().__init__(len(addresses))
         self.group = group
         self.shake = shake
         self.links = [ThreadLink(i, address, group) for i, address in enumerate(addresses)]
         self.up = 0
-        self.settled = False
+        self.ready = False
         self.used_at = _clock()
         self.closed = False
         self._connecting: set[int] = set()
@@ -104,27 +82,27 @@ class ThreadConnections(PushRouter):
         self._wake_socket.setblocking(False)
         self._woken_fd = self._woken_socket.fileno()
         self._poller.register(self._woken_fd, select.POLLIN)
-        self.torn = False
-        self._current: tuple[Payloads, Poll | None] = _NOBODY
-        """The exchange under way, for nodes whose connection comes about during it."""
+        self.inconsistent = False
+        self._current: tuple[Payloads, Collector | None] = _NOBODY
+        """The broadcast under way, for nodes that are connected during it."""
 
     # -- connecting ------------------------------------------------------------------------------------------------
 
-    def connect(self, need: int, within: float) -> None:
-        """See Effects.settle."""
+    def connect_now(self, need: int, within: float) -> None:
+        """See IO.connect."""
         end = _clock() + min(within, max(link.connect_timeout for link in self.links) + GRACE)
-        # Who could not be connected a moment ago is not tried again at once, however many ask for it.
+        # A node that could not be connected a moment ago is not tried again at once, however many callers ask for it.
         time.sleep(max(0.0, min(within, max(link.rests(_clock()) for link in self.links))))
-        self.torn = True
+        self.inconsistent = True
         self._start(force=True)
-        self.torn = False
+        self.inconsistent = False
         while self._connecting and (left := end - _clock()) > 0:
             if self.up >= need:
                 need = self.group.n + 1
                 end = min(end, _clock() + GRACE)
                 left = min(left, GRACE)
             self._wait(left)
-        self.settled = self.up >= self.group.need
+        self.ready = self.up >= self.group.need
 
     def _start(self, *, force: bool = False) -> None:
         """Begin to connect every link that is down and due; with `force` all that are down."""
@@ -145,7 +123,7 @@ class ThreadConnections(PushRouter):
             sock = dial(address, CONNECT_TIMEOUT)
             if address.resolver is not None:
                 address.resolver.opened(sock, address.host_port, hang_up)
-            connection = Connection(index, self.group, self.shake(index), Answer, self.now)
+            connection = Connection(index, self.shake(index), self.now)
             if address.resolver is not None:
                 connection.redirected = functools.partial(self._redirected, index, address)
             converse(sock, connection, blocking=address.tls is None)
@@ -173,29 +151,27 @@ class ThreadConnections(PushRouter):
             self._woken_socket.recv(4096)
         except BlockingIOError:
             pass  # woken for something that was admitted already
-        payloads, poll = self._current
+        payloads, collector = self._current
         while self._arrived:
             index, sock, connection, fault = self._arrived.popleft()
             link = self.links[index]
             self._connecting.discard(index)
             payload: bytes | None = None
-            # A vote was made for the node as it was known before; what it may have forgotten since is not in it.
-            if poll is not None and not (poll.guarded and self.group.guard) and self.now() < poll.until:
+            if collector is not None and self.now() < collector.until:
                 payload = payload_for(payloads, index)
             if fault is not None or sock is None or connection is None:
                 link.failed(fault or NOT_CONNECTED, _clock())
-                if payload is not None and poll is not None:
-                    poll.add(index, link.fault)
+                if payload is not None and collector is not None:
+                    collector.add(index, link.fault)
                 continue
             link.sock = sock
-            link.waits_for_more = _can_wait_for_more(sock)
-            connection.heard = self.pushed
+            self.listen_to(connection)
             link.connected(connection)
             self._by_fd[sock.fileno()] = link
             self._poller.register(sock.fileno(), _READ)
             self.up += 1
-            if payload is not None and poll is not None:
-                self._send(link, payload, poll)
+            if payload is not None and collector is not None:
+                self._send(link, payload, collector)
 
     def _down(self, link: ThreadLink, fault: Fault) -> None:
         sock, connection = link.sock, link.connection
@@ -203,7 +179,7 @@ class ThreadConnections(PushRouter):
         link.failed(fault, _clock())
         if sock is not None and connection is not None:
             self.up -= 1
-            self.settled = self.up >= self.group.need
+            self.ready = self.up >= self.group.need
             self._poller.unregister(sock.fileno())
             del self._by_fd[sock.fileno()]
             sock.close()
@@ -212,8 +188,8 @@ class ThreadConnections(PushRouter):
 
     # -- talking ---------------------------------------------------------------------------------------------------
 
-    def round_trip(self, payloads: Payloads, poll: Poll, patience: float) -> None:
-        """See Effects.exchange."""
+    def round_trip(self, payloads: Payloads, collector: Collector, timeout: float) -> None:
+        """See IO.broadcast."""
         now = _clock()
         self._inspect(now)
         for link in self.links:
@@ -221,47 +197,41 @@ class ThreadConnections(PushRouter):
             if payload is None:
                 continue
             if link.connection is not None:
-                self._send(link, payload, poll)
-            elif link.index not in self._connecting or (poll.guarded and self.group.guard):
-                poll.add(link.index, link.fault or NOT_CONNECTED)
-        self._current = (payloads, poll)
+                self._send(link, payload, collector)
+            elif link.index not in self._connecting:
+                collector.add(link.index, link.fault or NOT_CONNECTED)
+        self._current = (payloads, collector)
         try:
-            end = now + patience
-            while not poll.decided and (left := end - _clock()) > 0:
+            end = now + timeout
+            while not collector.decided and (left := end - _clock()) > 0:
                 self._wait(left)
         finally:
             self._current = _NOBODY
-            poll.over = True
+            collector.over = True
 
-    def _question(self, link: ThreadLink, payload: bytes, patience: float) -> Any:
-        """See Effects.ask: by polling."""
-        now = _clock()
-        self._inspect(now)
-        if link.connection is None:
-            return link.fault or NOT_CONNECTED
-        answer = Answer()
-        self._send(link, payload, answer)
-        return self._wait_for(answer, now + patience)
-
-    def _wait_for(self, answer: Answer, end: float) -> Any:
-        try:
-            while not answer.over and (left := end - _clock()) > 0:
-                self._wait(left)
-        finally:
-            answer.over = True
-        return answer.reply
-
-    def post(self, payloads: Payloads) -> bool:
-        """See Effects.post."""
-        if self.torn:
-            return False
-        all_up = True
+    def send(self, payloads: Payloads, collector: Collector) -> None:
+        """See IO.send."""
+        self._inspect(_clock())
         for link in self.links:
             payload = payload_for(payloads, link.index)
             if payload is None:
                 continue
             if link.connection is not None:
-                self._send(link, payload, DISCARD)
+                self._send(link, payload, collector)
+            else:
+                collector.add(link.index, link.fault or NOT_CONNECTED)
+
+    def send_and_forget(self, payloads: Payloads, width: int = 1) -> bool:
+        """See IO.send_and_forget."""
+        if self.inconsistent:
+            return False
+        all_up, discard = True, DISCARD if width == 1 else Discard(width)
+        for link in self.links:
+            payload = payload_for(payloads, link.index)
+            if payload is None:
+                continue
+            if link.connection is not None:
+                self._send(link, payload, discard)
             else:
                 all_up = False
         return all_up
@@ -270,38 +240,44 @@ class ThreadConnections(PushRouter):
         """Before an operation after a rest: notice what was closed meanwhile."""
         self._wait(0)
 
-    def subscribe_own_channel(self, patience: float) -> bytes | Fault:
-        """See Effects.subscribe."""
-        link = self.links[0]
-        if link.connection is None:
-            return link.fault or NOT_CONNECTED
-        poll = Subscription(link.connection)
-        self.round_trip(poll.payload, poll, patience)
-        self.channel = link.connection.name if link.connection is not None else b""
-        return poll.reply
+    def subscribe_now(self, timeout: float) -> None:
+        """See IO.subscribe."""
+        waiting: set[int] = set()
+
+        def done(node: int, fault: Fault | None) -> None:
+            waiting.discard(node)
+            self.subscribed(self.group.nodes[node], self.links[node].connection, fault)
+
+        for link in self.links:
+            connection = link.connection
+            if connection is not None and not connection.channel and self.group.nodes[link.index].no_push is None:
+                waiting.add(link.index)
+                subscription = Subscription(connection, self.group.channel_prefix, done)
+                self._send(link, subscription.payload, subscription)
+        end = _clock() + timeout
+        while waiting and (left := end - _clock()) > 0:
+            self._wait(left)
 
     def _inspect(self, now: float) -> None:
         """Before use: drop what hangs, and see to what is down."""
         self.used_at = now
-        self.torn = True
+        self.inconsistent = True
         for link in self.links:
             if link.asked_at and link.connection is not None and (fault := link.hangs(now)) is not None:
                 self._down(link, fault)
         if self.up < len(self.links):
             self._start()
-        self.torn = False
+        self.inconsistent = False
 
-    def _send(self, link: ThreadLink, payload: bytes, poll: Poll | Question) -> None:
+    def _send(self, link: ThreadLink, payload: bytes, collector: Collector) -> None:
         connection = link.connection
         assert connection is not None
-        torn, self.torn = self.torn, True
+        before, self.inconsistent = self.inconsistent, True
         if not connection.pending:
             link.asked_at = _clock()
-        connection.request(payload, poll)
-        if self.group.guard and isinstance(poll, Ballot) and poll.guarded:
-            connection.out.append(connection.seal())
+        connection.request(payload, collector)
         self._flush(link, connection)
-        self.torn = torn
+        self.inconsistent = before
 
     def _flush(self, link: ThreadLink, connection: Connection) -> None:
         sock = link.sock
@@ -324,7 +300,7 @@ class ThreadConnections(PushRouter):
         self._handle(self._poller.poll(None if seconds is None else seconds * 1000))
 
     def _handle(self, events: Sequence[tuple[int, int]]) -> None:
-        self.torn = True
+        self.inconsistent = True
         for fd, event in events:
             if fd == self._woken_fd:
                 self._admit()
@@ -338,7 +314,7 @@ class ThreadConnections(PushRouter):
                 self._flush(link, connection)
             if event & _READ and link.sock is not None:
                 self._receive(link, connection, link.sock)
-        self.torn = False
+        self.inconsistent = False
 
     def _receive(self, link: ThreadLink, connection: Connection, sock: socket.socket) -> None:
         try:
@@ -363,7 +339,7 @@ class ThreadConnections(PushRouter):
         if connection.out:
             self._flush(link, connection)
 
-    def _redirected(self, index: int, address: Address, poll: Any, payload: bytes, fault: Fault) -> bool:
+    def _redirected(self, index: int, address: Address, collector: Any, payload: bytes, fault: Fault) -> bool:
         """See Connection.redirected."""
         if address.resolver is not None:
             address.resolver.on_redirect(address.host_port, fault)
@@ -392,11 +368,3 @@ class ThreadConnections(PushRouter):
         self._turn_away()
         self._woken_socket.close()
         self._wake_socket.close()
-
-
-def _can_wait_for_more(sock: socket.socket) -> bool:
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-    except (OSError, AttributeError):
-        return False
-    return True

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from handfast.core.effects import SILENT, Fault
+from handfast.core.io import SILENT, Fault
 from handfast.net.aio_protocol import AioLink
 from handfast.net.reply_future import ReplyFuture
 

@@ -33,7 +33,7 @@ class ThreadWakeup:
         if wake_socket is not None:
             wake_up(wake_socket)
 
-    def note(self) -> None:
+    def set_here(self) -> None:
         """The same, by the thread itself."""
         self.is_set = True
 

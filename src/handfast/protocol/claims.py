@@ -1,9 +1,9 @@
 """The sole codec of votes, claims and pushes.
 
-A claim is what a node keeps of a waiter: `ends ttl step proposal generation channel owner`. `ends` is the second of server
-time until which the claim is good, `ttl` the milliseconds that the waiter wants, `step` the tokens (0: unfenced),
-`proposal` its proposed token, `generation` the acquisition of an explicit owner (`-`: none). The owner comes last, because
-it may contain spaces.
+A claim is what a node keeps of a waiter: `ends ttl step proposal generation channel owner`. `ends` is the second of
+server time until which the claim is good, `ttl` the milliseconds that the waiter wants, `step` the tokens (0:
+unfenced), `proposal` its proposed token, `generation` the acquisition of an explicit owner (`-`: none). The owner
+comes last, because it may contain spaces.
 
 A push is `yours id stamp token s µs [promotion marker]` (the vote of this node is yours since server time s, µs) or
 `inquire id stamp` (a lower ticket waits for the vote that has this stamp). The id names the acquisition.
@@ -15,7 +15,18 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["Granted", "Inquiry", "Proof", "Push", "QueuedClaim", "Refused", "Yours", "decode_claim", "decode_push", "decode_vote"]
+__all__ = [
+    "Granted",
+    "Inquiry",
+    "Proof",
+    "Push",
+    "QueuedClaim",
+    "Refused",
+    "Yours",
+    "decode_claim",
+    "decode_push",
+    "decode_vote",
+]
 
 
 class Proof(NamedTuple):
@@ -122,9 +133,9 @@ def decode_push(text: bytes) -> Push | None:
     return None
 
 
-def decode_claim(id: bytes, ticket: bytes, claim: bytes | None) -> QueuedClaim | None:
+def decode_claim(claimant: bytes, ticket: bytes, claim: bytes | None) -> QueuedClaim | None:
     """A waiter in a node's queue; None for what somebody else has put there."""
     words = (claim or b"").split(b" ", 6)
     if len(words) != 7 or not all(word.isdigit() for word in words[:4]):
         return None
-    return QueuedClaim(float(ticket), id, words[6])
+    return QueuedClaim(float(ticket), claimant, words[6])

@@ -1,15 +1,15 @@
 """Every key that handfast keeps on a server.
 
-| key               | type       | content                                       | lives                                     |
-|-------------------|------------|-----------------------------------------------|-------------------------------------------|
-| `<prefix>{name}`  | string     | the owner that holds this node's vote         | the lease's ttl, renewed                  |
-| `...:f`           | string     | the fence counter: the last token             | until its token's time plus token_memory  |
-| `...:q`           | sorted set | waiting acquisitions by ticket                | minutes after the last claim              |
-| `...:c`           | hash       | their claims; field `*`: who has the vote     | minutes after the last claim              |
-| `...:g`           | hash       | acquisitions of an explicit owner             | as the lock                               |
-| `<prefix>guard`   | string     | the restart guard's marker                    | for ever, one for each namespace          |
-| `<prefix>mark`    | string     | the largest token that the node has voted for | for ever, one for each namespace          |
-| `<prefix>wake:..` | channel    | pushes to one connection                      | as the connection                         |
+| key              | type       | content                                       | lifetime                        |
+|------------------|------------|-----------------------------------------------|---------------------------------|
+| `<prefix>{name}` | string     | the owner that holds this node's vote         | the lease's ttl, renewed        |
+| `...:f`          | string     | the fence counter: the last token             | the token's time + token_memory |
+| `...:q`          | sorted set | waiting acquisitions by ticket                | minutes after the last claim    |
+| `...:c`          | hash       | their claims; field `*`: who has the vote     | minutes after the last claim    |
+| `...:g`          | hash       | acquisitions of an explicit owner             | as the lock                     |
+| `<prefix>guard`  | string     | the restart guard's marker                    | for ever; one per namespace     |
+| `<prefix>mark`   | string     | the largest token that the node has voted for | for ever; one per namespace     |
+| `<prefix>wake:…` | channel    | pushes to one connection                      | as the connection               |
 
 A name with a hash tag of its own keeps it, so that several names can live in one slot of a cluster: `<prefix><a{tag}>`.
 A name that begins with a brace would make an empty tag, which is none: `<prefix>[{_}}a]`. So no two names share a key.

@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from ..core import commands
+from .._client import BaseClient
+from .._lease import BaseLease, BaseLock
 from ..core.hold import LOST, Hold
-from ..core.quorum import Census
-from ..facade import BaseClient
-from ..lease import LeaseView, LockView
+from ..core.release import payloads
+from ..core.votes import AllReplies
 
 if TYPE_CHECKING:
     from ..watchdog import Watchdog
 
 __all__ = ["lose"]
 
-PATIENCE: Final = 1.0
+TIMEOUT: Final = 1.0
 """Seconds in which the servers are to forget the lease; the loss does not wait for them."""
 
 
-def lose(what: LeaseView | LockView, reason: str = "a test wanted it so") -> None:
+def lose(what: BaseLease | BaseLock, reason: str = "a test wanted it so") -> None:
     """Have a lease lost now, as if a majority of the servers had forgotten it; of a lock, all leases that its client has.
 
     Everything happens that happens at a real loss: `lost` is set, `check()` raises, the body of an `async with` is
@@ -30,28 +30,29 @@ def lose(what: LeaseView | LockView, reason: str = "a test wanted it so") -> Non
 
     RuntimeError if there is nothing to lose: a released lease, a lock that its client does not hold.
     """
-    client: BaseClient[Any] = cast(Any, what)._client
+    client: BaseClient[Any, Any] = cast(Any, what)._client
     dog = client._dog
     if dog is None:
         raise RuntimeError(f"{what.name}: this client does not hold it")
     # In the watchdog's thread: that is where a real loss is noticed, and where it is known what is held.
-    asyncio.run_coroutine_threadsafe(_lose(dog, what, reason), dog._loop).result(10 * PATIENCE)
+    asyncio.run_coroutine_threadsafe(_lose(dog, what, reason), dog._loop).result(10 * TIMEOUT)
 
 
-async def _lose(dog: Watchdog, what: LeaseView | LockView, reason: str) -> None:
-    if isinstance(what, LeaseView):
+async def _lose(dog: Watchdog, what: BaseLease | BaseLock, reason: str) -> None:
+    if isinstance(what, BaseLease):
         holds = [what._hold]
     else:
         holds = [hold for hold in dog.held(what.group) if hold.keys == what.keys]
         if not holds:
             raise RuntimeError(f"{what.name}: this client does not hold it")
     for hold in holds:
-        if hold.lose(reason):
-            dog._lost(hold)
+        if hold.mark_lost(reason):
+            dog.schedule.remove(hold)
+            dog._report([hold])
         elif hold.state != LOST:
             raise RuntimeError(f"{hold.name}: the lease was {hold.state} and cannot be lost any more")
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             for hold in holds:
                 await _delete(dog, hold)
     except TimeoutError:
@@ -61,11 +62,11 @@ async def _lose(dog: Watchdog, what: LeaseView | LockView, reason: str) -> None:
 async def _delete(dog: Watchdog, hold: Hold) -> None:
     """On the watchdog's connections, so that it comes after a renewal or a heal that is under way there."""
     group = hold.group
-    charge = dog._charges.get(group)
-    if charge is None:
+    registration = dog._registrations.get(group)
+    if registration is None:
         return
-    driver = await dog._driver(charge)
-    if driver.up < group.n:
-        await driver.settle(group.n, PATIENCE)
-    everybody = Census(group.n, 1, lambda node, reply: 1)
-    await driver.exchange(commands.release(hold, hold.owner, hold.floor, hold.claim), everybody, PATIENCE)
+    io = await dog._io_for(registration, hold.key)
+    if io.up < group.n:
+        await io.connect(group.n, TIMEOUT)
+    everybody = AllReplies(group.n, len(hold.names), lambda node, reply: 1)
+    await io.broadcast(payloads(hold, hold.who, hold.token_floor), everybody, TIMEOUT)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 from typing import Final
 
+from handfast.protocol.resp import encode
+
 try:  # the interpreter's own: hashlib imports OpenSSL, which takes longer to load than all the scripts
     from _sha1 import sha1  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
 except ImportError:
     from hashlib import sha1
 
-__all__ = ["NAMES", "SHA", "TEXT"]
+__all__ = ["LOAD_REPLIES", "NAMES", "SHA", "TEXT", "load_scripts"]
 
 NAMES: Final = (
     "claim", "pass", "yield", "acquire_all", "extend", "restore_vote", "raise_token", "delete_owned", "set_marker",
@@ -36,3 +38,9 @@ TEXT: Final[dict[str, bytes]] = {name: _text(name) for name in NAMES}
 SHA: Final[dict[str, bytes]] = {
     name: sha1(text, usedforsecurity=False).hexdigest().encode() for name, text in TEXT.items()
 }
+LOAD_REPLIES: Final = len(NAMES)
+"""Replies to what `load_scripts` sends."""
+
+
+def load_scripts() -> bytes:
+    return b"".join(encode(b"SCRIPT", b"LOAD", TEXT[name]) for name in NAMES)

@@ -1,0 +1,347 @@
+"""What the two facades share: where the servers are, what is set, and the making of locks and leases.
+
+`sync.py` and `aio.py` add the running of operations. A hold becomes a lease in `_grant` and nowhere else. An acquisition
+that ends in an exception after it was granted, for example by Ctrl-C, is taken back in `_take_back` and nowhere else.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, Unpack
+
+from handfast import log
+from handfast._lease import BaseLease, BaseLock
+from handfast.core import guard
+from handfast.core.config import LockConfig
+from handfast.core.handshake import Steps, handshake
+from handfast.core.hold import HELD, Hold
+from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
+from handfast.core.nodes import NodeGroup
+from handfast.discovery.endpoints import Endpoints
+from handfast.errors import ConfigError
+from handfast.events import Event
+from handfast.given import ClientOptions, LockOptions
+from handfast.net import clock
+from handfast.net.address import Address
+from handfast.options import Policy, duration, names_of, owner_of, policy
+
+if TYPE_CHECKING:
+    from handfast.net.cluster_routes import SlotRouter
+    from handfast.watchdog import Watchdog
+
+__all__ = ["BaseClient", "wait_of"]
+
+L = TypeVar("L", bound=BaseLock)
+G = TypeVar("G", bound=BaseLease)
+_clients: weakref.WeakSet[BaseClient[Any, Any]] = weakref.WeakSet()
+
+
+class BaseClient(Generic[L, G]):
+    """Servers, settings, and the watchdog that looks after this client's leases."""
+
+    _lease_type: type[G]
+    _lock_type: type[L]
+    _name_of: Callable[[Any], str]
+    """The name of a thread or task."""
+
+    def __init__(self, where: Endpoints, options: ClientOptions) -> None:
+        given: dict[str, Any] = dict(options)
+        guarded = given.pop("guard", None)
+        if guarded is not None and not isinstance(guarded, bool):
+            raise ConfigError(f"guard must be True or False, not {guarded!r}")
+        self._policy = policy(given)
+        self._where = where
+        where.open_new = self._open_new
+        self._addresses = addresses = where.addresses
+        clustered = any(address.cluster is not None for address in addresses)
+        self._guarded = len(addresses) > 1 if guarded is None else guarded
+        if clustered and self._guarded:
+            raise ConfigError(
+                "the restart guard cannot watch a cluster, whose names wander between nodes: set guard=False"
+                + (" if you trust it to remember" if guarded is None else "; with replicas=k a grant survives a failover")
+            )
+        labels = [address.label for address in addresses]
+        self._group = NodeGroup(labels, self._policy, guard=self._guarded, clustered=clustered)
+        self._routes: SlotRouter | None = None
+        if clustered:
+            from handfast.net import cluster_aio  # noqa: F401 - for the watchdog: a fork must not meet an import
+            from handfast.net.cluster_routes import SlotRouter
+
+            self._routes = SlotRouter(addresses)
+        # Late, because it imports asyncio; but not at the first lock: a child that another thread forks meanwhile
+        # would wait for that import for ever.
+        from handfast import watchdog
+
+        self._attach = watchdog.attach
+        self._dog: Watchdog | None = None
+        self._dog_lock = threading.Lock()
+        self._closed = False
+        self._listeners: tuple[Callable[[Event], object], ...] = ()
+        self._queues = self._new_queues()
+        self._configs: dict[tuple[Any, ...], LockConfig] = {}
+        _clients.add(self)
+
+    # -- making locks
+
+    def lock(self, name: str | Sequence[str], *, owner: str | None = None, **options: Unpack[LockOptions]) -> L:
+        """A lock on a name, or on several names at once, all or none. Sends nothing.
+
+        With `owner`, a client that presents the same owner re-enters and refreshes. Options that are not given are as on
+        the client.
+        """
+        config = self._config(options)
+        names = (name,) if type(name) is str and 0 < len(name) <= SHORT_NAME else names_of(name)
+        if self._routes is not None and len(names) > 1:
+            self._routes.check(names, [config.key_of(each) for each in names])
+        try:
+            return self._lock_type(self, config, names, None if owner is None else owner_of(owner).encode())
+        except UnicodeEncodeError:
+            names_of(name)  # says it in words
+            raise
+
+    def rlock(self, name: str | Sequence[str], **options: Unpack[LockOptions]) -> L:
+        """Like `lock`, but the thread or task that holds it acquires it again at once: same token, no round trip."""
+        if "owner" in options:
+            raise ConfigError("a reentrant lock has its thread or task for an owner; use lock() with owner=")
+        lock = self.lock(name, **options)
+        lock._reentrant = True
+        return lock
+
+    def _config(self, options: Any) -> LockConfig:
+        """The settings of a lock: checked when they are first met."""
+        if self._closed:
+            raise ConfigError("this client is closed")
+        # With the types: 1 equals True, but only one of them is a switch.
+        key = (*options.items(), *map(type, options.values())) if options else ()
+        try:
+            known = self._configs.get(key)
+        except TypeError:  # something unhashable: no allowed value is, so this says which
+            return self._prepared(self._checked(options))
+        if known is None:
+            if len(self._configs) > 256:
+                self._configs.clear()
+            known = self._configs[key] = self._prepared(self._checked(options))
+        return known
+
+    def _prepared(self, settings: Policy) -> LockConfig:
+        start = f"{socket.gethostname()}:{os.getpid()}:{settings.label}:".encode()
+        return LockConfig(self._group, settings, start)
+
+    def _checked(self, options: dict[str, Any]) -> Policy:
+        known = policy(dict(options), self._policy)
+        if self._guarded:
+            # The guard keeps one high-water mark and one max_ttl for the whole namespace.
+            if known.prefix != self._policy.prefix and known.fence:
+                raise ConfigError("a guarded namespace is fenced as a whole: set prefix= on connect(), or fence=False")
+            if known.max_ttl > self._policy.max_ttl:
+                raise ConfigError(
+                    f"max_ttl of {known.max_ttl:g} s is beyond the client's {self._policy.max_ttl:g} s, for which "
+                    "restarted nodes are kept from voting: set it on connect()"
+                )
+        return known
+
+    # -- listening
+
+    def listen(self, listener: Callable[[Event], object]) -> Callable[[], None]:
+        """Call `listener` with each Event, in the thread in which it happens. Call the returned function to end that.
+
+        A listener should be quick: callers that want the lock wait for it. An exception from it is logged and changes
+        nothing.
+        """
+        self._listeners += (listener,)
+        self._queues.telling = True
+
+        def end() -> None:
+            self._listeners = tuple(each for each in self._listeners if each is not listener)
+
+        return end
+
+    def _tell(self, waiter: Waiter, seconds: float, outcome: str) -> None:
+        """See WaitQueues.tell."""
+        kind: Literal["waiting_began", "waiting_ended"] = "waiting_ended" if outcome else "waiting_began"
+        event = Event(kind, waiter.acquisition.request.name, self._name_of(waiter.caller), seconds, outcome)
+        log.debug("%s: %s by %s, %.3f s %s", event.name, kind, event.who, seconds, outcome)
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception:
+                log.exception("a listener failed at an event")
+
+    def _new_queues(self) -> WaitQueues:
+        queues = WaitQueues(
+            threading.Lock(),
+            warn=log.warning,
+            tell=self._tell,
+            renew=self._watch,
+            forget=self._forget,
+            abandon=self._abandon,
+        )
+        queues.telling = bool(self._listeners) or log.debugs()
+        return queues
+
+    # -- holds and leases
+
+    def _grant(self, hold: Hold) -> G:
+        """Make a lease of a hold: the only place."""
+        if self._closed:
+            raise ConfigError("this client was closed while it waited for the lock")
+        if not hold.handovers:  # what was handed over inside the process is watched already
+            self._queues.acquired(hold)
+            self._watch(hold)
+        if self._closed:  # in the meantime, by another thread: nobody would end it
+            raise ConfigError("this client was closed while it waited for the lock")
+        return self._lease_type(self, hold)
+
+    def _take_back(self, acquisition: Acquisition) -> None:
+        """An acquisition has ended in an exception: nothing of it may stay, also if it was granted already."""
+        hold = acquisition.hold
+        if hold is not None and hold.state == HELD:
+            self._abandon(hold)
+        elif acquisition.unfinished:
+            self._abandon(acquisition.remains())
+
+    def _abandon(self, hold: Hold) -> None:
+        """Nobody can release this hold any more: the watchdog does it."""
+        self._forget(hold)
+        hold.give_up()
+        if not self._closed:
+            self._watchdog().finish(hold)
+
+    def _released(self, hold: Hold) -> None:
+        """A release has ended."""
+        self._forget(hold)
+        if hold.release_unconfirmed and not self._closed:
+            self._watchdog().finish(hold)
+
+    def _hand_over(self, hold: Hold) -> bool:
+        """Give what a cohort holds to the next waiter of this client."""
+        try:
+            passed = None if self._closed else self._queues.hand_over(hold, clock.now())
+            if passed is None:
+                return False
+            self._forget(hold)
+            self._watch(passed)  # also while nobody has taken it
+            return True
+        except BaseException:
+            # An interrupt. What was handed over to nobody, nobody else would release.
+            if hold.next_hold is None and hold.state != HELD:
+                self._abandon(hold)
+            raise
+
+    def _watch(self, hold: Hold) -> None:
+        """Hand a new hold to the watchdog."""
+        settings = hold.config.policy
+        if not hold.config.renewed_for_ever:
+            hold.renew_until = 0.0 if not settings.renew else hold.renew_from + (settings.max_hold or 0.0)
+        dog = self._dog or self._watchdog()
+        dog.schedule.add(hold)
+        if not self._group.all_nodes_vote:
+            dog.nudge(self._group)
+
+    def _forget(self, hold: Hold) -> None:
+        """Nothing is to be watched any more."""
+        if self._dog is not None:
+            self._dog.schedule.remove(hold)
+
+    def _watchdog(self) -> Watchdog:
+        dog = self._dog
+        if dog is None:
+            with self._dog_lock:
+                dog = self._dog
+                if dog is None:
+                    if self._closed:
+                        raise ConfigError("this client was closed while it waited for the lock")
+                    dog = self._dog = self._attach(self._group, self._addresses, self._shake)
+        return dog
+
+    # -- connections
+
+    def _shake(self, index: int) -> Steps:
+        """The handshake for a new connection to a node."""
+        address = self._addresses[index]
+        moves = address.resolver is not None or address.cluster is not None
+        return handshake(self._group, self._group.nodes[index], address.login(), clock.now, log.warning, moves)
+
+    def _open_new(self, addresses: Sequence[Address]) -> None:
+        """Embedded servers were just made for us: nobody can hold anything on them, so they may vote at once."""
+        if not self._guarded:
+            return
+        from handfast.net.threads import ThreadIO, run
+
+        group = NodeGroup([a.label for a in addresses], self._policy, guard=True)
+
+        def shake(index: int) -> Steps:
+            return handshake(group, group.nodes[index], addresses[index].login(), clock.now, log.warning)
+
+        io = ThreadIO(group, addresses, shake)
+        try:
+            said = run(guard.bootstrap(io, group))
+        finally:
+            io.close()
+        if group.voters() < group.n:
+            raise ConfigError(f"the embedded servers could not be opened: {said}")
+
+    # -- the end
+
+    def _shut(self) -> bool:
+        """From now on it makes no locks, and waiters are told. True for the one caller that sees to the rest."""
+        with self._dog_lock:  # a thread that attaches a watchdog has done so before, or does no more
+            if self._closed:
+                return False
+            self._closed = True
+        self._configs.clear()
+        self._queues.close()
+        return True
+
+    def _send_waiters_away(self) -> None:
+        """At the end of the process: a waiter must not get what is released now. No task waits: its loop has ended."""
+
+    def _release_all_at_exit(self, dog: Watchdog) -> None:
+        """At the end of the process: release what is renewed for its sake."""
+        dog.release_all_at_exit(self._group)
+
+    def _forked(self) -> None:
+        """In the child: nothing of the parent's is ours."""
+        self._dog = None
+        self._dog_lock = threading.Lock()
+        self._queues = self._new_queues()
+        self._where.forked()
+        self._configs = {}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.Client {', '.join(a.label for a in self._addresses)}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client cannot be pickled or copied: call connect() in each process that needs one")
+
+
+SHORT_NAME = 256
+"""Characters: a name of as many is never longer than MAX_NAME in UTF-8."""
+
+
+def _after_fork() -> None:
+    for client in list(_clients):
+        client._forked()
+
+
+@atexit.register
+def _at_exit() -> None:
+    clients = [client for client in list(_clients) if not client._closed]
+    for client in clients:
+        client._send_waiters_away()
+    for client in clients:
+        if client._dog is not None:
+            client._release_all_at_exit(client._dog)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def wait_of(wait: object) -> float | None:
+    """How long a call waits, as its argument says."""
+    return None if wait is None else 0.0 if wait == 0 and type(wait) is int else duration(wait, "wait", zero=True)

@@ -1,0 +1,141 @@
+"""What a new connection says before it carries votes.
+
+A generator without I/O: it yields batches of commands and is sent their replies, for whichever driver makes the
+connection. It ends when the connection may be used, or raises `Rejected` with the node's reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Final
+
+from handfast.core import guard
+from handfast.core.io import Fault
+from handfast.core.nodes import Node, NodeGroup
+from handfast.errors import ConfigError
+from handfast.protocol.resp import encode
+from handfast.protocol.scripts import LOAD_REPLIES, load_scripts
+
+__all__ = ["Login", "Rejected", "Steps", "handshake"]
+
+NO_RESP3: Final = Fault("RESP2", "speaks RESP2 only, so it cannot push to waiters")
+Steps = Generator[tuple[bytes, int], list[Any], None]
+"""Yields (commands, how many), receives as many replies."""
+
+
+class Rejected(Exception):
+    """The node will not do, for a reason of its own."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.text)
+        self.fault = fault
+
+
+class Login:
+    """Who we are to a server."""
+
+    __slots__ = ("client_name", "db", "password", "username")
+
+    def __init__(self, username: str, password: str, db: int, client_name: str) -> None:
+        self.username = username
+        self.password = password
+        self.db = db
+        self.client_name = client_name
+
+
+def handshake(
+    group: NodeGroup, node: Node, login: Login, now: Callable[[], float], warn: Callable[[str], None], moves: bool = False
+) -> Steps:
+    """`moves`: this is only where the node was last seen, so it has to show that it is a master."""
+    name, password = (login.username or "default").encode(), login.password.encode()
+    hello = [b"HELLO", b"3"]
+    if login.password or login.username:
+        hello += [b"AUTH", name, password]
+    if login.client_name:
+        hello += [b"SETNAME", login.client_name.encode()]
+    select = [encode(b"SELECT", b"%d" % login.db)] if login.db else []
+    replies = yield encode(*hello), 1
+    node.no_push = None
+    if type(replies[0]) is Fault:
+        if not _old(replies[0]):
+            _refuse(replies)
+        # A proxy, or a server without RESP3: it can do all but push.
+        node.no_push = NO_RESP3
+        if login.password or login.username:
+            select.insert(0, encode(b"AUTH", name, password) if login.username else encode(b"AUTH", password))
+        if login.client_name:
+            select.append(encode(b"CLIENT", b"SETNAME", login.client_name.encode()))
+    if select:
+        replies = yield b"".join(select), len(select)
+        _refuse(replies)
+    probe = group.marker_key + b":probe"
+    # Asked for rather than guessed from a version: an absent key is compared and not deleted.
+    questions = encode(b"DELIFEQ", probe, b"-") + encode(b"DELEX", probe, b"IFEQ", b"-")
+    # For waiters; it costs nothing until a read asks for it.
+    questions += encode(b"CLIENT", b"TRACKING", b"ON", b"OPTIN")
+    replies = yield questions + load_scripts(), 3 + LOAD_REPLIES
+    node.ladder = "delifeq" if _knows(replies[0]) else "delex" if _knows(replies[1]) else ""
+    node.tracks = node.no_push is None and type(replies[2]) is not Fault
+    _refuse(replies[3:])
+    if moves:
+        (role,) = yield encode(b"ROLE"), 1
+        if type(role) is list and role[0] != b"master":
+            raise Rejected(Fault("replica", "is a replica, not a master: it cannot vote"))
+        # A user who may not ask meets the replica's errors instead.
+    if group.n > 1 or group.guard:
+        yield from _identify(group, node, now, warn)
+
+
+def _identify(group: NodeGroup, node: Node, now: Callable[[], float], warn: Callable[[str], None]) -> Steps:
+    """Which incarnation of which server this is, and whether it may vote."""
+    sections = (b"server", b"replication", b"memory")
+    asked = b"".join(encode(b"INFO", section) for section in sections)
+    if group.guard:
+        asked += encode(b"TIME") + encode(b"GET", group.marker_key)
+    sent = now()
+    replies = yield asked, len(sections) + 2 * group.guard
+    _refuse(replies)
+    info: dict[str, str] = {}
+    for text in replies[: len(sections)]:
+        info.update(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
+    run_id = info.get("run_id", "")
+    if info.get("role") != "master":
+        raise Rejected(Fault("replica", "is a replica, not a master: it cannot vote"))
+    # First said, then compared: of two connections at the same time at least one sees the other.
+    node.run_id = run_id
+    for other in group.nodes:
+        if other is not node and other.run_id == run_id:
+            node.run_id = ""
+            raise Rejected(Fault("config", f"is the same server as {other.label}", lasting=True))
+    if info.get("maxmemory", "0") != "0" and info.get("maxmemory_policy") != "noeviction":
+        warn(f"{node.label} may evict locks (maxmemory-policy {info.get('maxmemory_policy')}): set it to noeviction")
+    node.incarnation = guard.incarnation(run_id, replies[1])
+    if not group.guard:
+        return
+    time, raw = replies[-2:]
+    server_us = guard.server_time(time)
+    if guard.clock_stepped(node, sent, now(), server_us, group.policy.drift):
+        group.suspect(node.index)
+    try:
+        if not guard.adopt(group, node, raw, server_us, now()):
+            (raw,) = yield guard.quarantine(group, node, raw), 1
+            _refuse([raw])
+            guard.adopt(group, node, raw, server_us, now())
+    except ConfigError as error:
+        raise Rejected(Fault("config", str(error).removeprefix(f"{node.label}: "), lasting=True)) from None
+
+
+def _knows(reply: Any) -> bool:
+    """The server has the command; one of a cluster may say that the probe's key lives elsewhere, or nowhere."""
+    return type(reply) is int or (type(reply) is Fault and reply.kind in ("MOVED", "ASK", "CLUSTERDOWN"))
+
+
+def _old(fault: Fault) -> bool:
+    """It does not know HELLO, or not RESP3."""
+    return fault.kind == "NOPROTO" or "unknown command" in fault.text.lower()
+
+
+def _refuse(replies: Sequence[Any]) -> None:
+    for reply in replies:
+        if type(reply) is Fault:
+            raise Rejected(reply)
