@@ -146,10 +146,14 @@ class BaseLease:
         if hold.state == HELD and hold.renew_until != 0.0 and self._give_up():
             log.warning("%s: a lease was dropped without release; it is released now", hold.name)
 
+    def _expire(self) -> None:
+        """Notice a deadline that has passed before the watchdog does."""
+        renew.expire(self._hold, now())
+
     def _loss(self, reason: str = "") -> LeaseLost:
         hold = self._hold
         if not reason:
-            renew.expire(hold, now())
+            self._expire()
             reason = "it was released" if self._left else hold.reason or f"it was {hold.state}"
         return LeaseLost(hold.name, owner=self.owner, token=self.token, reason=reason)
 

@@ -65,6 +65,7 @@ class Lease(BaseLease):
     @property
     def lost(self) -> asyncio.Event:
         """Set when the lease is lost, within milliseconds of its deadline, also if no server can be reached."""
+        self._expire()
         event = self._event
         if not isinstance(event, asyncio.Event):
             event = self._event = asyncio.Event()

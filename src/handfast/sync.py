@@ -67,6 +67,7 @@ class Lease(BaseLease):
     @property
     def lost(self) -> threading.Event:
         """Set when the lease is lost, within milliseconds of its deadline, also if no server can be reached."""
+        self._expire()
         with _event_lock:
             event = self._event
             # A child after a fork must not touch what it inherited of an event: it makes a new one.

@@ -635,8 +635,10 @@ def test_an_explicit_owner_reenters_refreshes_and_keeps_its_token(
     assert rival.lock("a", owner="job-43").try_acquire() is None
     assert rival.lock("a").try_acquire() is None
     assert second.release() is True
+    assert holder_of(server, "a") == "job-42"  # the first acquisition goes on
+    assert first.valid
+    assert first.release() is True
     assert holder_of(server, "a") is None
-    assert first.release() is False
     third = rival.lock("a", owner="job-42").acquire(wait=0)
     assert third.token > first.token
     third.release()

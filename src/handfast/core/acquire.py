@@ -99,6 +99,8 @@ async def take(
             acquisition.hold = hold
         return hold
     finally:
+        if acquisition.who is not None:
+            io.mailbox.pop(acquisition.who.id, None)
         if not done:
             withdraw(io, acquisition)
 

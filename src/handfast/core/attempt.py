@@ -22,13 +22,31 @@ from handfast.protocol import commands
 from handfast.protocol.claims import Granted, Refused, decode_vote
 from handfast.protocol.commands import Identity
 
-__all__ = ["OUTAGE", "admit", "attempt", "claim_payload", "prepare", "read_vote", "withdraw"]
+__all__ = ["OUTAGE", "EarlyPushes", "admit", "attempt", "claim_payload", "prepare", "read_vote", "withdraw"]
 
 OUTAGE: Final = 5.0
 """Seconds for which a caller that set no end to its waiting waits for servers that do not answer at all. Contention is
 waited for without end; an outage without end would be a hang."""
 ARRIVAL: Final = b"0"
 """The ticket of a claim on a single node: the time of its arrival."""
+
+
+class EarlyPushes:
+    """Keeps what is pushed to an acquisition that has not begun to wait. A PushListener."""
+
+    keys: tuple[bytes, ...] = ()
+
+    def __init__(self) -> None:
+        self.pushes: list[tuple[int, Any]] = []
+
+    def on_push(self, node: int, push: Any) -> None:
+        self.pushes.append((node, push))
+
+    def on_change(self, node: int) -> None:
+        """It tracks nothing."""
+
+    def on_connection_lost(self, node: int) -> None:
+        """The claim is sent again when the wait begins."""
 
 
 async def prepare(io: IO, acquisition: Acquisition) -> None:
@@ -58,6 +76,9 @@ async def attempt(io: IO, acquisition: Acquisition, *, queue: bool = False) -> B
     """
     timing = acquisition.timing
     channel = io.channels[0] if queue else b""
+    if channel:
+        # Before the claim is sent: a push may come in the same packet as its reply.
+        io.mailbox[acquisition.identify(io.nonce).id] = EarlyPushes()
     acquisition.sent = sent = io.now()
     ballot = _ballot(io, acquisition, sent)
     payloads = _payloads(io, acquisition, ballot, channel, sent)

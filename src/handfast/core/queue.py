@@ -33,7 +33,7 @@ from statistics import median_low
 from typing import Any, Final
 
 from handfast.core import explain, guard, tokens
-from handfast.core.attempt import ARRIVAL, OUTAGE, admit, claim_payload, make_hold, proposal_for, read_vote
+from handfast.core.attempt import ARRIVAL, OUTAGE, EarlyPushes, admit, claim_payload, make_hold, proposal_for, read_vote
 from handfast.core.hold import Hold
 from handfast.core.io import IO, CappedTimeout, Fault
 from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
@@ -392,11 +392,15 @@ async def wait_in_queue(io: IO, queues: WaitQueues, waiter: Waiter, first: Ballo
     """Wait until a majority of the nodes has handed over. `first`: the answers to an attempt that was sent at `sent`."""
     queue = ServerQueue(io, waiter)
     acquisition = waiter.acquisition
+    early = io.mailbox.get(queue.who.id)
     io.mailbox[queue.who.id] = queue
     waiter.queue.explain = queue.explain
     try:
         if first is not None:
             queue.seed(first, sent)
+        if type(early) is EarlyPushes:
+            for node, push in early.pushes:
+                queue.on_push(node, push)
         while True:
             now = io.now()
             queues.check(waiter, now)

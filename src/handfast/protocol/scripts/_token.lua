@@ -19,6 +19,6 @@ local function next_token(step, proposal, floor)
   local least = math.max(count, floor) + step
   if token < least then token = least end
   -- Lua numbers are doubles: 2^53 is the last that counts by ones.
-  if token >= 9007199254740992 then error({err = 'EXHAUSTED the fence counter has reached 2^53'}) end
+  if token >= 9007199254740992 then error('EXHAUSTED the fence counter has reached 2^53', 0) end
   return set_counter(token)
 end
