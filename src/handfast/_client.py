@@ -209,8 +209,9 @@ class BaseClient(Generic[L, G]):
         """Nobody can release this hold any more: the watchdog does it."""
         self._forget(hold)
         hold.give_up()
-        if not self._closed:
-            self._watchdog().finish(hold)
+        dog = self._dog if self._closed else self._watchdog()
+        if dog is not None:
+            dog.finish(hold)
 
     def _released(self, hold: Hold) -> None:
         """A release has ended."""

@@ -94,6 +94,7 @@ async def take(
     done = False
     try:
         hold = await _take(io, access, queues, acquisition, waiter)
+        queues.check_open()
         done = hold is not None and hold.who is acquisition.who
         if done:
             acquisition.hold = hold

@@ -158,7 +158,7 @@ class WaitQueues:
         waiter: Waiter | None = None
         try:
             with self.lock:
-                self._check_open()
+                self.check_open()
                 queue = self._queue(acquisition)
                 waiter = Waiter(queue, acquisition, wakeup, caller)
                 queue.waiters[waiter] = None
@@ -174,7 +174,7 @@ class WaitQueues:
         waiter: Waiter | None = None
         try:
             with self.lock:
-                self._check_open()
+                self.check_open()
                 queue = self._queue(acquisition)
                 if queue.head is None:
                     queue.head = waiter = Waiter(queue, acquisition, wakeup, caller)
@@ -184,9 +184,9 @@ class WaitQueues:
             self._undo_entry(waiter)
             raise
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self.closed:
-            raise ConfigError("this client is closed")
+            raise ConfigError("this client was closed while it waited for the lock")
 
     def _queue(self, acquisition: Acquisition) -> WaitQueue:
         key = acquisition.request.keys
@@ -276,8 +276,7 @@ class WaitQueues:
         """Raise why the waiter must not go on waiting, if there is a reason."""
         if self.exiting:
             raise SystemExit  # a daemon thread: it ends silently
-        if self.closed:
-            raise ConfigError("this client was closed while it waited for the lock")
+        self.check_open()
         until = waiter.acquisition.until
         if until is not None and now >= until and waiter.given is None:
             raise self.timed_out(waiter, now)
