@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from handfast.testing import warden
+from handfast.testing import reaper
 from handfast.testing.servers import LOOPBACK, reserve_port
 from lab import LabError
 
@@ -80,7 +80,7 @@ class Front:
             self._process = subprocess.Popen(
                 self._command(), stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
-        warden.watch(self._process.pid, None)
+        reaper.watch(self._process.pid, None)
         self._wait_ready()
 
     def _command(self) -> list[str]:
@@ -108,7 +108,7 @@ class Front:
 
     def close(self) -> None:
         if self._process is not None:
-            warden.forget(self._process.pid)
+            reaper.forget(self._process.pid)
             self._process.kill()
             self._process.wait()
             assert self._process.stdin is not None

@@ -1,6 +1,6 @@
 """Everything real that the lab runs, and what can be done to it: workers, balancer, Redis servers, database.
 
-Started things are known to the warden of `handfast.testing`: they die, and their folders go, also when we are killed.
+Started things are known to the reaper of `handfast.testing`: they die, and their folders go, also when we are killed.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from uuid import uuid4
 
 import pytest
 
-from handfast.testing import warden
+from handfast.testing import reaper
 from handfast.testing.servers import LOOPBACK, reserve_port
 
 __all__ = ["Postgres", "ask", "database", "postgres"]
@@ -74,7 +74,7 @@ class Postgres:
             listen = ("-h", LOOPBACK, "-p", str(self.port), "-k", str(self.folder))
             settings = (word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}"))
             self._process = self._spawn(log, "postgres", "-D", data, *listen, *settings)
-            warden.watch(self._process.pid, self.folder)
+            reaper.watch(self._process.pid, self.folder)
         self._wait_ready()
 
     def _spawn(self, log: IO[bytes], program: str, *args: str) -> subprocess.Popen[bytes]:
@@ -117,7 +117,7 @@ class Postgres:
     def close(self) -> None:
         if self._process is not None:
             self._process.send_signal(signal.SIGINT)  # "fast": sessions are ended, and no shared memory is left
-            warden.forget(self._process.pid)
+            reaper.forget(self._process.pid)
             self._process.wait(timeout=30)
         self._reserved.close()
         shutil.rmtree(self.folder, ignore_errors=True)

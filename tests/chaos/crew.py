@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from handfast.testing import warden
+from handfast.testing import reaper
 from handfast.testing.history import now
 from tests.chaos.worker import Spec
 
@@ -49,7 +49,7 @@ class Member:
             )
         self._said = b""
         # A stopped process does not notice that its standard input has ended.
-        warden.watch(self.pid, None)
+        reaper.watch(self.pid, None)
 
     @property
     def pid(self) -> int:
@@ -96,6 +96,6 @@ class Member:
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         if self.process.returncode is None:
-            warden.forget(self.pid)
+            reaper.forget(self.pid)
             self.process.kill()
             self.process.communicate()

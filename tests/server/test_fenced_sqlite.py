@@ -21,7 +21,7 @@ from sqlalchemy.pool import NullPool
 import handfast
 from handfast import ConfigError, StaleToken
 from handfast.fenced import SqlFence
-from handfast.testing import Server, warden
+from handfast.testing import Server, reaper
 
 FENCE = SqlFence()
 NAME = "stock:7"
@@ -302,7 +302,7 @@ def test_a_holder_that_was_paused_beyond_its_ttl_cannot_write(one: Server, shop:
 def start(code: str, *args: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-W", "error", "-c", code, *args]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    warden.watch(process.pid, None)  # it may be stopped when we end
+    reaper.watch(process.pid, None)  # it may be stopped when we end
     return process
 
 
@@ -319,7 +319,7 @@ def go_on(process: subprocess.Popen[str]) -> None:
 
 def finish(process: subprocess.Popen[str]) -> str:
     """What it says last."""
-    warden.forget(process.pid)
+    reaper.forget(process.pid)
     said, _ = process.communicate(timeout=50)
     assert process.returncode == 0
     return said.strip()

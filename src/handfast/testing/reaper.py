@@ -4,9 +4,9 @@ A server does not watch its parent, and the ways to make the kernel do it fall s
 code between fork and exec (unsafe in a process with threads, and tests have threads), fires when the *thread*
 that started the server ends, and is Linux only; `setpriv` is one more program that must be there.
 
-So every test process gets one warden, started with its first server: a bare interpreter that reads a pipe and
+So every test process gets one reaper, started with its first server: a bare interpreter that reads a pipe and
 knows the servers that run. The end of the pipe is the end of the test process, however it came; then the
-warden kills what is left. A process id cannot be reused before it is reaped, and it is struck from the list
+reaper kills what is left. A process id cannot be reused before it is reaped, and it is struck from the list
 before that.
 """
 
@@ -62,7 +62,7 @@ def _say(line: str) -> None:
 def _start() -> int:
     reader, writer = os.pipe()
     null = ((os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_WRONLY, 0) for fd in (1, 2))
-    # Not subprocess: the warden outlives every object that could stand for it here.
+    # Not subprocess: the reaper outlives every object that could stand for it here.
     os.posix_spawn(
         sys.executable,
         [sys.executable, "-I", "-S", "-c", CODE],

@@ -27,7 +27,7 @@ Taking = tuple[Callable[[], Any], Callable[[Any], None]]
 
 
 @dataclass(frozen=True)
-class Rival:
+class WaitingCandidate:
     """One program that contends for a lock. `open` gets a url and the lock's name; it is sent by its own name."""
 
     what: str
@@ -60,14 +60,14 @@ class Failed(NamedTuple):
     trace: str
 
 
-def run(pipe: connection.Connection[Any, Any], rival: Rival, url: str, name: str) -> None:
+def run(pipe: connection.Connection[Any, Any], candidate: WaitingCandidate, url: str, name: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the bench, which then kills us.
     logging.disable()
     sys.stdout = sys.stderr  # The bench's own output may be JSON.
     kept: list[Any] = []  # A lease that nobody keeps is released.
     try:
         _arm()
-        with rival.open(url, name) as taking:
+        with candidate.open(url, name) as taking:
             gc.freeze()
             pipe.send("ready")
             while order := _next_order(pipe):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any
 
-from bench.contestant import TTL, AsyncContestant, AsyncPair, AsyncSession, Contestant, Pair, Session, Urls
+from bench.candidate import TTL, AsyncCandidate, AsyncPair, AsyncSession, Candidate, Pair, Session, Urls
 
 NAME = "handfast"
 
@@ -62,9 +62,9 @@ async def asyncio(urls: Urls, with_fence: bool, node_timeout: float | None) -> A
         yield session
 
 
-def ours(with_fence: bool, node_timeout: float | None) -> Contestant:
-    return Contestant(NAME, partial(blocking, with_fence=with_fence, node_timeout=node_timeout))
+def handfast_sync(with_fence: bool, node_timeout: float | None) -> Candidate:
+    return Candidate(NAME, partial(blocking, with_fence=with_fence, node_timeout=node_timeout))
 
 
-def ours_async(with_fence: bool, node_timeout: float | None) -> AsyncContestant:
-    return AsyncContestant(NAME, partial(asyncio, with_fence=with_fence, node_timeout=node_timeout))
+def handfast_async(with_fence: bool, node_timeout: float | None) -> AsyncCandidate:
+    return AsyncCandidate(NAME, partial(asyncio, with_fence=with_fence, node_timeout=node_timeout))

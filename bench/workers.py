@@ -2,7 +2,7 @@
 
 They are forked by multiprocessing's fork server. It has imported what they need and has neither threads nor
 connections, so a fork of it is safe, and takes 5 ms where a new interpreter takes 300. Each opens its own
-connection, says that it is ready and then waits for orders (see member.py); between rounds it is blocked there.
+connection, says that it is ready and then waits for orders (see worker.py); between rounds it is blocked there.
 """
 
 from __future__ import annotations
@@ -13,37 +13,39 @@ from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
 from typing import Any, Self
 
-from bench import member
+from bench import worker
 from bench.measure import STUCK_SECONDS
-from bench.member import Failed, Hold, Rival, Turns, Work
+from bench.worker import Failed, Hold, Turns, WaitingCandidate, Work
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["bench.handoff_floor", "bench.rivals", "handfast", "redis_lock", "pottery"])
+_processes.set_forkserver_preload(
+    ["bench.handoff_floor", "bench.waiting_candidates", "handfast", "redis_lock", "pottery"]
+)
 
 
-class CrewFailed(Exception):
-    """A process of the crew raised (then `trace` says where), died or hung."""
+class WorkersFailed(Exception):
+    """A worker process raised (then `trace` says where), died or hung."""
 
     def __init__(self, reason: str, trace: str = "") -> None:
         super().__init__(" ".join(reason.split())[:300])
         self.trace = trace
 
 
-class Crew:
-    """So many processes of one rival on one name. `with Crew(...) as crew:` starts them, and kills them."""
+class Workers:
+    """So many processes of one candidate on one name. `with Workers(...) as workers:` starts them, and kills them."""
 
-    def __init__(self, rival: Rival, size: int, url: str, name: str) -> None:
-        self._size, self._job = size, (rival, url, name)
+    def __init__(self, candidate: WaitingCandidate, size: int, url: str, name: str) -> None:
+        self._size, self._job = size, (candidate, url, name)
         self._pipes: list[connection.Connection[Any, Any]] = []
-        self._members: list[ForkServerProcess] = []
+        self._workers: list[ForkServerProcess] = []
 
     def _start(self) -> None:
         for _ in range(self._size):
-            ours, theirs = _processes.Pipe()
-            self._pipes.append(ours)
-            process = _processes.Process(target=member.run, args=(theirs, *self._job), daemon=True)
+            own, theirs = _processes.Pipe()
+            self._pipes.append(own)
+            process = _processes.Process(target=worker.run, args=(theirs, *self._job), daemon=True)
             process.start()
-            self._members.append(process)
+            self._workers.append(process)
             theirs.close()
         self.answers()
 
@@ -52,7 +54,7 @@ class Crew:
             for pipe in self._pipes:
                 pipe.send(order)
         except OSError:
-            raise CrewFailed("a process died") from None
+            raise WorkersFailed("a process died") from None
 
     def answers(self) -> list[Any]:
         """One of each process, as they come: the first to fail says why before the others hang."""
@@ -60,16 +62,16 @@ class Crew:
         while pending:
             ready = connection.wait(pending, max(0.0, over - time.monotonic()))
             if not ready:
-                raise CrewFailed(f"{len(pending)} processes still not done after {STUCK_SECONDS:g} s")
+                raise WorkersFailed(f"{len(pending)} processes still not done after {STUCK_SECONDS:g} s")
             for pipe in ready:
                 assert isinstance(pipe, connection.Connection)
                 pending.remove(pipe)
                 try:
                     answer = pipe.recv()
                 except (EOFError, OSError):
-                    raise CrewFailed("a process died") from None
+                    raise WorkersFailed("a process died") from None
                 if isinstance(answer, Failed):
-                    raise CrewFailed(*answer)
+                    raise WorkersFailed(*answer)
                 answers.append(answer)
         return answers
 
@@ -81,9 +83,9 @@ class Crew:
 
     def close(self) -> None:
         """Killed, not asked: between rounds they hold nothing, and after a failure they may not listen."""
-        for process in self._members:
+        for process in self._workers:
             process.kill()
-        for process in self._members:
+        for process in self._workers:
             process.join()
         for pipe in self._pipes:
             pipe.close()

@@ -19,7 +19,7 @@ from sim.node import Node
 from sim.world import Task
 
 if TYPE_CHECKING:
-    from sim.storm import Storm
+    from sim.fault_schedule import FaultSchedule
 
 __all__ = ["dies_with_its_vote"]
 
@@ -28,27 +28,27 @@ LATE = 0.008
 YEAR = 365 * 86400.0
 
 
-def dies_with_its_vote(storm: Storm) -> None:
-    scene, rng = storm.scene, storm.rng
+def dies_with_its_vote(fault_schedule: FaultSchedule) -> None:
+    scene, rng = fault_schedule.scene, fault_schedule.rng
     clients = [client for client in scene.clients if not client.actor.stopped]
-    if len(scene.nodes) < 5 or len(clients) < 2 or storm.suspects():
+    if len(scene.nodes) < 5 or len(clients) < 2 or fault_schedule.suspects():
         return
     dies, looks = rng.sample(clients, 2)
     first, *late, out1, out2 = rng.sample(scene.nodes, 5)
-    name = f"rare {storm.world.now:.3f}"  # which nobody else uses
-    storm.note("dies with its vote", dies.name, looks.name, [node.index for node in (first, *late)])
+    name = f"rare {fault_schedule.world.now:.3f}"  # which nobody else uses
+    fault_schedule.note("dies with its vote", dies.name, looks.name, [node.index for node in (first, *late)])
     for node in (out1, out2):
         scene.net.cut(dies.where, node.index)
     for node in late:
         scene.net.far[dies.where, node.index] = LATE
     dies.io.wall_ahead, looks.io.wall_ahead = YEAR, 0.0
-    first.forgetting = lambda node: _forgets(storm, node, looks)
+    first.forgetting = lambda node: _forgets(fault_schedule, node, looks)
     _start(dies, _take(dies, name, 1.0))
-    storm.world.at(storm.world.now + 5 * LATE, _dies, storm, dies, first)
-    opens = storm.world.now + storm.plan.quarantine + 2.5
+    fault_schedule.world.at(fault_schedule.world.now + 5 * LATE, _dies, fault_schedule, dies, first)
+    opens = fault_schedule.world.now + fault_schedule.plan.quarantine + 2.5
     for node in late:
-        storm.world.at(opens, scene.net.cut, looks.where, node.index)
-        storm.world.at(opens + 1.0, scene.net.mend, looks.where, node.index)
+        fault_schedule.world.at(opens, scene.net.cut, looks.where, node.index)
+        fault_schedule.world.at(opens + 1.0, scene.net.mend, looks.where, node.index)
     looks.actor.at(opens + 0.1, lambda: _start(looks, _take(looks, name, 0.0)))
 
 
@@ -75,21 +75,21 @@ async def _take(client: Client, name: str, keep: float) -> None:
     await client.release(hold)
 
 
-def _forgets(storm: Storm, node: Node, looks: Client) -> None:
+def _forgets(fault_schedule: FaultSchedule, node: Node, looks: Client) -> None:
     node.forgetting = None
-    world = storm.world
+    world = fault_schedule.world
     world.at(world.now + 1e-6, node.forget)
     world.at(world.now + 2e-4, lambda: _start(looks, guard.repair(looks.io, looks.group)))
 
 
-def _dies(storm: Storm, client: Client, first: Node) -> None:
-    scene = storm.scene
+def _dies(fault_schedule: FaultSchedule, client: Client, first: Node) -> None:
+    scene = fault_schedule.scene
     first.forgetting = None
     for link in client.io.links:
         if link.tcp is not None:
             link.tcp.stuck[1].clear()  # what was on its way dies with it
     if not client.actor.dead:
-        storm.crash(client)
+        fault_schedule.crash(client)
     for node in scene.nodes:
         scene.net.far.pop((client.where, node.index), None)
         scene.net.mend(client.where, node.index)

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from bench.contestant import TTL, PairFailed
-from bench.member import Rival, Taking
-from bench.ours import NAME, policies
+from bench.candidate import TTL, PairFailed
+from bench.handfast_adapter import NAME, policies
+from bench.worker import Taking, WaitingCandidate
 
 FAIR = f"{NAME} fair"
 FENCED = f"{FAIR}, fenced"
@@ -65,7 +65,7 @@ def pottery(url: str, name: str) -> Iterator[Taking]:
         yield _reused(Redlock(key=name, masters={client}, auto_release_time=TTL))
 
 
-def ours(node_timeout: float | None) -> list[Rival]:
+def handfast_candidates(node_timeout: float | None) -> list[WaitingCandidate]:
     """The fair ones are measured as often as the floor, which has no fencing tokens; the first has none either."""
     kinds: list[tuple[str, dict[str, Any]]] = [
         (FAIR, {"fair": True, "fence": False}),
@@ -73,14 +73,14 @@ def ours(node_timeout: float | None) -> list[Rival]:
         (NAME, {"fence": False}),
     ]
     return [
-        Rival(what, partial(handfast_lock, options=options, node_timeout=node_timeout), peer=what == NAME)
+        WaitingCandidate(what, partial(handfast_lock, options=options, node_timeout=node_timeout), peer=what == NAME)
         for what, options in kinds
     ]
 
 
 PEERS = (
-    Rival("redis-py (polls every 0.1 s)", partial(redis_py, poll=0.1)),
-    Rival("redis-py (polls every 1 ms)", partial(redis_py, poll=0.001)),
-    Rival("python-redis-lock", python_redis_lock),
-    Rival("pottery", pottery),
+    WaitingCandidate("redis-py (polls every 0.1 s)", partial(redis_py, poll=0.1)),
+    WaitingCandidate("redis-py (polls every 1 ms)", partial(redis_py, poll=0.001)),
+    WaitingCandidate("python-redis-lock", python_redis_lock),
+    WaitingCandidate("pottery", pottery),
 )

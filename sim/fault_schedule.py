@@ -1,6 +1,6 @@
 """Lets the faults of a plan strike.
 
-A fault strikes at random times until the storm is over; then everything is mended, and all that is left must come to
+A fault strikes at random times until the schedule ends; then everything is repaired, and all that is left must come to
 rest. `quiet_at` says from when on nothing is wrong, as far as is known: what must be quick is only asked for then.
 """
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 from handfast.core.quorum import majority
 from sim.client import Client
 from sim.node import Node
-from sim.rare import dies_with_its_vote
+from sim.rare_faults import dies_with_its_vote
 
 if TYPE_CHECKING:
     from sim.scenario import Scenario
 
-__all__ = ["Storm"]
+__all__ = ["FaultSchedule"]
 
 MOODS: Final = (
     "-LOADING Redis is loading the dataset in memory",
@@ -29,7 +29,7 @@ MOODS: Final = (
 )
 
 
-class Storm:
+class FaultSchedule:
     """The weather of one scenario."""
 
     def __init__(self, scene: Scenario) -> None:
@@ -40,7 +40,7 @@ class Storm:
         self.over = False
         self.quiet_at = 0.0
         self.restless = bool({"slow network", "loss", "distance"} & set(self.plan.faults))
-        """Something is wrong all the time, until the storm is over."""
+        """Something is wrong all the time, until the schedule ends."""
         self._doomed: set[int] = set()
         """Nodes that will come back without their memory."""
         for fault in self.plan.faults:

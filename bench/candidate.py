@@ -1,7 +1,7 @@
 """What floors, handfast and peers look like to the measurement.
 
-A contestant opens its connections to some nodes and yields a `Session`: given a lock's name, a session
-returns the function that does one acquire + release pair on it, or raises. What a contestant can prepare
+A candidate opens its connections to some nodes and yields a `Session`: given a lock's name, a session
+returns the function that does one acquire + release pair on it, or raises. What a candidate can prepare
 once per name (request bytes, a lock object meant to be reused) it prepares in the session, outside the
 timed part.
 """
@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 
 TTL = 10.0
-"""Seconds; every contestant asks for the same."""
+"""Seconds; every candidate asks for the same."""
 
 TTL_MS = int(TTL * 1000)
 
@@ -25,11 +25,11 @@ AsyncSession = Callable[[str], AsyncPair]
 
 
 class PairFailed(Exception):
-    """A lock nobody else wants was refused, or was gone at its release: the contestant does not work here."""
+    """A lock nobody else wants was refused, or was gone at its release: the candidate does not work here."""
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Candidate:
     """One program in one case. `nodes` are the numbers of nodes it can be asked for."""
 
     what: str
@@ -38,7 +38,7 @@ class Contestant:
 
 
 @dataclass(frozen=True)
-class AsyncContestant:
+class AsyncCandidate:
     what: str
     open: Callable[[Urls], AbstractAsyncContextManager[AsyncSession]]
     nodes: tuple[int, ...] = (1, 5)

@@ -23,19 +23,19 @@ from sim.net import Net, TcpConnection
 from sim.node import Node
 from sim.world import Actor, Clock, Task, Timer, Waiter
 
-__all__ = ["Lane"]
+__all__ = ["SimIO"]
 
 REFUSED: Final = Fault("refused", "refused the connection")
 EPOCH: Final = 1_800_000_000
 """Seconds: the date at which all simulations begin."""
 
 
-class Link(NodeLink):
-    """A node's place in the lane, and the user's end of its TCP connection."""
+class SimLink(NodeLink):
+    """The link to one node, and the user's end of its TCP connection."""
 
-    def __init__(self, lane: Lane, index: int, server: Node) -> None:
-        super().__init__(index, Address(f"n{index}"), lane.group)
-        self.lane = lane
+    def __init__(self, io: SimIO, index: int, server: Node) -> None:
+        super().__init__(index, Address(f"n{index}"), io.group)
+        self.io = io
         self.server = server
         self.tcp: TcpConnection | None = None
         """The connection in use, or being made."""
@@ -48,14 +48,14 @@ class Link(NodeLink):
         """What to send once connected, for those who then still wait."""
 
     def dial(self) -> None:
-        lane = self.lane
-        self.tcp = lane.net.dial(lane.where, lane.actor, self, self.server)
-        self.trying = lane.later(CONNECT_TIMEOUT, self._ended, Fault("timeout", "did not answer the connection in time"))
+        io = self.io
+        self.tcp = io.net.dial(io.where, io.actor, self, self.server)
+        self.trying = io.later(CONNECT_TIMEOUT, self._ended, Fault("timeout", "did not answer the connection in time"))
 
     def accepted(self, tcp: TcpConnection) -> None:
         if tcp is self.tcp:
-            lane = self.lane
-            self.young = Connection(self.index, lane.group, lane.shake(self.index), Waiter, lane.now)
+            io = self.io
+            self.young = Connection(self.index, io.group, io.shake(self.index), Waiter, io.now)
             self._shake()
 
     def refused(self, tcp: TcpConnection) -> None:
@@ -73,14 +73,14 @@ class Link(NodeLink):
     def received(self, tcp: TcpConnection, data: bytes) -> None:
         if tcp is not self.tcp:
             return
-        lane, connection = self.lane, self.connection
+        io, connection = self.io, self.connection
         if connection is None:
             if self.young is not None:
                 self.young.feed(data)
                 self._shake()
             return
         connection.feed(data)
-        self.asked_at = lane.now() if connection.pending else 0.0
+        self.asked_at = io.now() if connection.pending else 0.0
         if connection.fault is not None:
             self.down(connection.fault)
         elif connection.out:
@@ -100,44 +100,44 @@ class Link(NodeLink):
         data = b"".join(connection.out) + more
         connection.out.clear()
         if data and self.tcp is not None:
-            self.lane.told(self.tcp, self.index, data, again)
+            self.io.told(self.tcp, self.index, data, again)
             self.tcp.send(data)
 
     def _ended(self, fault: Fault | None) -> None:
         """The try to connect has ended."""
-        lane, young, self.young = self.lane, self.young, None
+        io, young, self.young = self.io, self.young, None
         if self.trying is not None:
             self.trying.cancel()
             self.trying = None
         backlog, self.backlog = self.backlog, []
         if young is None or fault is not None:
             self._give_up()
-            self.failed(fault or NOT_CONNECTED, lane.now())
+            self.failed(fault or NOT_CONNECTED, io.now())
             for _, poll in backlog:
                 self.answer(poll)
         else:
-            young.heard = lane.pushed
+            young.heard = io.pushed
             self.connected(young)
-            lane.up += 1
+            io.up += 1
             for payload, poll in backlog:
                 # Whoever gave up has undone its attempt elsewhere; sending it now would leave a lock behind.
-                if lane.now() >= poll.until:
+                if io.now() >= poll.until:
                     self.answer(poll)
                 elif not poll.waiter.over:
                     young.request(payload, poll)
                     self.write(again=True)
-        lane.tried()
+        io.tried()
 
     def down(self, fault: Fault) -> None:
         """It was up, and has lost its connection or gives it up."""
-        lane, connection = self.lane, self.connection
+        io, connection = self.io, self.connection
         assert connection is not None
         self._give_up()
-        self.failed(fault, lane.now())
-        lane.up -= 1
-        lane.settled = lane.up >= lane.group.need
+        self.failed(fault, io.now())
+        io.up -= 1
+        io.settled = io.up >= io.group.need
         connection.fail(fault)
-        lane.connection_lost(self.index)
+        io.connection_lost(self.index)
 
     def _give_up(self) -> None:
         if self.tcp is not None:
@@ -156,24 +156,24 @@ class Link(NodeLink):
 
     def write(self, *, votes: bool = False, again: bool = False) -> None:
         """`again`: nobody has decided on this just now; it is part of an exchange that is under way."""
-        connection, now = self.connection, self.lane.now()
+        connection, now = self.connection, self.io.now()
         assert connection is not None
         if not self.asked_at:
             self.asked_at = now
         if self.hanging is None:
-            self.hanging = self.lane.later(HUNG, self._hangs)
+            self.hanging = self.io.later(HUNG, self._hangs)
         self._send(connection, connection.seal() if votes else b"", again=again)
 
     def _hangs(self) -> None:
         self.hanging = None
-        fault = self.hangs(self.lane.now()) if self.connection is not None else None
+        fault = self.hangs(self.io.now()) if self.connection is not None else None
         if fault is not None:
             self.down(fault)
         elif self.connection is not None and self.asked_at:
-            self.hanging = self.lane.later(max(0.01, self.asked_at + HUNG - self.lane.now()), self._hangs)
+            self.hanging = self.io.later(max(0.01, self.asked_at + HUNG - self.io.now()), self._hangs)
 
 
-class Lane(PushRouter):
+class SimIO(PushRouter):
     """One link to each node of a group, for all tasks of one actor: Effects and Lobby in one."""
 
     bell = TaskWakeup
@@ -202,7 +202,7 @@ class Lane(PushRouter):
         """Seconds by which this machine's wall clock is wrong."""
         self.up = 0
         self.settled = False
-        self.links = [Link(self, i, node) for i, node in enumerate(nodes)]
+        self.links = [SimLink(self, i, node) for i, node in enumerate(nodes)]
         self._rng: Random = actor.world.rng
         self._trying: list[Waiter] = []
 
