@@ -29,7 +29,7 @@ PERCENTILES: Final = (50, 66, 75, 80, 90, 95, 98, 99, 100)
 
 @dataclass
 class Tally:
-    """What the buyers saw. `began` and `ended` are seconds since the act began."""
+    """What the buyers saw. `began` and `ended` are seconds since the scenario began."""
 
     began: float = 0.0
     ended: float = 0.0

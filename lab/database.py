@@ -8,7 +8,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy import event
 
-__all__ = ["Books", "engine_for"]
+__all__ = ["Database", "engine_for"]
 
 BUSY_TIMEOUT: Final = 10.0
 """Seconds that a writer waits for another one of SQLite."""
@@ -34,7 +34,7 @@ def engine_for(url: str) -> sa.Engine:
     return engine
 
 
-class Books:
+class Database:
     """`prefix` keeps the tables of two labs in one database apart."""
 
     def __init__(self, engine: sa.Engine, prefix: str, sale: int = 0) -> None:

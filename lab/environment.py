@@ -19,12 +19,12 @@ import sqlalchemy.exc
 import handfast
 from handfast.testing import Proxy, Server, Servers
 from lab import LabError
-from lab.books import Books, engine_for
-from lab.front import Front, Kind
+from lab.database import Database, engine_for
+from lab.frontend import Frontend, Kind
 from lab.process import WorkerProcess
 from lab.shop import Settings
 
-__all__ = ["NODES", "Nodes", "Pair", "Plan", "Stage", "in_thread"]
+__all__ = ["NODES", "Nodes", "Pair", "Plan", "Environment", "in_thread"]
 
 READY_WITHIN: Final = 30.0
 NODES: Final = ("n1", "n2", "n3", "n4", "n5")
@@ -42,7 +42,7 @@ class Plan:
     seconds: float = 4.0
     database: str = ""
     """A URL; SQLite in a temporary folder if it is empty."""
-    front: Kind = "built-in"
+    frontend: Kind = "built-in"
     ab: bool = False
 
 
@@ -141,8 +141,8 @@ class Pair:
             each.close()
 
 
-class Stage:
-    """Workers behind a front, one Redis server, a database; a pair or a quorum when an act wants one."""
+class Environment:
+    """Workers behind a frontend, one Redis server, a database; a pair or a quorum when a scenario wants one."""
 
     def __init__(self, plan: Plan, hear: Callable[[str, dict[str, Any]], None], changed: Callable[[], None]) -> None:
         self.plan = plan
@@ -161,7 +161,7 @@ class Stage:
             WorkerProcess(f"w{number}", plan.buyers + 4, self.folder, self._heard)
             for number in range(1, plan.workers + 1)
         ]
-        self.front = Front(plan.front, [worker.port for worker in self.workers], self._new_folder("front"))
+        self.frontend = Frontend(plan.frontend, [worker.port for worker in self.workers], self._new_folder("frontend"))
         self._settings: Settings | None = None
         self._expected: list[tuple[dict[str, Any], asyncio.Future[str]]] = []
         self._rising: set[asyncio.Task[None]] = set()
@@ -177,11 +177,11 @@ class Stage:
         await in_thread(self._create_tables)
         await in_thread(self.one.start)
         await asyncio.gather(*[self._raise(worker) for worker in self.workers])
-        await in_thread(self.front.start)
+        await in_thread(self.frontend.start)
 
     def _create_tables(self) -> None:
         try:
-            Books(self.engine, self.prefix).create()
+            Database(self.engine, self.prefix).create()
         except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
             raise LabError(f"the database cannot be used: {_first_line(error)}") from error
         self._created = True
@@ -203,14 +203,14 @@ class Stage:
             task.cancel()
         for worker in self.workers:
             worker.close()
-        self.front.close()
+        self.frontend.close()
         for servers in (self.nodes, self.pair, self.one):
             if servers is not None:
                 servers.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         try:
             if self.plan.database and self._created:
-                Books(self.engine, self.prefix).drop()
+                Database(self.engine, self.prefix).drop()
         except sqlalchemy.exc.SQLAlchemyError as error:
             raise LabError(f"the tables {self.prefix}_… could not be removed: {_first_line(error)}") from error
         finally:

@@ -19,7 +19,7 @@ from handfast.testing import reaper
 from handfast.testing.servers import LOOPBACK, reserve_port
 from lab import LabError
 
-__all__ = ["Front", "Kind", "nginx_found"]
+__all__ = ["Frontend", "Kind", "nginx_found"]
 
 Kind = Literal["nginx", "built-in"]
 
@@ -60,7 +60,7 @@ def nginx_found() -> str | None:
     return shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
-class Front:
+class Frontend:
     def __init__(self, kind: Kind, workers: Sequence[int], folder: Path) -> None:
         self.kind = kind
         self._workers = workers

@@ -1,4 +1,4 @@
-"""Runs acts, one after the other, keeps the scores, and tells those who watch."""
+"""Runs scenarios, one after the other, keeps the scores, and tells those who watch."""
 
 from __future__ import annotations
 
@@ -9,83 +9,83 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from lab import LabError, faults
+from lab.environment import NODES, Environment, Plan
 from lab.ledger import Score
 from lab.run import Run
-from lab.rung import TTL, Act, Rung
+from lab.rung import TTL, Rung, Scenario
 from lab.rungs import LADDER
-from lab.stage import NODES, Plan, Stage
 
-__all__ = ["Conductor"]
+__all__ = ["Runner"]
 
 FREE_STOCK: Final = 2000
 FREE_SECONDS: Final = 30.0
 
 
-class Conductor:
-    """`async with Conductor(plan) as conductor: await conductor.play(acts)`"""
+class Runner:
+    """`async with Runner(plan) as runner: await runner.run_all(scenarios)`"""
 
     def __init__(self, plan: Plan, interactive: bool = False) -> None:
         self.plan = plan
         self.interactive = interactive
         self.scores: dict[str, Score] = {}
         self.free: dict[str, Score] = {}
-        """Of runs that were not the act as it is written, where they are newer than its score."""
+        """Of runs that were not the scenario as it is written, where they are newer than its score."""
         self.history: list[Score] = []
-        self.queue: list[tuple[type[Rung], Act]] = []
+        self.queue: list[tuple[type[Rung], Scenario]] = []
         self.run: Run | None = None
         self.finished = False
         self.error: str | None = None
-        """Why the latest act could not be played to its end."""
+        """Why the latest scenario could not be run to its end."""
         self.version = 0
-        """Grows whenever something other than the running act has changed."""
+        """Grows whenever something other than the running scenario has changed."""
         self._sale = 0
-        self._stage: Stage | None = None
+        self._environment: Environment | None = None
 
-    async def __aenter__(self) -> Conductor:
-        self._stage = Stage(self.plan, self._hear, self.changed)
+    async def __aenter__(self) -> Runner:
+        self._environment = Environment(self.plan, self._hear, self.changed)
         try:
-            await self._stage.start()
+            await self._environment.start()
         except BaseException:
-            self._stage.close()
+            self._environment.close()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.stage.close()
+        self.environment.close()
 
     @property
-    def stage(self) -> Stage:
-        assert self._stage is not None
-        return self._stage
+    def environment(self) -> Environment:
+        assert self._environment is not None
+        return self._environment
 
-    # -- acts
+    # -- scenarios
 
-    async def play(
-        self, acts: Sequence[tuple[type[Rung], Act]], begun: Callable[[Run], None] | None = None
+    async def run_all(
+        self, scenarios: Sequence[tuple[type[Rung], Scenario]], begun: Callable[[Run], None] | None = None
     ) -> list[Score]:
         """All of them, in this order."""
-        self.queue = list(acts)
+        self.queue = list(scenarios)
         scores = []
         while self.queue:
-            rung, act = self.queue.pop(0)
-            run = self._new_run(rung, act, self.plan.stock, self.plan.seconds)
+            rung, scenario = self.queue.pop(0)
+            run = self._new_run(rung, scenario, self.plan.stock, self.plan.seconds)
             if begun is not None:
                 begun(run)
             scores.append(await self._perform(run))
         return scores
 
-    async def play_free(
-        self, rung: type[Rung], act: Act, stock: int = FREE_STOCK, seconds: float = FREE_SECONDS
+    async def run_free(
+        self, rung: type[Rung], scenario: Scenario, stock: int = FREE_STOCK, seconds: float = FREE_SECONDS
     ) -> Score:
-        """A longer sale without the act's own fault: those who watch do the faults."""
-        act = replace(act, fault=faults.nothing, ttl=TTL)
-        return await self._perform(self._new_run(rung, act, stock, seconds, free=True))
+        """A longer sale without the scenario's own fault: those who watch do the faults."""
+        scenario = replace(scenario, fault=faults.nothing, ttl=TTL)
+        return await self._perform(self._new_run(rung, scenario, stock, seconds, free=True))
 
-    def _new_run(self, rung: type[Rung], act: Act, stock: int, seconds: float, free: bool = False) -> Run:
+    def _new_run(self, rung: type[Rung], scenario: Scenario, stock: int, seconds: float, free: bool = False) -> Run:
         self._sale += 1
         if self.interactive:
-            act = replace(act, cut=NODES)
-        self.run = Run(self.stage, self._sale, rung, act, stock, seconds, free)
+            scenario = replace(scenario, cut=NODES)
+        self.run = Run(self.environment, self._sale, rung, scenario, stock, seconds, free)
         self.changed()
         return self.run
 
@@ -100,8 +100,8 @@ class Conductor:
         finally:
             self.run = None
             self.changed()
-        self.free.pop(score.act, None)
-        (self.scores if score.judged else self.free)[score.act] = score
+        self.free.pop(score.scenario, None)
+        (self.scores if score.judged else self.free)[score.scenario] = score
         self.history.append(score)
         self.changed()
         return score
@@ -122,7 +122,7 @@ class Conductor:
         return {**plan, "database": database, "load": load}
 
     def state(self) -> dict[str, Any]:
-        nodes = self.stage.nodes.states() if self.stage.nodes else {}
+        nodes = self.environment.nodes.states() if self.environment.nodes else {}
         return {
             "interactive": self.interactive,
             "finished": self.finished,
@@ -132,10 +132,10 @@ class Conductor:
             "scores": {name: asdict(score) for name, score in self.scores.items()},
             "free": {name: asdict(score) for name, score in self.free.items()},
             "live": self.run.live() if self.run else None,
-            "queue": [f"{rung.name}/{act.name}" for rung, act in self.queue],
+            "queue": [f"{rung.name}/{scenario.name}" for rung, scenario in self.queue],
             "workers": [
                 {"name": worker.name, "pid": worker.pid, "state": worker.state, "holding": self._holding(worker.name)}
-                for worker in self.stage.workers
+                for worker in self.environment.workers
             ],
             "nodes": [{"name": name, "state": state} for name, state in nodes.items()],
         }
@@ -153,14 +153,14 @@ def _described(number: int, rung: type[Rung]) -> dict[str, Any]:
         "story": rung.story(),
         "source": rung.source(),
         "servers": rung.servers,
-        "acts": [
+        "scenarios": [
             {
-                "name": f"{rung.name}/{act.name}",
-                "title": act.title,
-                "fault": act.fault_text,
-                "expect": act.expect,
-                "must_be_safe": act.must_be_safe,
+                "name": f"{rung.name}/{scenario.name}",
+                "title": scenario.title,
+                "fault": scenario.fault_text,
+                "expect": scenario.expect,
+                "must_be_safe": scenario.must_be_safe,
             }
-            for act in rung.acts
+            for scenario in rung.scenarios
         ],
     }

@@ -8,16 +8,16 @@ import { summary } from "./verdict.js";
 const STATES = { up: "up", paused: "paused", dead: "dead", stopped: "stopped", partitioned: "cut off" };
 const HINT = "Run a rung; or open one and start a free sale, which has no fault but those of your own buttons.";
 
-export class Stage {
-  #act = null; // the act that runs, or ran last while this page looked on
+export class Panel {
+  #scenario = null; // the scenario that runs, or ran last while this page looked on
   #nodesKey = "";
   #cards = [];
 
   constructor(host) {
     this.kicker = el("p", { class: "kicker" });
-    this.title = el("h2", { id: "stage-title" }, "…");
+    this.title = el("h2", { id: "panel-title" }, "…");
     this.subtitle = el("p", { class: "subtitle" });
-    this.progress = el("progress", { max: 1, value: 0, "aria-label": "Progress of the running act" });
+    this.progress = el("progress", { max: 1, value: 0, "aria-label": "Progress of the running scenario" });
     this.figures = {};
     const figure = (name, label) => el("div", { class: name }, el("dt", {}, label), (this.figures[name] = el("dd", {}, "–")));
     this.numbers = el("dl", { class: "figures" },
@@ -29,7 +29,7 @@ export class Stage {
     this.why = el("p", { class: "note" });
     this.controls = el("div", { class: "controls" }, this.#holderButtons(), this.workers, this.nodes);
     host.append(
-      el("div", { class: "stage-line" }, el("div", {}, this.kicker, this.title, this.subtitle), this.numbers),
+      el("div", { class: "panel-line" }, el("div", {}, this.kicker, this.title, this.subtitle), this.numbers),
       this.show, this.controls, this.why);
   }
 
@@ -43,18 +43,18 @@ export class Stage {
 
   update(lab) {
     const { state } = lab;
-    this.#act = lab.live?.act ?? this.#act;
-    const [rung, act] = found(state, this.#act);
+    this.#scenario = lab.live?.scenario ?? this.#scenario;
+    const [rung, scenario] = found(state, this.#scenario);
     const waiting = state.queue?.length ? `, ${count(state.queue.length)} to come` : "";
-    say(this.kicker, lab.live ? `Running${waiting}` : act ? "Ran last" : "Ready");
-    say(this.title, act ? `${rung.number} · ${rung.title}` : "The scoreboard");
-    const run = lab.picture(this.#act);
-    const told = run?.free ? "a free sale: no fault but yours" : `${act?.title ?? ""}${run?.struck ? ", and your own faults" : ""}`;
-    say(this.subtitle, act && (lab.live || !state.finished) ? told : summary(lab));
-    this.show.hidden = !act;
-    this.numbers.hidden = !act;
+    say(this.kicker, lab.live ? `Running${waiting}` : scenario ? "Ran last" : "Ready");
+    say(this.title, scenario ? `${rung.number} · ${rung.title}` : "The scoreboard");
+    const run = lab.picture(this.#scenario);
+    const told = run?.free ? "a free sale: no fault but yours" : `${scenario?.title ?? ""}${run?.struck ? ", and your own faults" : ""}`;
+    say(this.subtitle, scenario && (lab.live || !state.finished) ? told : summary(lab));
+    this.show.hidden = !scenario;
+    this.numbers.hidden = !scenario;
     this.controls.hidden = !state.interactive;
-    say(this.why, whyNot(lab) || (act ? "" : HINT));
+    say(this.why, whyNot(lab) || (scenario ? "" : HINT));
     this.why.hidden = !this.why.textContent;
     this.#showWorkers(state.workers ?? []);
     this.#showNodes(state.nodes ?? []);
@@ -62,7 +62,7 @@ export class Stage {
   }
 
   updateLive(lab) {
-    const run = lab.picture(this.#act);
+    const run = lab.picture(this.#scenario);
     if (!run) return;
     mark(this.show, "data-running", Boolean(lab.live));
     this.progress.value = lab.live ? lab.live.progress ?? 0 : 1;
@@ -124,8 +124,8 @@ class NodeCard {
 
 function found(state, name) {
   for (const rung of state.rungs ?? []) {
-    const act = rung.acts?.find((each) => each.name === name);
-    if (act) return [rung, act];
+    const scenario = rung.scenarios?.find((each) => each.name === name);
+    if (scenario) return [rung, scenario];
   }
   return [null, null];
 }
