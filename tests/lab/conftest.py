@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="pip install --group lab")
 
 from lab.environment import Plan
-from tests.postgres import database, postgres
+from tests.support.postgres import database, postgres
 
 __all__ = ["Lab", "database", "plan", "postgres", "started"]
 

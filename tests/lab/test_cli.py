@@ -23,7 +23,7 @@ from lab.rungs import LADDER
 from lab.rungs.r01_no_lock import NoLock
 from lab.terminal import table
 from tests.lab.conftest import Lab
-from tests.waiting import eventually
+from tests.support.eventually import eventually
 
 SHORT = ("--stock", "20", "--buyers", "6", "--workers", "3", "--seconds", "10", "--no-serve")
 

@@ -16,7 +16,7 @@ from lab.environment import Plan
 from lab.rungs import scenarios_of
 from lab.runner import Runner
 from lab.server import Page, listen
-from tests.waiting import eventually_async
+from tests.support.eventually import eventually_async
 
 
 class Viewer:
