@@ -16,17 +16,17 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bench import rivals
-from bench.contestant import Urls
-from bench.crew import Crew, CrewFailed
-from bench.handoff_figures import HandoffFigure, NotExclusive, Round, Standing
+from bench import waiting_candidates
+from bench.candidate import Urls
+from bench.handfast_adapter import NAME
+from bench.handoff_figures import HandoffFigure, HandoffStanding, NotExclusive, Round
 from bench.handoff_floor import FLOOR
 from bench.measure import turns
-from bench.member import Hold, Rival, Work
-from bench.ours import NAME
 from bench.outcome import Outcome, ratio
 from bench.plan import Plan
 from bench.traffic import Traffic
+from bench.worker import Hold, WaitingCandidate, Work
+from bench.workers import Workers, WorkersFailed
 
 FEW, SOME, MANY = 2, 8, 64
 MAIN_PART = 0.5
@@ -39,21 +39,23 @@ QUIET_SECONDS, SETTLE_SECONDS = 0.02, 0.2
 
 
 class Race:
-    """The crews of some rivals, of one size or several, each on a lock of its own, taking turns."""
+    """The workers of some candidates, of one size or several, each on a lock of its own, taking turns."""
 
-    def __init__(self, url: str, field: Sequence[Rival], *sizes: int) -> None:
+    def __init__(self, url: str, field: Sequence[WaitingCandidate], *sizes: int) -> None:
         self.url = url
-        self.rivals = {rival.what: rival for rival in field}
-        self.standings = [Standing(rival.what, rival.peer, processes=size) for size in sizes for rival in field]
-        self.crews: dict[tuple[str, int], Crew] = {}
+        self.candidates = {candidate.what: candidate for candidate in field}
+        self.standings = [
+            HandoffStanding(candidate.what, candidate.peer, processes=size) for size in sizes for candidate in field
+        ]
+        self.teams: dict[tuple[str, int], Workers] = {}
 
     def run(self, plan: Plan, deadline: float, *, details: bool) -> None:
         contended = plan.contended
         with contextlib.ExitStack() as stack:
             for standing in self.standings:
                 with self.judged(standing):
-                    crew = stack.enter_context(self.crew(standing, standing.processes))
-                    self.crews[standing.what, standing.processes] = crew
+                    workers = stack.enter_context(self.workers(standing, standing.processes))
+                    self.teams[standing.what, standing.processes] = workers
                     self.round(standing, WARM_UP_SECONDS)
             rounds = contended.rounds if details else contended.rounds // 2
             schedule = replace(plan, rounds=rounds, peer_rounds=contended.peer_rounds)
@@ -73,45 +75,45 @@ class Race:
                         self.count(standing, seconds, traffic)
                         self.wait(standing, seconds, traffic)
 
-    def crew(self, standing: Standing, size: int) -> Crew:
+    def workers(self, standing: HandoffStanding, size: int) -> Workers:
         lock = f"bench:handoff:{standing.processes}:{standing.what}"
-        return Crew(self.rivals[standing.what], size, self.url, lock)
+        return Workers(self.candidates[standing.what], size, self.url, lock)
 
-    def floor_of(self, standing: Standing) -> Standing | None:
+    def floor_of(self, standing: HandoffStanding) -> HandoffStanding | None:
         """Of the same size."""
         floors = [each for each in self.standings if each.what == FLOOR.what and each.processes == standing.processes]
         return floors[0] if floors and floors[0].failure is None else None
 
     @contextlib.contextmanager
-    def judged(self, standing: Standing) -> Iterator[None]:
+    def judged(self, standing: HandoffStanding) -> Iterator[None]:
         """Whoever fails is out, and its processes end: they may be polling."""
         try:
             yield
-        except (CrewFailed, NotExclusive) as error:
-            standing.failure = str(error) if isinstance(error, CrewFailed) else f"{type(error).__name__}: {error}"
-            if crew := self.crews.get((standing.what, standing.processes)):
-                crew.close()
+        except (WorkersFailed, NotExclusive) as error:
+            standing.failure = str(error) if isinstance(error, WorkersFailed) else f"{type(error).__name__}: {error}"
+            if workers := self.teams.get((standing.what, standing.processes)):
+                workers.close()
             if standing.what.startswith(NAME) or standing.what == FLOOR.what:
                 print(getattr(error, "trace", "") or standing.failure, file=sys.stderr)
 
-    def round(self, standing: Standing, seconds: float, section: float = 0.0) -> Round:
-        return Round.of(*self.crews[standing.what, standing.processes].work(seconds, section))
+    def round(self, standing: HandoffStanding, seconds: float, section: float = 0.0) -> Round:
+        return Round.of(*self.teams[standing.what, standing.processes].work(seconds, section))
 
-    def count(self, standing: Standing, seconds: float, traffic: Traffic) -> None:
+    def count(self, standing: HandoffStanding, seconds: float, traffic: Traffic) -> None:
         traffic.since_last_asked()
         result = self.round(standing, seconds, SECTION)
         sent = traffic.since_last_asked()
         standing.jain = round(result.jain, 4)
         standing.commands_per_handoff = round(sent / result.handoffs, 2) if result.handoffs else None
 
-    def wait(self, standing: Standing, seconds: float, traffic: Traffic) -> None:
-        """The last thing a crew does: it is still waiting when it ends."""
-        crew = self.crews[standing.what, standing.processes]
-        with self.crew(standing, 1) as holder, contextlib.closing(crew):
+    def wait(self, standing: HandoffStanding, seconds: float, traffic: Traffic) -> None:
+        """The last thing a workers does: it is still waiting when it ends."""
+        workers = self.teams[standing.what, standing.processes]
+        with self.workers(standing, 1) as holder, contextlib.closing(workers):
             holder.order(Hold())
             holder.answers()
             traffic.since_last_asked()
-            crew.order(Work(until=0, hold=0.0))
+            workers.order(Work(until=0, hold=0.0))
             _settle(traffic, standing.processes)
             start = time.monotonic()
             time.sleep(seconds)
@@ -134,8 +136,8 @@ class Handoffs:
     weight: float = 5.0
 
     def run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome:
-        ours = rivals.ours(plan.node_timeout)
-        outcome = Outcome("higher", ours=rivals.FAIR)
+        own = waiting_candidates.handfast_candidates(plan.node_timeout)
+        outcome = Outcome("higher", own_row=waiting_candidates.FAIR)
         best: dict[tuple[str, int], HandoffFigure] = {}
 
         def enter(race: Race) -> None:
@@ -145,10 +147,10 @@ class Handoffs:
                     best[standing.what, standing.processes] = standing.figure()
 
         now = time.monotonic()
-        main = Race(urls[0], [FLOOR, *ours, *rivals.PEERS], SOME)
+        main = Race(urls[0], [FLOOR, *own, *waiting_candidates.PEERS], SOME)
         main.run(plan, now + MAIN_PART * (deadline - now), details=True)
         enter(main)
-        leaders = [rival for rival in (FLOOR, ours[0]) if rival.what not in outcome.skipped]
+        leaders = [candidate for candidate in (FLOOR, own[0]) if candidate.what not in outcome.skipped]
         ends = Race(urls[0], leaders, FEW, MANY)
         ends.run(plan, deadline, details=False)
         enter(ends)
@@ -156,8 +158,8 @@ class Handoffs:
         return outcome
 
 
-def _enter(outcome: Outcome, race: Race, standing: Standing) -> None:
-    """One rival's line in the outcome, beside the floor of the same size."""
+def _enter(outcome: Outcome, race: Race, standing: HandoffStanding) -> None:
+    """One candidate's line in the outcome, beside the floor of the same size."""
     size = standing.processes
     title = standing.what if size == SOME else f"{standing.what}, {size} processes"
     if standing.failure is not None:
@@ -184,10 +186,10 @@ def _named(best: dict[tuple[str, int], HandoffFigure]) -> dict[str, float | None
     def latency(what: str) -> float | None:
         return best[what, SOME].p50_us if (what, SOME) in best else None
 
-    fair, floor = rivals.FAIR, FLOOR.what
+    fair, floor = waiting_candidates.FAIR, FLOOR.what
     return {
         "handoff": ratio(speed(fair, SOME), speed(floor, SOME)),
-        "handoff_fenced": ratio(speed(rivals.FENCED, SOME), speed(floor, SOME)),
+        "handoff_fenced": ratio(speed(waiting_candidates.FENCED, SOME), speed(floor, SOME)),
         "handoff_latency": ratio(latency(fair), latency(floor)),
         "handoff_64_over_2": ratio(speed(fair, MANY), speed(fair, FEW)),
         # What this machine makes of so many processes, whatever they do.

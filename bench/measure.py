@@ -1,7 +1,7 @@
-"""One round of one contestant, the order in which rounds take turns, and the best of them.
+"""One round of one candidate, the order in which rounds take turns, and the best of them.
 
-Noise on a shared machine mostly adds time, so each contestant is judged by its best round; and since it
-comes and goes over seconds, the rounds of all contestants alternate. Beside that stands a second opinion,
+Noise on a shared machine mostly adds time, so each candidate is judged by its best round; and since it
+comes and goes over seconds, the rounds of all candidates alternate. Beside that stands a second opinion,
 the median over the rounds of (this round / the floor's round): a floor measured against itself keeps it
 within a few per cent where one lucky round spoils the best.
 The collector stays on, as in any user's process, but a round starts with a clean, frozen heap: nobody
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from bench.contestant import AsyncSession, Pair
+from bench.candidate import AsyncSession, Pair
 from bench.plan import Plan
 
 LEAST_ROUNDS = 2
@@ -50,8 +50,8 @@ class Figure:
 
 
 @dataclass
-class Entrant:
-    """A contestant's standing in one case: its rounds so far, or why it is out."""
+class Standing:
+    """A candidate's standing in one case: its rounds so far, or why it is out."""
 
     what: str
     peer: bool = False
@@ -65,18 +65,18 @@ class Entrant:
         self.failure = f"{type(error).__name__}: {said}"[:300]
 
 
-E = TypeVar("E", bound=Entrant)
+E = TypeVar("E", bound=Standing)
 
 
-def turns(entrants: Sequence[E], plan: Plan, deadline: float) -> Iterator[E]:
+def turns(standings: Sequence[E], plan: Plan, deadline: float) -> Iterator[E]:
     """Who runs next. The order shifts every round, so that nobody always runs after the same neighbour."""
     for number in range(plan.rounds):
         if number >= LEAST_ROUNDS and time.monotonic() > deadline:
             return
-        shift = number % len(entrants)
-        for entrant in [*entrants[shift:], *entrants[:shift]]:
-            if entrant.failure is None and not (entrant.peer and number >= plan.peer_rounds):
-                yield entrant
+        shift = number % len(standings)
+        for standing in [*standings[shift:], *standings[:shift]]:
+            if standing.failure is None and not (standing.peer and number >= plan.peer_rounds):
+                yield standing
 
 
 @contextlib.contextmanager

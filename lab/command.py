@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 from handfast.cli.commands import Command
-from lab import LabError, play
+from lab import LabError, main
 
 
 @click.command("lab", cls=Command)
-@click.option("--rung", "rungs", multiple=True, metavar="NAME", help="Only this rung, or rung/act; can be repeated.")
+@click.option("--rung", "rungs", multiple=True, metavar="NAME", help="Only this rung, or rung/scenario; can be repeated.")
 @click.option("--stock", type=click.IntRange(2, 100_000), default=100, show_default=True, help="Pieces for sale.")
 @click.option("--buyers", type=click.IntRange(1, 256), default=16, show_default=True, help="Buyers at once.")
 @click.option("--workers", type=click.IntRange(3, 16), default=4, show_default=True, help="Processes of the shop.")
@@ -54,7 +54,7 @@ def command(
     if report is not None and (report.is_dir() or not os.access(report.absolute().parent, os.W_OK)):
         raise click.UsageError(f"{report}: that cannot be written to")
     try:
-        plan = play.Plan(stock, buyers, workers, seconds, database, play.front(balancer), ab)
-        return play.play(play.Show(plan, rungs, serve, port, as_json, report))
+        plan = main.Plan(stock, buyers, workers, seconds, database, main.frontend(balancer), ab)
+        return main.run(main.Options(plan, rungs, serve, port, as_json, report))
     except LabError as error:
         raise click.UsageError(str(error)) from None

@@ -72,7 +72,7 @@ async def late_release(run: Run) -> None:
 async def slow_holder(run: Run) -> None:
     """An order is held up between read and write for longer than the ttl, as by a slow payment."""
     slow = await run.order(at="writing")
-    await _held_up(run, slow, run.act.ttl * 2.5)
+    await _held_up(run, slow, run.scenario.ttl * 2.5)
 
 
 async def paused_holder(run: Run) -> None:
@@ -93,10 +93,10 @@ async def failover(run: Run) -> None:
     holder = await run.order(at="writing")
     left = await run.ask("PTTL", "redis_lock", server=pair.master)
     await run.do("the master is killed, the replica promoted", pair.promote)
-    run.stage.moved(pair.replica.url)
+    run.environment.moved(pair.replica.url)
     missing = await run.ask("EXISTS", "redis_lock", server=pair.replica) == 0
     run.note(f"the key of {holder} had {left} ms left; the new master {'never saw it' if missing else 'has it'}")
-    await _held_up(run, holder, run.act.ttl)
+    await _held_up(run, holder, run.scenario.ttl)
 
 
 async def node_forgets(run: Run) -> None:

@@ -1,7 +1,7 @@
-"""What was seen in an act: who held when, what was written when; and the score that follows from it and from the books.
+"""What was seen in a scenario: who held when, what was written when; and the score that follows.
 
-All times are seconds since the act began. A holder's span is what its process says of itself, from after it was granted
-the lock to before it gives it back; so two spans that overlap are two holders at once, never an artefact of reporting.
+All times are seconds since the scenario began. A holder's span is what its process says of itself, from after it was
+granted the lock to before it gives it back; two spans that overlap are two holders at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, Final, Literal
 
 from lab.load import Tally
-from lab.rung import Act, Verdict
+from lab.rung import Scenario, Verdict
 
 __all__ = ["Holder", "Ledger", "Mark", "Score", "overlaps_of"]
 
@@ -45,7 +45,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Score:
-    act: str
+    scenario: str
     stock: int
     sold: int
     oversold: int
@@ -62,7 +62,7 @@ class Score:
     must_be_safe: bool
     as_expected: bool
     free: bool
-    """A sale without the act's own fault."""
+    """A sale without the scenario's own fault."""
     struck: bool
     """A viewer's fault was in it."""
     evidence: list[str]
@@ -74,7 +74,7 @@ class Score:
 
     @property
     def judged(self) -> bool:
-        """It was the act as it is written; of any other run the story says nothing."""
+        """It was the scenario as it is written; of any other run the story says nothing."""
         return not (self.free or self.struck)
 
     @property
@@ -85,7 +85,7 @@ class Score:
 
 @dataclass
 class Ledger:
-    """Fed with the workers' events while the act runs."""
+    """Fed with the workers' events while the scenario runs."""
 
     stock: list[int]
     """Of each stripe, at the beginning."""
@@ -193,17 +193,17 @@ def longest_gap(sales: list[float], since: float, until: float) -> float:
 
 def score(
     name: str,
-    act: Act,
+    scenario: Scenario,
     ledger: Ledger,
     tally: Tally,
-    books: tuple[int, set[str]],
+    database: tuple[int, set[str]],
     now: float,
     evidence: list[str],
     free: bool = False,
     struck: bool = False,
 ) -> Score:
-    """`books` are what the database says is left, and the orders in it."""
-    left, orders = books
+    """`database` is what it says is left, and the orders in it."""
+    left, orders = database
     stock = sum(ledger.stock)
     balance = len(orders) + left - stock  # pieces that were promised, or still are, beyond what there was
     sold_out_at = max(ledger.sales, default=0.0) if left == 0 else tally.ended
@@ -214,7 +214,7 @@ def score(
     holders = ledger.holders(now)
     killed = {holder.order for holder in holders if holder.end != "released"}  # with the lock in their hands
     return Score(
-        act=name,
+        scenario=name,
         stock=stock,
         sold=len(orders),
         oversold=max(0, balance),
@@ -227,9 +227,9 @@ def score(
         p50=tally.percentile(50),
         p99=tally.percentile(99),
         verdict=verdict,
-        expect=act.expect,
-        must_be_safe=act.must_be_safe,
-        as_expected=verdict == act.expect,
+        expect=scenario.expect,
+        must_be_safe=scenario.must_be_safe,
+        as_expected=verdict == scenario.expect,
         free=free,
         struck=struck,
         evidence=evidence,

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from handfast.testing import warden
+from handfast.testing import reaper
 from lab import LabError
 
 __all__ = ["Tally", "ab", "ab_found", "crowd", "in_words"]
@@ -29,7 +29,7 @@ PERCENTILES: Final = (50, 66, 75, 80, 90, 95, 98, 99, 100)
 
 @dataclass
 class Tally:
-    """What the buyers saw. `began` and `ended` are seconds since the act began."""
+    """What the buyers saw. `began` and `ended` are seconds since the scenario began."""
 
     began: float = 0.0
     ended: float = 0.0
@@ -131,7 +131,7 @@ async def ab(url: str, requests: int, buyers: int, seconds: float, tally: Tally)
     try:
         tally.text, status = await asyncio.shield(reading)
     finally:
-        warden.forget(process.pid)
+        reaper.forget(process.pid)
         process.kill()
         process.wait()
         await asyncio.wait([reading])
@@ -143,7 +143,7 @@ async def ab(url: str, requests: int, buyers: int, seconds: float, tally: Tally)
 
 def _started(command: list[str]) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
-    warden.watch(process.pid, None)
+    reaper.watch(process.pid, None)
     return process
 
 

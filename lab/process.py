@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from handfast.testing import warden
+from handfast.testing import reaper
 from handfast.testing.servers import LOOPBACK, reserve_port
 
 __all__ = ["WorkerProcess"]
@@ -51,7 +51,7 @@ class WorkerProcess:
         pipe = subprocess.PIPE
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, start_new_session=True)
-        warden.watch(self.pid, self._folder)
+        reaper.watch(self.pid, self._folder)
         self.state = "up"
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
@@ -113,7 +113,7 @@ class WorkerProcess:
         process, self.state, self.ready = self._process, "dead", False
         if process is None or process.returncode is not None:
             return
-        warden.forget(process.pid)
+        reaper.forget(process.pid)
         process.kill()
         process.wait()
         assert process.stdout is not None

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from lab.ledger import Score
 from lab.load import in_words
-from lab.rungs import acts_of
+from lab.rungs import scenarios_of
 
 __all__ = ["html"]
 
@@ -45,7 +45,7 @@ def html(scores: list[Score], settings: dict[str, Any]) -> str:
 def _table(scores: list[Score]) -> str:
     columns = ("sold", "oversold", "lost", "stuck s", "orders/s", "p50 ms", "p99 ms")
     numbers = "".join(f'<th class="n">{column}</th>' for column in columns)
-    head = f"<tr><th>act</th>{numbers}<th>expected</th><th>seen</th></tr>"
+    head = f"<tr><th>scenario</th>{numbers}<th>expected</th><th>seen</th></tr>"
     return f'<div class="scroll"><table>{head}{"".join(_row(score) for score in scores)}</table></div>'
 
 
@@ -55,16 +55,16 @@ def _row(score: Score) -> str:
     cells = "".join(f'<td class="n">{value}</td>' for value in (*numbers, *times))
     kind, text = ("broken", "oversold, and must not") if score.broken else (score.verdict, score.verdict)
     judged = f'<td>{score.expect}</td><td class="{kind}">{text}</td>'
-    return f'<tr><td><a href="#{score.act}">{score.act}</a></td>{cells}{judged}</tr>'
+    return f'<tr><td><a href="#{score.scenario}">{score.scenario}</a></td>{cells}{judged}</tr>'
 
 
 def _section(score: Score) -> str:
-    rung, act = acts_of(score.act)[0]
+    rung, scenario = scenarios_of(score.scenario)[0]
     notes = "".join(f"<li>{escape(text)}</li>" for text in score.evidence)
     marks = "".join(f"<li>{mark['t']:.2f} s: {escape(mark['text'])}</li>" for mark in score.marks)
     return (
-        f'<section id="{score.act}"><h2>{escape(rung.title)}: {escape(act.title)}</h2>'
-        f'<p class="story">{escape(rung.story())}</p><p><b>Fault:</b> {escape(act.fault_text)}.</p>'
+        f'<section id="{score.scenario}"><h2>{escape(rung.title)}: {escape(scenario.title)}</h2>'
+        f'<p class="story">{escape(rung.story())}</p><p><b>Fault:</b> {escape(scenario.fault_text)}.</p>'
         f'<p><b>Expected:</b> {score.expect}. <b>Seen:</b> <span class="{score.verdict}">{score.verdict}</span>.</p>'
         f'<ul>{notes}</ul><h3>Who held the lock</h3>{_timeline(score)}<ul class="marks">{marks}</ul>'
         f"<h3>Stock</h3>{_stock(score)}<h3>The crowd</h3><pre>{escape(in_words(score.load))}</pre></section>"

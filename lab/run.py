@@ -1,4 +1,4 @@
-"""One act while it runs: what a fault script can do, and what is seen of it."""
+"""One scenario while it runs: what a fault script can do, and what is seen of it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import aiohttp
 
 from handfast.testing import Server
 from lab import LabError
-from lab.books import Books
-from lab.front import PATIENCE as FRONT_PATIENCE
+from lab.database import Database
+from lab.environment import Environment, Pair, in_thread
+from lab.frontend import PATIENCE as FRONTEND_PATIENCE
 from lab.ledger import Ledger, Mark, Score, overlaps_of, score
 from lab.load import Tally, ab, crowd
 from lab.process import WorkerProcess
-from lab.rung import Act, Rung
+from lab.rung import Rung, Scenario
 from lab.shop import Settings, window
-from lab.stage import Pair, Stage, in_thread
 
 __all__ = ["Run", "Victim"]
 
@@ -31,7 +31,7 @@ PATIENCE: Final = 0.75
 VICTIM_WITHIN: Final = 20.0
 UNANSWERED: Final = 0.05
 GRACE: Final = 60.0
-"""Seconds beyond the crowd's own time after which an act is given up: something hangs that must not."""
+"""Seconds beyond the crowd's own time after which a scenario is given up: something hangs that must not."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,20 @@ class Victim:
 
 class Run:
     def __init__(
-        self, stage: Stage, sale: int, rung: type[Rung], act: Act, stock: int, seconds: float, free: bool = False
+        self,
+        environment: Environment,
+        sale: int,
+        rung: type[Rung],
+        scenario: Scenario,
+        stock: int,
+        seconds: float,
+        free: bool = False,
     ) -> None:
-        self.stage, self.act, self.rung = stage, act, rung
-        self.name = f"{rung.name}/{act.name}"
+        self.environment, self.scenario, self.rung = environment, scenario, rung
+        self.name = f"{rung.name}/{scenario.name}"
         self.sale, self.stock, self.seconds = sale, stock, seconds
         self.free, self.struck = free, False
-        self.books = Books(stage.engine, stage.prefix, sale)
+        self.database = Database(environment.engine, environment.prefix, sale)
         self.ledger = Ledger([stock], time.monotonic())
         self.tally = Tally()
         self.evidence: list[str] = []
@@ -75,70 +82,70 @@ class Run:
 
     async def perform(self) -> Score:
         rung = self.rung()
-        await in_thread(rung.prepare, self.books, self.stock)
-        settings = Settings(self.sale, rung.name, self.act.ttl, PATIENCE, WORK, "", "", "", [])
-        await self.stage.open(settings, rung.servers, self.act.cut)
-        left = await in_thread(self.books.left)
+        await in_thread(rung.prepare, self.database, self.stock)
+        settings = Settings(self.sale, rung.name, self.scenario.ttl, PATIENCE, WORK, "", "", "", [])
+        await self.environment.open(settings, rung.servers, self.scenario.cut)
+        left = await in_thread(self.database.left)
         await self.ask("MSET", *itertools.chain(*zip(window(len(left)), map(str, left), strict=True)), server=self._redis)
         self.ledger = Ledger(left, time.monotonic())
         timeout = aiohttp.ClientTimeout(total=self.seconds + GRACE)
         try:
             async with asyncio.timeout(self.seconds + GRACE), aiohttp.ClientSession(timeout=timeout) as self._session:
-                await self.act.fault(self)
+                await self.scenario.fault(self)
                 await self.crowd_gone()
                 await self._wind_up()
         except TimeoutError:
             raise LabError(f"{self.name}: given up after {self.t:.0f} s; something hangs that should not") from None
         finally:
             self._abandon()
-        books = await in_thread(lambda: (sum(self.books.left()), self.books.orders()))
-        seen = self.ledger, self.tally, books, self.t, self.evidence
-        return score(self.name, self.act, *seen, self.free, self.struck)
+        database = await in_thread(lambda: (sum(self.database.left()), self.database.orders()))
+        seen = self.ledger, self.tally, database, self.t, self.evidence
+        return score(self.name, self.scenario, *seen, self.free, self.struck)
 
     @property
     def _redis(self) -> Server:
         """The one that the shop uses when the sale opens."""
-        return self.stage.pair.master if self.stage.pair else self.stage.one
+        return self.environment.pair.master if self.environment.pair else self.environment.one
 
     def _abandon(self) -> None:
         """However it ended: nobody stays paused or held up."""
         if self._crowd is not None:
             self._crowd.cancel()
-        for worker in self.stage.workers:
+        for worker in self.environment.workers:
             if worker.state == "paused":
-                self.stage.kill(worker)
+                self.environment.kill(worker)
         for victim in self._victims:
-            self.stage.worker(victim.worker).send(do="go", order=victim.order)
+            self.environment.worker(victim.worker).send(do="go", order=victim.order)
             victim.answer.cancel()
 
     async def _wind_up(self) -> None:
         for victim in self._victims:
             if self.paused(victim):
                 self.resume(victim)
-            self.stage.worker(victim.worker).send(do="go", order=victim.order)
-        await self.stage.rest(self.sale)
+            self.environment.worker(victim.worker).send(do="go", order=victim.order)
+        await self.environment.rest(self.sale)
         for victim in self._victims:
             status = await victim.answer
             if status == 200:
                 self.tally.confirmed.add(victim.order)
 
     def hear(self, worker: str, event: dict[str, Any]) -> None:
-        if event.get("sale", self.sale) == self.sale:  # else of an act that was stopped
+        if event.get("sale", self.sale) == self.sale:  # else of a scenario that was stopped
             self.ledger.hear(worker, event)
             self._happened.set()
 
     # -- for the scripts: the crowd
 
     def open_doors(self) -> None:
-        plan = self.stage.plan
-        place = self.stage.workers[0] if self.act.one_worker else self.stage.front
+        plan = self.environment.plan
+        place = self.environment.workers[0] if self.scenario.one_worker else self.environment.frontend
         url = f"{place.url}/buy/{self.sale}"
         self.tally.began = self.t
         self.mark(f"the doors open: {plan.buyers} buyers")
         if plan.ab:
             load = ab(url, self.stock * 4, plan.buyers, self.seconds, self.tally)
         else:
-            load = crowd(url, plan.buyers, self.seconds, self.tally, patience=2 * FRONT_PATIENCE)
+            load = crowd(url, plan.buyers, self.seconds, self.tally, patience=2 * FRONTEND_PATIENCE)
         self._crowd = asyncio.create_task(load)
         self._crowd.add_done_callback(self._over)
 
@@ -198,7 +205,7 @@ class Run:
         while self.t < deadline:
             if self._session is None or self._session.closed:
                 raise LabError(f"{self.name}: the sale is not open")
-            arrived = self.stage.expect("at", worker.name, order=name, sale=self.sale)
+            arrived = self.environment.expect("at", worker.name, order=name, sale=self.sale)
             answer = asyncio.create_task(self._send(f"{worker.url}/buy/{self.sale}", name, at))
             either: list[asyncio.Future[Any]] = [arrived, answer]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -217,7 +224,7 @@ class Run:
     def _spare_worker(self) -> WorkerProcess:
         """One that serves, and none of whose orders is held up."""
         busy = self._approached | {victim.worker for victim in self._victims if not victim.answer.done()}
-        spare = [worker for worker in self.stage.workers if worker.ready and worker.name not in busy]
+        spare = [worker for worker in self.environment.workers if worker.ready and worker.name not in busy]
         if not spare:
             raise LabError(f"{self.name}: all workers are busy or dead")
         return spare[len(self._victims) % len(spare)]
@@ -240,24 +247,24 @@ class Run:
         self.note(f"{victim} {self.ledger.fates[victim.order]}")
 
     def go(self, victim: Victim) -> None:
-        self.stage.worker(victim.worker).send(do="go", order=victim.order)
+        self.environment.worker(victim.worker).send(do="go", order=victim.order)
         self.mark(f"{victim} goes on")
 
     def pause(self, victim: Victim) -> None:
-        worker = self.stage.worker(victim.worker)
+        worker = self.environment.worker(victim.worker)
         worker.pause()
         worker.send(do="go", order=victim.order)  # it reads that when it is awake again
         self.mark(f"{victim.worker} is paused (SIGSTOP)")
-        self.stage.changed()
+        self.environment.changed()
 
     def resume(self, victim: Victim) -> None:
-        self.stage.worker(victim.worker).resume()
+        self.environment.worker(victim.worker).resume()
         self.mark(f"{victim.worker} goes on (SIGCONT)")
-        self.stage.changed()
+        self.environment.changed()
 
     def kill(self, victim: Victim) -> None:
-        worker = self.stage.worker(victim.worker)
-        self.stage.kill(worker)
+        worker = self.environment.worker(victim.worker)
+        self.environment.kill(worker)
         self.ledger.killed(worker.name, self.t)
         self.mark(f"{victim.worker} is killed (SIGKILL)")
 
@@ -279,26 +286,26 @@ class Run:
             raise ValueError(f"a holder can be killed, paused or resumed, not {what!r}")
 
     def paused(self, victim: Victim) -> bool:
-        return self.stage.worker(victim.worker).state == "paused"
+        return self.environment.worker(victim.worker).state == "paused"
 
     # -- for the scripts: servers, and words
 
     @property
     def pair(self) -> Pair:
-        assert self.stage.pair is not None
-        return self.stage.pair
+        assert self.environment.pair is not None
+        return self.environment.pair
 
     async def node(self, name: str, what: str) -> None:
-        assert self.stage.nodes is not None
-        await self.do(f"{name}: {what.replace('_', ' ')}", self.stage.nodes.do, name, what)
-        self.stage.changed()
+        assert self.environment.nodes is not None
+        await self.do(f"{name}: {what.replace('_', ' ')}", self.environment.nodes.do, name, what)
+        self.environment.changed()
 
     async def do(self, text: str, what: Callable[..., object], *args: Any) -> None:
         await in_thread(what, *args)
         self.mark(text)
 
     async def ask(self, *command: str, server: Server | None = None) -> object:
-        return await in_thread((server or self.stage.one).command, *command)
+        return await in_thread((server or self.environment.one).command, *command)
 
     def mark(self, text: str) -> None:
         self.ledger.marks.append(Mark(round(self.t, 4), text))
@@ -321,7 +328,7 @@ class Run:
         holders = ledger.holders(now)
         selling = now - ledger.sales[0] if ledger.sales else 0.0
         return {
-            "act": self.name,
+            "scenario": self.name,
             "free": self.free,
             "struck": self.struck,
             "t": round(now, 3),

@@ -1,4 +1,4 @@
-"""What every rung of the ladder is: a story, a way to sell, and the acts that show what it is worth."""
+"""What every rung of the ladder is: a story, a way to sell, and the scenarios that show what it is worth."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 if TYPE_CHECKING:
-    from lab.books import Books
+    from lab.database import Database
     from lab.run import Run
     from lab.shop import Answer, Order, Shop
 
-__all__ = ["Act", "Rung", "Verdict", "shown_by"]
+__all__ = ["Scenario", "Rung", "Verdict", "shown_by"]
 
 Verdict = Literal["safe", "oversold", "stuck"]
 
 TTL: Final = 1.0
-"""Seconds a lock lasts unless an act says otherwise: long for a worker that waits for a core, short for the viewer."""
+"""Seconds a lock lasts by default: long for a worker that waits for a core, short for the viewer."""
 
 
 @dataclass(frozen=True)
-class Act:
+class Scenario:
     """One sale under one fault. `expect` is what the story says will be seen; the verdict is what was seen."""
 
     name: str
@@ -42,9 +42,9 @@ class Act:
         return " ".join((self.fault.__doc__ or "").split()).rstrip(".")
 
 
-def shown_by(*acts: Act) -> Sequence[Act]:
-    """The acts that show what a rung is worth."""
-    return acts
+def shown_by(*scenarios: Scenario) -> Sequence[Scenario]:
+    """The scenarios that show what a rung is worth."""
+    return scenarios
 
 
 class Rung:
@@ -55,11 +55,11 @@ class Rung:
     servers: ClassVar[Literal["one", "replicated", "quorum"]] = "one"
     stripes: ClassVar[int] = 1
     """On how many rows of the database the stock lies."""
-    acts: ClassVar[Sequence[Act]]
+    scenarios: ClassVar[Sequence[Scenario]]
 
-    def prepare(self, books: Books, stock: int) -> None:
-        """Once before the sale, in the conductor."""
-        books.stock_up([(stock + stripe) // self.stripes for stripe in range(self.stripes)])
+    def prepare(self, database: Database, stock: int) -> None:
+        """Once before the sale, in the runner."""
+        database.stock_up([(stock + stripe) // self.stripes for stripe in range(self.stripes)])
 
     def open(self, shop: Shop) -> None:
         """Once in each worker, before its first order."""

@@ -26,10 +26,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lab import LabError
-from lab.conductor import FREE_SECONDS, FREE_STOCK, Conductor
+from lab.environment import in_thread
 from lab.run import Run
-from lab.rungs import acts_of
-from lab.stage import in_thread
+from lab.rungs import scenarios_of
+from lab.runner import FREE_SECONDS, FREE_STOCK, Runner
 
 __all__ = ["Page", "listen"]
 
@@ -85,14 +85,14 @@ class Refused(Exception):
 
 
 class Page:
-    """`async with Page(conductor, listener) as page:` serves it; `page.url` is to be printed."""
+    """`async with Page(runner, listener) as page:` serves it; `page.url` is to be printed."""
 
-    def __init__(self, conductor: Conductor, listener: socket.socket) -> None:
-        self._conductor = conductor
+    def __init__(self, runner: Runner, listener: socket.socket) -> None:
+        self._runner = runner
         self._listener = listener
         self._token = secrets.token_urlsafe(16)
         self._port: int = listener.getsockname()[1]
-        self._playing: asyncio.Task[object] | None = None
+        self._running: asyncio.Task[object] | None = None
         actions = {"run": self._run, "stop": self._stop, "holder": self._holder, "node": self._node}
         app = Starlette(
             routes=[
@@ -113,7 +113,7 @@ class Page:
 
     @property
     def url(self) -> str:
-        token = f"?token={self._token}" if self._conductor.interactive else ""
+        token = f"?token={self._token}" if self._runner.interactive else ""
         return f"http://127.0.0.1:{self._port}/{token}"
 
     async def __aenter__(self) -> Page:
@@ -121,7 +121,7 @@ class Page:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._conductor.finished = True  # so the streams end
+        self._runner.finished = True  # so the streams end
         await self._halt()
         self._server.should_exit = True
         if self._serving is not None:
@@ -134,25 +134,25 @@ class Page:
         return FileResponse(index, headers=HEADERS) if index.exists() else HTMLResponse(PLACEHOLDER, headers=HEADERS)
 
     async def _state(self, request: Request) -> Response:
-        return JSONResponse(self._conductor.state(), headers={"Cache-Control": "no-store"})
+        return JSONResponse(self._runner.state(), headers={"Cache-Control": "no-store"})
 
     async def _events(self, request: Request) -> Response:
         return EventSourceResponse(self._stream(), ping=PING)
 
     async def _stream(self) -> AsyncIterator[dict[str, str]]:
-        conductor, version, scored = self._conductor, -1, len(self._conductor.history)
+        runner, version, scored = self._runner, -1, len(self._runner.history)
         seen = Seen()
         while True:
-            for score in conductor.history[scored:]:
+            for score in runner.history[scored:]:
                 yield _event("score", asdict(score))
-            scored = len(conductor.history)
-            last = conductor.finished
-            if conductor.version != version or last:
-                version = conductor.version
-                yield _event("state", conductor.state())
-                seen.all(conductor.run)
-            elif conductor.run is not None:
-                yield _event("live", seen.news(conductor.run))
+            scored = len(runner.history)
+            last = runner.finished
+            if runner.version != version or last:
+                version = runner.version
+                yield _event("state", runner.state())
+                seen.all(runner.run)
+            elif runner.run is not None:
+                yield _event("live", seen.news(runner.run))
             if last:
                 return
             await asyncio.sleep(EVERY)
@@ -160,7 +160,7 @@ class Page:
     # -- to do
 
     def _action(self, what: Callable[[dict[str, Any]], Awaitable[None]]) -> Callable[[Request], Awaitable[Response]]:
-        async def act(request: Request) -> Response:
+        async def scenario(request: Request) -> Response:
             try:
                 await what(await self._allowed(request))
             except Refused as error:
@@ -171,10 +171,10 @@ class Page:
                 return JSONResponse({"error": str(error)}, 409)
             return JSONResponse({"ok": True}, 202)
 
-        return act
+        return scenario
 
     async def _allowed(self, request: Request) -> dict[str, Any]:
-        if not self._conductor.interactive:
+        if not self._runner.interactive:
             raise Refused(403, "this lab is read-only: start it with `python -m lab --serve`")
         if not secrets.compare_digest(request.headers.get("x-lab-token", "").encode(), self._token.encode()):
             raise Refused(403, "the token is missing or wrong: use the address that the lab printed")
@@ -186,64 +186,64 @@ class Page:
         return body
 
     async def _run(self, wanted: dict[str, Any]) -> None:
-        name = wanted.get("act") or wanted.get("rung")
+        name = wanted.get("scenario") or wanted.get("rung")
         try:
-            acts = acts_of(str(name))
+            scenarios = scenarios_of(str(name))
         except KeyError:
-            raise Refused(404, f"there is no rung or act called {name!r}") from None
-        if self.playing:
+            raise Refused(404, f"there is no rung or scenario called {name!r}") from None
+        if self.running:
             raise Refused(409, "something runs already: stop it first")
         if wanted.get("free"):
             stock, seconds = int(wanted.get("stock", FREE_STOCK)), float(wanted.get("seconds", FREE_SECONDS))
             if not (0 < stock <= 100_000 and 0 < seconds <= 600):
                 raise Refused(400, "stock is 1 to 100000, seconds are up to 600")
-            self.start(self._conductor.play_free(*acts[0], stock, seconds))
+            self.start(self._runner.run_free(*scenarios[0], stock, seconds))
         else:
-            self.start(self._conductor.play(acts))
+            self.start(self._runner.run_all(scenarios))
 
     @property
-    def playing(self) -> bool:
-        return self._playing is not None and not self._playing.done()
+    def running(self) -> bool:
+        return self._running is not None and not self._running.done()
 
-    def start(self, play: Coroutine[Any, Any, object]) -> None:
+    def start(self, work: Coroutine[Any, Any, object]) -> None:
         """Something that the buttons can stop."""
-        self._playing = asyncio.create_task(play)
-        # What went wrong is in the conductor's state.
-        self._playing.add_done_callback(lambda task: task.cancelled() or task.exception())
+        self._running = asyncio.create_task(work)
+        # What went wrong is in the runner's state.
+        self._running.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _stop(self, _: dict[str, Any]) -> None:
-        if not self.playing:
+        if not self.running:
             raise Refused(409, "nothing runs")
         await self._halt()
 
     async def _halt(self) -> None:
-        if self._playing is not None:
-            self._conductor.queue = []
-            self._playing.cancel()
-            await asyncio.wait([self._playing])
+        if self._running is not None:
+            self._runner.queue = []
+            self._running.cancel()
+            await asyncio.wait([self._running])
 
     async def _holder(self, wanted: dict[str, Any]) -> None:
-        if self._conductor.run is None:
+        if self._runner.run is None:
             raise Refused(409, "nothing runs: start a sale first")
-        await self._conductor.run.strike(str(wanted.get("do")))
+        await self._runner.run.strike(str(wanted.get("do")))
 
     async def _node(self, wanted: dict[str, Any]) -> None:
-        nodes = self._conductor.stage.nodes
+        nodes = self._runner.environment.nodes
         if nodes is None or not nodes.up:
             raise Refused(409, "no quorum is up: run a rung that has one")
         name, what = str(wanted.get("node")), str(wanted.get("do"))
         if name not in nodes.states():
             raise Refused(404, f"there is no node called {name!r}")
-        if self._conductor.run is not None:
-            self._conductor.run.struck = True
+        if self._runner.run is not None:
+            self._runner.run.struck = True
         await in_thread(nodes.do, name, what)
-        if self._conductor.run is not None:
-            self._conductor.run.mark(f"{name}: {what.replace('_', ' ')}")
-        self._conductor.changed()
+        if self._runner.run is not None:
+            self._runner.run.mark(f"{name}: {what.replace('_', ' ')}")
+        self._runner.changed()
 
 
 class Seen:
-    """What one viewer has been told of the running act."""
+    """What one viewer has been told of the running scenario."""
 
     def __init__(self) -> None:
         self._holders = self._points = self._marks = 0

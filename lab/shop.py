@@ -3,7 +3,7 @@
 `take_one` reads the stock, works, and writes back what it computed: the careless read-change-write that locks are for, in
 every rung the same. Whether two orders can be inside it at once is for the rung to decide.
 
-An order passes named points (`order.at("writing")`). The conductor may want it held at one of them: then the order says
+An order passes named points (`order.at("writing")`). The runner may want it held at one of them: then the order says
 that it is there and goes on when it is told to. That is how faults strike at an exact place instead of by luck.
 """
 
@@ -23,7 +23,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from lab.books import Books, Fence
+from lab.database import Database, Fence
 
 if TYPE_CHECKING:
     from lab.rung import Rung
@@ -35,7 +35,7 @@ Answer = Literal["sold", "sold out", "busy"]
 POLL: Final = 0.004
 """Seconds between two attempts of a rung that can only ask again and again."""
 WINDOW: Final = "num"
-"""The Redis key that shows the stock in the shop window; the books are in the database."""
+"""The Redis key that shows the stock in the shop window; what counts is in the database."""
 
 
 def window(stripes: int) -> list[str]:
@@ -47,7 +47,7 @@ _say = threading.Lock()
 
 
 def tell(what: str, **facts: object) -> None:
-    """One event to the conductor: a line on standard output, with the time of this machine's one monotonic clock."""
+    """One event to the runner: a line on standard output, with the time of this machine's one monotonic clock."""
     line = json.dumps({"what": what, "t": time.monotonic(), **facts}) + "\n"
     with _say:
         os.write(1, line.encode())
@@ -55,7 +55,7 @@ def tell(what: str, **facts: object) -> None:
 
 @dataclass(frozen=True)
 class Settings:
-    """One sale, as the conductor announces it to every worker."""
+    """One sale, as the runner announces it to every worker."""
 
     sale: int
     rung: str
@@ -80,7 +80,7 @@ class Order:
     id: str
     sale: int
     hold: str = ""
-    """The point at which the conductor wants it held."""
+    """The point at which the runner wants it held."""
     written: bool = False
     go: threading.Event = field(default_factory=threading.Event)
 
@@ -91,7 +91,7 @@ class Order:
 
     @contextmanager
     def holding(self, stripe: int = 0) -> Iterator[None]:
-        """Around the part that only one order at a time should be in: the conductor draws it."""
+        """Around the part that only one order at a time should be in: the runner draws it."""
         tell("held", sale=self.sale, order=self.id, stripe=stripe)
         try:
             yield
@@ -100,9 +100,9 @@ class Order:
 
 
 class Shop:
-    def __init__(self, settings: Settings, books: Books, rung: Rung) -> None:
+    def __init__(self, settings: Settings, database: Database, rung: Rung) -> None:
         self.settings = settings
-        self.books = books
+        self.database = database
         self.rung = rung
         self.sale, self.ttl, self.patience = settings.sale, settings.ttl, settings.patience
         self.nodes = settings.nodes
@@ -126,7 +126,7 @@ class Shop:
         self, order: Order, *, stripe: int = 0, check: Callable[[], object] | None = None, fence: Fence | None = None
     ) -> Answer:
         """Sell one piece: read, work, write. `check` is a last look at the lock; `fence` goes into read and write."""
-        left = self.books.left(fence)[stripe]
+        left = self.database.left(fence)[stripe]
         if left <= 0:
             return "sold out"
         time.sleep(self.settings.work)
@@ -137,8 +137,8 @@ class Shop:
         return "sold"
 
     def write(self, left: dict[int, int], order: Order | None, fence: Fence | None = None) -> None:
-        """To the books, to the shop window, and to the conductor."""
-        self.books.write(left, order.id if order else None, fence)
+        """To the database, to the shop window, and to the runner."""
+        self.database.write(left, order.id if order else None, fence)
         if order:
             order.written = True
         tell("wrote", sale=self.sale, order=order.id if order else None, left=left)

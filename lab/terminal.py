@@ -1,4 +1,4 @@
-"""The lab in a terminal: a bar for each act while it runs, a table at the end."""
+"""The lab in a terminal: a bar for each scenario while it runs, a table at the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROOMY: Final = 80
 
 
 class Bars:
-    """One bar per act, that goes on while the act does."""
+    """One bar per scenario, that goes on while the scenario does."""
 
     def __init__(self, console: Console, quiet: bool) -> None:
         seen = TextColumn("{task.fields[seen]}", table_column=Column(no_wrap=False))
@@ -76,7 +76,7 @@ class Bars:
 
 
 def table(scores: list[Score], console: Console) -> Table | Text:
-    """What fits the console without cutting a number; in a wide one with what happens in each act."""
+    """What fits the console without cutting a number; in a wide one with what happens in each scenario."""
     for dropped in range(3):
         shown = _table(scores, dropped, wide=console.width >= WIDE)
         plain = _table(scores, dropped, wide=False)
@@ -88,14 +88,14 @@ def table(scores: list[Score], console: Console) -> Table | Text:
 def _table(scores: list[Score], dropped: int, wide: bool) -> Table:
     """`dropped`: 1 leaves the times out, 2 the orders per second too."""
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    shown.add_column("rung/act", no_wrap=True)
+    shown.add_column("rung/scenario", no_wrap=True)
     if wide:
         shown.add_column("what happens")
     last = (None, -2, -3)[dropped]
     for column in ("sold", "over\nsold", "lost", "stuck\ns", "orders\n/s", "p50\nms", "p99\nms")[:last]:
         shown.add_column(column, justify="right", no_wrap=True)
     shown.add_column("seen", no_wrap=True)
-    titles = {f"{rung.name}/{act.name}": act.title for rung in LADDER for act in rung.acts}
+    titles = {f"{rung.name}/{scenario.name}": scenario.title for rung in LADDER for scenario in rung.scenarios}
     for score in scores:
         numbers = (
             str(score.sold),
@@ -106,13 +106,13 @@ def _table(scores: list[Score], dropped: int, wide: bool) -> Table:
             f"{score.p50 * 1000:.0f}",
             f"{score.p99 * 1000:.0f}",
         )
-        shown.add_row(score.act, *([titles[score.act]] if wide else []), *numbers[:last], _verdict(score))
+        shown.add_row(score.scenario, *([titles[score.scenario]] if wide else []), *numbers[:last], _verdict(score))
     return shown
 
 
 def _two_lines(score: Score) -> tuple[Text, Text]:
     numbers = f"  sold {score.sold} over {score.oversold} lost {score.lost} stuck {score.stuck:.1f}"
-    return Text.assemble(score.act, " ", _verdict(score)), Text(numbers)
+    return Text.assemble(score.scenario, " ", _verdict(score)), Text(numbers)
 
 
 def _verdict(score: Score) -> Text:

@@ -1,10 +1,10 @@
-"""One worker process of the shop: uvicorn at its port, told by the conductor what to sell and how.
+"""One worker process of the shop: uvicorn at its port, told by the runner what to sell and how.
 
     POST /buy/SALE?order=ID&hold=POINT   200 sold, 410 sold out, 503 busy, 409 refused, 500 failed
     GET  /stock                          what the shop window shows
 
 Commands come as lines of JSON on standard input, events go out on standard output. The end of the input is the end of the
-conductor, and ours.
+runner, and ours.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 import handfast
-from lab.books import Books, engine_for
+from lab.database import Database, engine_for
 from lab.rungs import rung_named
 from lab.shop import Order, Settings, Shop, tell
 
@@ -83,10 +83,10 @@ class Worker:
         shown = self._shop.shown() if self._shop else None
         return PlainTextResponse("closed" if shown is None else str(shown))
 
-    # -- for the conductor
+    # -- for the runner
 
     def obey(self) -> None:
-        """In a thread of its own, until the conductor is gone."""
+        """In a thread of its own, until the runner is gone."""
         for line in sys.stdin:
             command = json.loads(line)
             match command["do"]:
@@ -105,7 +105,7 @@ class Worker:
             self._shop.rung.close()
         if self._engine is None:
             self._engine = engine_for(settings.database)
-        shop = Shop(settings, Books(self._engine, settings.prefix, settings.sale), rung_named(settings.rung)())
+        shop = Shop(settings, Database(self._engine, settings.prefix, settings.sale), rung_named(settings.rung)())
         shop.rung.open(shop)
         self._shop = shop
         tell("open", sale=settings.sale)

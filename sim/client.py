@@ -1,6 +1,6 @@
 """A simulated process: what facade.py and watchdog.py are to a real one, around the same core.
 
-Its users are tasks of one actor and share one lane, as asyncio's do; the watchdog is an actor of its own with a lane of
+Its users are tasks of one actor and share one SimIO, as asyncio's do; the watchdog is an actor of its own with a SimIO of
 its own. SIGSTOP stops both, a blocked event loop only the first.
 """
 
@@ -25,7 +25,7 @@ from handfast.lease import Entry
 from handfast.options import Policy
 from handfast.roster import SLOTS_PER_SECOND
 from handfast.watchdog import CONNECT_PATIENCE, MEND_LATEST, MEND_SOONEST
-from sim.lane import Lane
+from sim.io import SimIO
 from sim.net import Net
 from sim.node import Node
 from sim.world import Actor, Clock, Task, World
@@ -69,11 +69,11 @@ class Client:
         """Of users."""
         self._presented: dict[Any, Entry] = {}
 
-        def lane(actor: Actor) -> Lane:
-            return Lane(actor, clock, where, self.group, net, nodes, self._shake, partial(observer.told, self))
+        def io(actor: Actor) -> SimIO:
+            return SimIO(actor, clock, where, self.group, net, nodes, self._shake, partial(observer.told, self))
 
-        self.io = lane(self.actor)
-        self.dog = Watchdog(self, lane(Actor(world, f"{self.name} watchdog")))
+        self.io = io(self.actor)
+        self.dog = Watchdog(self, io(Actor(world, f"{self.name} watchdog")))
 
     def _shake(self, index: int) -> Steps:
         return handshake(self.group, self.group.nodes[index], LOGIN, self.clock.now, self._warn)
@@ -91,9 +91,9 @@ class Client:
 
     def crash(self, *, silently: bool = False) -> None:
         """kill -9: the kernel closes its connections. If the whole machine loses its power, nobody does."""
-        for lane in (self.io, self.dog.io):
-            lane.actor.die()
-            for link in lane.links:
+        for io in (self.io, self.dog.io):
+            io.actor.die()
+            for link in io.links:
                 if link.tcp is not None and not silently:
                     link.tcp.give_up()
 
@@ -192,10 +192,10 @@ class Client:
 class Watchdog:
     """Renewals, as watchdog.py drives them: slots, a filing under the deadline while a renewal is under way."""
 
-    def __init__(self, client: Client, lane: Lane) -> None:
+    def __init__(self, client: Client, io: SimIO) -> None:
         self.client = client
-        self.io = lane
-        self.actor = lane.actor
+        self.io = io
+        self.actor = io.actor
         self.mending: Task | None = None
         self.renewing: dict[Hold, None] = {}
         """Those of which a renewal is under way."""
@@ -245,7 +245,7 @@ class Watchdog:
         if batch:
             self.start(self._renew(batch), "renew")
 
-    async def _settled(self) -> Lane:
+    async def _settled(self) -> SimIO:
         if not self.io.settled:
             await self.io.settle(self.client.group.need, CONNECT_PATIENCE)
         return self.io

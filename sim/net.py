@@ -29,7 +29,7 @@ _ACQUIRE: Final = (lua.SHA["acquire"], lua.SHA["claim"], b"\r\nNX\r\n")
 
 
 class UserEnd(Protocol):
-    """Where a connection begins: a link of a lane."""
+    """Where a connection begins: a link to a node."""
 
     def accepted(self, tcp: TcpConnection) -> None: ...
     def refused(self, tcp: TcpConnection) -> None: ...

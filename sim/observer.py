@@ -3,8 +3,8 @@
 Nobody in the simulation can ask it. It looks when a hold is granted, when a caller gets it, when something is
 sent or written, and now and then in between; it uses no clock but each client's own for that client's deadlines.
 
-Which invariants are owed depends on the faults: mutual exclusion (1, 5) only within A1-A5, order and uniqueness of tokens
-(2; 3 and with it 4) wherever counters survive, see plan.py. The others always.
+Which invariants are guaranteed depends on the faults: mutual exclusion (1, 5) only within A1-A5, order and uniqueness of
+tokens (2; 3 and with it 4) wherever counters survive, see plan.py. The others always.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sim.world import Task, World
 if TYPE_CHECKING:
     from sim.client import Client
 
-__all__ = ["INVARIANTS", "Observer", "Owed", "Violation"]
+__all__ = ["INVARIANTS", "Observer", "ExpectedGuarantees", "Violation"]
 
 INVARIANTS: Final = {
     1: ("validity intervals of one name never overlap", ("observer._no_two_valid", "observer.write_plain")),
@@ -65,8 +65,8 @@ class Violation(AssertionError):
         self.number = number
 
 
-class Owed:
-    """Which of the invariants that depend on the faults are owed."""
+class ExpectedGuarantees:
+    """Which of the invariants that depend on the faults are guaranteed."""
 
     def __init__(self, *, exclusive: bool, ordered: bool, unique: bool, lively: bool) -> None:
         self.exclusive = exclusive
@@ -78,9 +78,9 @@ class Owed:
 class Observer:
     """Omniscient."""
 
-    def __init__(self, world: World, owed: Owed) -> None:
+    def __init__(self, world: World, expected_guarantees: ExpectedGuarantees) -> None:
         self.world = world
-        self.owed = owed
+        self.expected_guarantees = expected_guarantees
         self.nodes: list[Node] = []
         self.clients: list[Client] = []
         self.quiet: Callable[[], bool] = lambda: False
@@ -136,7 +136,7 @@ class Observer:
         self.ledger.gone(client)
 
     def _no_two_valid(self, name: str) -> None:
-        if not self.owed.exclusive:
+        if not self.expected_guarantees.exclusive:
             return
         valid = [hold for hold, client in self._now_held[name].items() if self.valid(client, hold)]
         if len({hold.owner for hold in valid}) > 1 or (len(valid) > 1 and not all(hold.presented for hold in valid)):
@@ -147,7 +147,7 @@ class Observer:
         # Q is counted on other clocks than the world's.
         policy = client.group.policy
         least = (policy.max_ttl * (1 + 2 * policy.drift) + MARGIN) * (1 - 2 * policy.drift) - ROUNDING
-        if not self.owed.exclusive:
+        if not self.expected_guarantees.exclusive:
             return
         for node in self.nodes:
             age = self._votes.get((node.index, hold.owner), FOREVER)
@@ -155,7 +155,7 @@ class Observer:
                 self.complain(10, f"{hold.name}: counted a vote of n{node.index}, which had forgotten {age:.3f} s before")
 
     def _held_on_a_majority(self, client: Client, hold: Hold) -> None:
-        if not (self.owed.exclusive and self.valid(client, hold)):
+        if not (self.expected_guarantees.exclusive and self.valid(client, hold)):
             return
         group, until = client.group, client.clock.when(hold.deadline)
         # A node that has forgotten and may vote for nobody before this one is over is as good as one that holds it.
@@ -195,9 +195,9 @@ class Observer:
         for name in hold.names:
             known, floor = self.tokens.setdefault(name, {}), floors.get(name, 0)
             again = hold.presented and known.get(hold.token) == hold.owner  # who re-enters keeps its token
-            if hold.token <= floor and self.owed.ordered and not again:
+            if hold.token <= floor and self.expected_guarantees.ordered and not again:
                 self.complain(2, f"{name}: token {hold.token} after {floor} was returned")
-            if hold.token in known and self.owed.unique and not again:
+            if hold.token in known and self.expected_guarantees.unique and not again:
                 self.complain(3, f"{name}: token {hold.token} for {hold.owner!r} and {known[hold.token]!r}")
             known[hold.token] = hold.owner
             self.largest[name] = max(hold.token, self.largest.get(name, 0))
@@ -233,12 +233,12 @@ class Observer:
 
     def write(self, hold: Hold, value: int) -> None:
         lost = self.register(hold.names[0]).write(hold.token, value)
-        if lost and self.owed.unique and hold.token:
+        if lost and self.expected_guarantees.unique and hold.token:
             self.complain(4, f"{hold.name}: token {hold.token} writes {value}: an update is lost")
 
     def write_plain(self, hold: Hold, value: int, *, at_once: bool) -> None:
         """`at_once`: all look at their leases when they write, so only a broken exclusion can lose an update."""
-        if self.register(hold.names[0]).write_plain(value) and at_once and self.owed.exclusive:
+        if self.register(hold.names[0]).write_plain(value) and at_once and self.expected_guarantees.exclusive:
             self.complain(1, f"{hold.name}: an update of a resource without tokens is lost, {hold.owner!r} was valid")
 
     # -- now and then ----------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class Observer:
             for hold in list(self._final)[:50]:
                 del self._final[hold]
         self.ledger.audit()
-        if self.owed.lively and self.quiet():
+        if self.expected_guarantees.lively and self.quiet():
             self._nobody_sleeps_on()
         else:
             self._free_since.clear()
@@ -299,7 +299,7 @@ class Observer:
 
     def at_rest(self) -> None:
         """Nobody wants anything any more, and every ttl is over."""
-        if not self.owed.lively:
+        if not self.expected_guarantees.lively:
             return
         for node in self.nodes:
             for name, owner in node.held():

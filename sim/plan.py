@@ -1,8 +1,8 @@
-"""What a seed decides beforehand: a deployment, how it is used, what goes wrong; and what is owed all the same.
+"""What a seed decides beforehand: a deployment, how it is used, what goes wrong; and what is guaranteed all the same.
 
 Swarm testing: each seed draws a random subset of the faults, so that no fault hides behind another in every run.
 
-What is owed follows from the plan alone (SAFETY.md, "Assumptions"):
+What is guaranteed follows from the plan alone (SAFETY.md, "Assumptions"):
 exclusion     unless clocks run at rates beyond `drift` (A1), a node's clock steps forward (A2), or a node forgets that
               nobody guards (A3). A5 is kept by not letting nodes forget while M - 1 are suspect;
 uniqueness    wherever counters survive, or a guard repairs a minority of them. One node alone numbers by its clock;
@@ -18,7 +18,7 @@ from random import Random
 from typing import Any, Final, NamedTuple
 
 from handfast.options import Policy, policy
-from sim.observer import Owed
+from sim.observer import ExpectedGuarantees
 
 __all__ = ["BEYOND", "DRIFT", "FAULTS", "Plan", "draw"]
 
@@ -109,8 +109,8 @@ class Plan(NamedTuple):
     """Users present owners of their own."""
     reentrant: bool = False
     """Who holds it takes it again now and then."""
-    storm: float = 30.0
-    """Seconds."""
+    fault_seconds: float = 30.0
+    """How long faults strike."""
     every: float = 6.0
     """Seconds between two strikes of one fault, on average."""
 
@@ -144,7 +144,7 @@ class Plan(NamedTuple):
         return self.max_ttl + 2 * self.quarantine + 8.0 + everybody + self.clients * busy
 
     @property
-    def owed(self) -> Owed:
+    def expected_guarantees(self) -> ExpectedGuarantees:
         faults = set(self.faults)
         guarded = self.guard or not self.forgetful
         # An owner that is presented again may meet its own late release.
@@ -166,7 +166,7 @@ class Plan(NamedTuple):
         # What a cohort passes on was numbered when it was taken: in order only while nobody else can have taken it since.
         ordered = unique and (exclusive or not self.cohort)
         lively = not (stuck or suspected or disputed)
-        return Owed(exclusive=exclusive, ordered=ordered, unique=unique, lively=lively)
+        return ExpectedGuarantees(exclusive=exclusive, ordered=ordered, unique=unique, lively=lively)
 
 
 class Theme(NamedTuple):
@@ -178,7 +178,7 @@ class Theme(NamedTuple):
 
 _TOKENS: Final[Mapping[str, Any]] = {
     "guard": True, "fence": True, "fair": False, "cohort": 0, "clients": 4, "users": 1, "max_ttl": 1.0, "work": 0.1,
-    "together": False, "owners": False, "every": 2.0, "storm": 45.0,
+    "together": False, "owners": False, "every": 2.0, "fault_seconds": 45.0,
 }  # fmt: skip
 THEMES: Final = (
     # Nodes that forget one after the other, while names rest and clients disagree about the date.

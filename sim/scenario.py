@@ -1,4 +1,4 @@
-"""One seed from beginning to end: a deployment is opened, a storm goes over it, and everything comes to rest."""
+"""One seed from beginning to end: a deployment is opened, faults strike it, and everything comes to rest."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Final, NamedTuple
 from handfast.core import guard
 from handfast.errors import ConfigError, NotAcquired
 from sim.client import Client
-from sim.lane import EPOCH
+from sim.fault_schedule import FaultSchedule
+from sim.io import EPOCH
 from sim.net import Net
 from sim.node import Node
 from sim.observer import Observer, Violation
 from sim.plan import DRIFT, Plan, draw
-from sim.storm import Storm
 from sim.user import User
 from sim.world import Circles, Clock, Task, World
 
@@ -24,7 +24,7 @@ __all__ = ["Outcome", "Scenario", "run"]
 AUDIT_EVERY: Final = 0.05
 YEAR: Final = 365 * 86400.0
 BEFORE: Final = 1.0
-"""Seconds before the storm, for the deployment to be opened."""
+"""Seconds before the first fault, for the deployment to be opened."""
 SETTLED: Final = 5.0
 """Seconds after the last fault within which every connection is made again."""
 SAVED_EVERY: Final = 1.0
@@ -57,7 +57,7 @@ class Scenario:
         self.world = world = World(seed, tell=tell)
         self.net = Net(world)
         self.net.ttl = plan.ttl
-        self.observer = Observer(world, plan.owed)
+        self.observer = Observer(world, plan.expected_guarantees)
         self.nodes = [Node(world, self.net, i, self._clock(EPOCH), self.observer) for i in range(plan.nodes)]
         if "slow clock forgets" in plan.faults:
             self.nodes[0].clock = Clock(world, EPOCH - 3600.0, 1 - DRIFT)
@@ -72,7 +72,7 @@ class Scenario:
             for node in self.nodes:
                 node.tracks = world.rng.random() < 0.5
         self.users: list[User] = []
-        self.storm: Storm | None = None
+        self.fault_schedule: FaultSchedule | None = None
 
     def _clock(self, offset: float) -> Clock:
         most = 0.05 if "wild drift" in self.plan.faults else DRIFT if "drift" in self.plan.faults else 0.0
@@ -102,13 +102,13 @@ class Scenario:
             world.at(SAVED_EVERY, self._save)
         world.at(AUDIT_EVERY, self._audit)
         world.run(BEFORE)
-        self.storm = storm = Storm(self)
-        self.observer.quiet = lambda: not storm.restless and world.now > storm.quiet_at + SETTLED
+        self.fault_schedule = fault_schedule = FaultSchedule(self)
+        self.observer.quiet = lambda: not fault_schedule.restless and world.now > fault_schedule.quiet_at + SETTLED
         for client in self.clients:
             self._populate(client)
-        world.run(BEFORE + plan.storm)
-        storm.over = True
-        self._mend(storm)
+        world.run(BEFORE + plan.fault_seconds)
+        fault_schedule.over = True
+        self._mend(fault_schedule)
         world.run(world.now + plan.max_ttl * 1.1 + 0.5)
         for user in self.users:
             user.last = world.now
@@ -125,18 +125,18 @@ class Scenario:
 
     @property
     def calm(self) -> bool:
-        return self.storm is None or self.storm.over
+        return self.fault_schedule is None or self.fault_schedule.over
 
     def _populate(self, client: Client) -> None:
         self.users += [User(self, client, i) for i in range(self.plan.users)]
 
-    def _mend(self, storm: Storm) -> None:
+    def _mend(self, fault_schedule: FaultSchedule) -> None:
         """Faults that are under way end soon by themselves; the rest ends now."""
         self.world.note("FAULT", "all is mended")
         self.net.mend_all()
-        if storm.restless:
-            storm.restless = False
-            storm.quiet_at = max(storm.quiet_at, self.world.now)
+        if fault_schedule.restless:
+            fault_schedule.restless = False
+            fault_schedule.quiet_at = max(fault_schedule.quiet_at, self.world.now)
 
     def _audit(self) -> None:
         self.observer.audit()
@@ -149,11 +149,11 @@ class Scenario:
         if not self.calm:
             self.world.at(self.world.now + SAVED_EVERY, self._save)
 
-    # -- what a storm does to clients ------------------------------------------------------------------------------
+    # -- what faults do to clients ---------------------------------------------------------------------------------
 
     def stop(self, client: Client, end: float) -> None:
-        if self.storm is not None and not self.storm.over and end > self.world.now:
-            self.storm.stop(client, end)
+        if self.fault_schedule is not None and not self.fault_schedule.over and end > self.world.now:
+            self.fault_schedule.stop(client, end)
 
     def replace(self, dead: Client) -> None:
         """Another process where one has died."""

@@ -53,7 +53,7 @@ class Timer:
 
 
 class World:
-    """The scheduler, the randomness and the notebook."""
+    """The scheduler, the randomness and the trace."""
 
     def __init__(self, seed: int, *, keep: int = 400, tell: Callable[[float, str, tuple[Any, ...]], None] | None = None):
         self.seed = seed

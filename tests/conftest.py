@@ -11,6 +11,9 @@ import pytest
 import handfast
 from handfast import _client
 from handfast.testing import Server, Servers, available
+from tests.support.topologies import _sharded, _watched, doomed, sharded, watched
+
+__all__ = ["_sharded", "_watched", "doomed", "sharded", "watched"]
 
 KINDS = ("valkey-9.1", "redis-7.0", "redis-6.2")
 

@@ -3,11 +3,11 @@
 import { action, refresh } from "./actions.js";
 import { el, mark, say } from "./dom.js";
 import { Ladder } from "./ladder.js";
-import { Stage } from "./stage.js";
+import { Panel } from "./panel.js";
 import { Lab } from "./stream.js";
 
 const byId = (id) => document.getElementById(id);
-const stage = new Stage(byId("stage"));
+const panel = new Panel(byId("panel"));
 const ladder = new Ladder(byId("ladder"));
 const lab = new Lab(heard);
 
@@ -20,17 +20,17 @@ function heard(what) {
   if (what === "state") {
     ladder.build(lab.state);
     ladder.update(lab);
-    stage.update(lab);
+    panel.update(lab);
     showSettings(lab.state.settings ?? {});
     byId("ladder-actions").hidden = !lab.state.interactive;
     mark(document.body, "data-interactive", Boolean(lab.state.interactive));
   }
   if (what === "live") {
     ladder.updateLive(lab);
-    stage.updateLive(lab);
+    panel.updateLive(lab);
   }
   refresh(lab);
-  document.title = lab.live ? `▶ ${lab.live.act} · Flash sale lab` : "Flash sale lab";
+  document.title = lab.live ? `▶ ${lab.live.scenario} · Flash sale lab` : "Flash sale lab";
 }
 
 function showConnection() {
@@ -43,7 +43,7 @@ function showConnection() {
 function showSettings(settings) {
   const named = [
     ["stock", "pieces"], ["buyers", "buyers at once"], ["workers", "shop processes"],
-    ["database", "database"], ["front", "in front"], ["load", "load"],
+    ["database", "database"], ["frontend", "in front"], ["load", "load"],
   ];
   const known = named.filter(([name]) => settings[name] !== undefined && settings[name] !== null);
   byId("settings").replaceChildren(...known.map(([name, label]) => el("li", {}, el("b", {}, String(settings[name])), ` ${label}`)));

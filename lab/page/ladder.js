@@ -1,4 +1,4 @@
-// The scoreboard: a row per act; a rung opens below its rows.
+// The scoreboard: a row per scenario; a rung opens below its rows.
 
 import { action } from "./actions.js";
 import { count, el, mark, rate, say, seconds, twoTimes } from "./dom.js";
@@ -17,7 +17,7 @@ export class Ladder {
 
   // Built once; built again only if another lab with other rungs answers.
   build(state) {
-    const key = JSON.stringify((state.rungs ?? []).map((rung) => [rung.name, rung.title, rung.story, rung.source, rung.acts]));
+    const key = JSON.stringify((state.rungs ?? []).map((rung) => [rung.name, rung.title, rung.story, rung.source, rung.scenarios]));
     if (key === this.#key) return;
     this.#key = key;
     this.#rungs = (state.rungs ?? []).map((rung) => new Rows(rung));
@@ -34,40 +34,40 @@ export class Ladder {
     for (const rows of this.#rungs) rows.update(lab, fastest);
   }
 
-  // Only what the running act changes.
+  // Only what the running scenario changes.
   updateLive(lab) {
-    this.#rungs.find((rows) => rows.acts.some(({ act }) => act.name === lab.live?.act))?.update(lab, 0);
+    this.#rungs.find((rows) => rows.scenarios.some(({ scenario }) => scenario.name === lab.live?.scenario))?.update(lab, 0);
   }
 }
 
 class Rows {
   constructor(rung) {
     this.rung = rung;
-    this.acts = (rung.acts ?? []).map((act, i) => this.#row(act, i === 0));
+    this.scenarios = (rung.scenarios ?? []).map((scenario, i) => this.#row(scenario, i === 0));
     this.details = new Details(rung);
     this.drawer = el("tr", { class: "drawer", role: "row", id: `rung-${rung.name}`, hidden: true },
       el("td", { colspan: COLUMNS.length, role: "cell" }, this.details.element));
-    this.element = el("tbody", { class: "rung", role: "rowgroup", "data-rung": rung.name }, ...this.acts.map(({ row }) => row), this.drawer);
+    this.element = el("tbody", { class: "rung", role: "rowgroup", "data-rung": rung.name }, ...this.scenarios.map(({ row }) => row), this.drawer);
   }
 
-  #row(act, first) {
+  #row(scenario, first) {
     const parts = verdict();
     const cells = {};
     const cell = (name, label, ...children) =>
       (cells[name] = el("td", { class: name, role: "cell", "data-label": label }, ...children));
-    const progress = el("progress", { max: 1, value: 0, hidden: true, "aria-label": "Progress of this act" });
+    const progress = el("progress", { max: 1, value: 0, hidden: true, "aria-label": "Progress of this scenario" });
     const bar = el("i", { class: "share", "aria-hidden": "true" });
     const figure = el("span", {});
-    const row = el("tr", { role: "row", "data-act": act.name, class: first ? "first" : "" },
+    const row = el("tr", { role: "row", "data-scenario": scenario.name, class: first ? "first" : "" },
       cell("number", null, el("span", { "aria-hidden": "true" }, first ? String(this.rung.number ?? "") : "")),
-      cell("lock", null, first ? this.#opener() : null, el("span", { class: "act" }, act.title ?? act.name), progress),
+      cell("lock", null, first ? this.#opener() : null, el("span", { class: "scenario" }, scenario.title ?? scenario.name), progress),
       cell("sold", "sold"), cell("oversold", "oversold"), cell("lost", "lost"), cell("stuck", "stuck"),
       cell("rate", "orders", figure, bar), cell("latency", "p50 / p99"), cell("outcome", null, parts.element),
       cell("run", null, first ? this.#runner() : null));
     row.addEventListener("click", (event) => {
       if (!event.target.closest("button") && !getSelection()?.toString()) this.toggle();
     });
-    return { act, row, cells, parts, progress, bar, figure };
+    return { scenario, row, cells, parts, progress, bar, figure };
   }
 
   #opener() {
@@ -91,17 +91,17 @@ class Rows {
 
   update(lab, fastest) {
     this.lab = lab;
-    for (const each of this.acts) this.#score(each, lab, fastest);
-    const verdicts = this.acts.map(({ act }) => lab.score(act.name)?.verdict ?? "none");
+    for (const each of this.scenarios) this.#score(each, lab, fastest);
+    const verdicts = this.scenarios.map(({ scenario }) => lab.score(scenario.name)?.verdict ?? "none");
     mark(this.element, "data-outcome", ["oversold", "stuck", "none", "safe"].find((each) => verdicts.includes(each)));
     if (!this.drawer.hidden) this.details.update(lab);
   }
 
-  #score({ act, row, cells, parts, progress, bar, figure }, lab, fastest) {
-    const running = lab.live?.act === act.name;
-    const score = running ? lab.live : lab.score(act.name);
+  #score({ scenario, row, cells, parts, progress, bar, figure }, lab, fastest) {
+    const running = lab.live?.scenario === scenario.name;
+    const score = running ? lab.live : lab.score(scenario.name);
     mark(row, "aria-current", running ? "true" : null);
-    mark(row, "data-queued", lab.state.queue?.includes(act.name));
+    mark(row, "data-queued", lab.state.queue?.includes(scenario.name));
     progress.hidden = !running;
     if (running) progress.value = lab.live.progress ?? 0;
     say(cells.sold, count(score?.sold));
@@ -114,6 +114,6 @@ class Rows {
     say(figure, rate(score?.rate));
     if (fastest) bar.style.setProperty("--share", running ? 0 : (score?.rate ?? 0) / fastest);
     say(cells.latency, twoTimes(score?.p50, score?.p99));
-    showVerdict(parts, act, lab);
+    showVerdict(parts, scenario, lab);
   }
 }

@@ -137,7 +137,7 @@ export function ticks(domain, wanted) {
   return list;
 }
 
-// While an act runs the axis grows in a few steps, not all the time.
+// While a scenario runs the axis grows in a few steps, not all the time.
 export function roundedUp(time) {
   const sizes = [2, 3, 4, 6, 8, 10, 15, 20, 30, 45, 60, 90, 120];
   return sizes.find((size) => size >= time * 1.02) ?? time * 1.25;

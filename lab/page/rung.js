@@ -1,4 +1,4 @@
-// An opened rung: its story, its code, and for each act the fault, the picture, and what was seen.
+// An opened rung: its story, its code, and for each scenario the fault, the picture, and what was seen.
 
 import { action } from "./actions.js";
 import { count, el, mark, paragraphs, prose, say, seconds } from "./dom.js";
@@ -9,44 +9,44 @@ const SERVERS = { none: "no Redis", one: "one Redis server", replicated: "a mast
 
 export class Details {
   constructor(rung) {
-    this.acts = (rung.acts ?? []).map((act) => new ActDetails(act));
+    this.scenarios = (rung.scenarios ?? []).map((scenario) => new ScenarioDetails(scenario));
     const where = SERVERS[rung.servers];
     this.element = el("div", { class: "details" },
       el("div", { class: "story" }, ...paragraphs(rung.story), where ? el("p", { class: "note" }, `It runs on ${where}.`) : null),
-      ...this.acts.map((act) => act.element),
+      ...this.scenarios.map((scenario) => scenario.element),
       el("section", { class: "source" }, el("h4", {}, "The strategy, as it ran"),
         el("pre", { tabindex: 0, "aria-label": `Source code of ${rung.title}` }, el("code", {}, ...coloured(withoutStory(rung.source ?? ""))))));
   }
 
   update(lab) {
-    for (const act of this.acts) act.update(lab);
+    for (const scenario of this.scenarios) scenario.update(lab);
   }
 }
 
-class ActDetails {
-  constructor(act) {
-    this.act = act;
+class ScenarioDetails {
+  constructor(scenario) {
+    this.scenario = scenario;
     this.parts = verdict();
     this.timeline = new Timeline();
-    this.empty = el("p", { class: "note" }, "No picture yet: this act has not been run.");
+    this.empty = el("p", { class: "note" }, "No picture yet: this scenario has not been run.");
     this.evidence = el("ul", { class: "evidence" });
     this.seen = el("div", { hidden: true }, el("h4", {}, "What was seen"), this.evidence);
     this.load = el("p", { class: "note" });
     const free = "Run it for 30 s without its fault: the faults are yours";
-    this.element = el("section", { class: "act-details", "data-act": act.name },
-      el("div", { class: "section-line" }, el("h3", {}, act.title ?? act.name), this.parts.element,
+    this.element = el("section", { class: "scenario-details", "data-scenario": scenario.name },
+      el("div", { class: "section-line" }, el("h3", {}, scenario.title ?? scenario.name), this.parts.element,
         el("span", { class: "actions" },
-          action("Run this act", "api/run", { act: act.name }, (lab) => !lab.live),
-          action("Free sale", "api/run", { act: act.name, free: true }, (lab) => !lab.live, { title: free }))),
-      act.fault ? el("p", {}, el("strong", {}, "The fault. "), ...prose(sentence(act.fault))) : "",
+          action("Run this scenario", "api/run", { scenario: scenario.name }, (lab) => !lab.live),
+          action("Free sale", "api/run", { scenario: scenario.name, free: true }, (lab) => !lab.live, { title: free }))),
+      scenario.fault ? el("p", {}, el("strong", {}, "The fault. "), ...prose(sentence(scenario.fault))) : "",
       this.empty, this.timeline.element, this.seen, this.load);
   }
 
   update(lab) {
-    const running = lab.live?.act === this.act.name;
-    const run = lab.picture(this.act.name);
+    const running = lab.live?.scenario === this.scenario.name;
+    const run = lab.picture(this.scenario.name);
     const score = running ? null : run;
-    showVerdict(this.parts, this.act, lab, score);
+    showVerdict(this.parts, this.scenario, lab, score);
     this.empty.hidden = Boolean(run);
     this.timeline.element.hidden = !run;
     const key = running ? null : score && [score.seconds, score.sold, score.oversold, score.holders?.length].join();
@@ -69,7 +69,7 @@ function loadInWords(score) {
   ].filter(([, value]) => value !== undefined).map(([name, value]) => `${count(value)} ${name}`);
   const slow = Object.entries(load.percentiles ?? {}).filter(([share]) => ["50", "90", "99", "100"].includes(share));
   const times = slow.map(([share, value]) => `${share} % within ${seconds(value)}`).join(", ");
-  return [`The act took ${seconds(score.seconds)}`, parts.join(", "), times].filter(Boolean).join(" · ");
+  return [`The scenario took ${seconds(score.seconds)}`, parts.join(", "), times].filter(Boolean).join(" · ");
 }
 
 function sentence(text) {

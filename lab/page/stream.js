@@ -1,10 +1,10 @@
-// What the lab tells: the whole state now and then, small additions to the running act five times a second.
+// What the lab tells: the whole state now and then, small additions to the running scenario five times a second.
 
 const AGAIN_MS = 2000;
 
 export class Lab {
   state = null;
-  live = null; // the running act, put together from the state and from what came since
+  live = null; // the running scenario, put together from the state and from what came since
   connected = false;
   #heard;
 
@@ -25,16 +25,16 @@ export class Lab {
     });
   }
 
-  score(act) {
-    return this.state?.scores?.[act] ?? null;
+  score(scenario) {
+    return this.state?.scores?.[scenario] ?? null;
   }
 
-  // What is to be drawn of an act: it as it runs, else its last run.
-  picture(act) {
-    return this.live?.act === act ? this.live : this.state?.free?.[act] ?? this.score(act);
+  // What is to be drawn of a scenario: it as it runs, else its last run.
+  picture(scenario) {
+    return this.live?.scenario === scenario ? this.live : this.state?.free?.[scenario] ?? this.score(scenario);
   }
 
-  // A free sale, or an act into which a viewer struck: what the story expects does not apply to it.
+  // A free sale, or a scenario into which a viewer struck: what the story expects does not apply to it.
   isFree(run) {
     return Boolean(run?.free || run?.struck);
   }
@@ -47,17 +47,17 @@ export class Lab {
   }
 
   #onDelta(delta) {
-    if (!this.live || delta.act !== this.live.act) return;
+    if (!this.live || delta.scenario !== this.live.scenario) return;
     extend(this.live, delta);
     this.#heard("live");
   }
 
   #onScore(score) {
     if (!this.state) return;
-    const { [score.act]: _, ...free } = this.state.free ?? {};
-    this.state.free = this.isFree(score) ? { ...free, [score.act]: score } : free;
-    if (!this.isFree(score)) this.state.scores = { ...this.state.scores, [score.act]: score };
-    if (this.live?.act === score.act) this.live = null;
+    const { [score.scenario]: _, ...free } = this.state.free ?? {};
+    this.state.free = this.isFree(score) ? { ...free, [score.scenario]: score } : free;
+    if (!this.isFree(score)) this.state.scores = { ...this.state.scores, [score.scenario]: score };
+    if (this.live?.scenario === score.scenario) this.live = null;
     this.#heard("state");
   }
 }

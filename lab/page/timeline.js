@@ -1,4 +1,4 @@
-// The picture of an act: who held the lock when, one lane per worker, and below it the stock on the same axis of time.
+// The picture of a scenario: who held the lock when, one lane per worker, and below it the stock on the same axis of time.
 
 import { count, el, seconds, svg } from "./dom.js";
 import * as paths from "./paths.js";
@@ -33,7 +33,7 @@ export class Timeline {
     this.#listen();
   }
 
-  // `run` is a score or the running act; `workers` is how many lanes there are at least.
+  // `run` is a score or the running scenario; `workers` is how many lanes there are at least.
   show(run, workers = 0) {
     this.#run = run;
     this.#lanes = lanesOf(run, workers);
@@ -144,7 +144,7 @@ export class Timeline {
 
   #listMarks() {
     const marks = this.#run?.marks ?? [];
-    const key = `${this.#run?.act} ${marks.length} ${Boolean(this.#run?.open)}`;
+    const key = `${this.#run?.scenario} ${marks.length} ${Boolean(this.#run?.open)}`;
     if (key === this.marksKey) return;
     this.marksKey = key;
     const atEnd = this.marks.scrollTop + this.marks.clientHeight >= this.marks.scrollHeight - 8;
@@ -155,7 +155,7 @@ export class Timeline {
 
   #drawCurtain() {
     const { style } = this.curtain;
-    const key = `${this.#run.act} ${this.#width} ${this.domain}`;
+    const key = `${this.#run.scenario} ${this.#width} ${this.domain}`;
     this.curtain.hidden = !this.#run.open;
     style.transition = key === this.curtainKey ? "" : "none"; // another scale: it does not slide, it stands elsewhere
     style.transform = `translateX(${this.x(this.#until).toFixed(1)}px)`;

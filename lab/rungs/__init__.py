@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lab.rung import Act, Rung
+from lab.rung import Rung, Scenario
 from lab.rungs import (
     r01_no_lock,
     r02_mutex,
@@ -22,7 +22,7 @@ from lab.rungs import (
     r14_cohort,
 )
 
-__all__ = ["LADDER", "acts_of", "rung_named"]
+__all__ = ["LADDER", "scenarios_of", "rung_named"]
 
 LADDER: Final[tuple[type[Rung], ...]] = (
     r01_no_lock.NoLock,
@@ -49,10 +49,13 @@ def rung_named(name: str) -> type[Rung]:
     raise KeyError(name)
 
 
-def acts_of(name: str) -> list[tuple[type[Rung], Act]]:
-    """The acts meant by "all", by a rung's name, or by "rung/act". KeyError if there is none such."""
-    found: list[tuple[type[Rung], Act]] = [
-        (rung, act) for rung in LADDER for act in rung.acts if name in ("all", rung.name, f"{rung.name}/{act.name}")
+def scenarios_of(name: str) -> list[tuple[type[Rung], Scenario]]:
+    """The scenarios meant by "all", by a rung's name, or by "rung/scenario". KeyError if there is none such."""
+    found: list[tuple[type[Rung], Scenario]] = [
+        (rung, scenario)
+        for rung in LADDER
+        for scenario in rung.scenarios
+        if name in ("all", rung.name, f"{rung.name}/{scenario.name}")
     ]
     if not found:
         raise KeyError(name)

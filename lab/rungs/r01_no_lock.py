@@ -6,14 +6,14 @@ The busier the shop, the more often. It happens between the threads of one proce
 from __future__ import annotations
 
 from lab import faults
-from lab.rung import Act, Rung, shown_by
+from lab.rung import Rung, Scenario, shown_by
 from lab.shop import Answer, Order, Shop
 
 
 class NoLock(Rung):
     name = "no-lock"
     title = "No lock"
-    acts = shown_by(Act("race", "two orders at once", faults.two_at_once, "oversold"))
+    scenarios = shown_by(Scenario("race", "two orders at once", faults.two_at_once, "oversold"))
 
     def sell(self, shop: Shop, order: Order) -> Answer:
         with order.holding():

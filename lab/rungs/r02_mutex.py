@@ -8,16 +8,16 @@ from __future__ import annotations
 import threading
 
 from lab import faults
-from lab.rung import Act, Rung, shown_by
+from lab.rung import Rung, Scenario, shown_by
 from lab.shop import Answer, Order, Shop
 
 
 class Mutex(Rung):
     name = "mutex"
     title = "A mutex in the process"
-    acts = shown_by(
-        Act("one-process", "one process", faults.nothing, "safe", one_worker=True),
-        Act("more", "several processes", faults.two_at_once, "oversold"),
+    scenarios = shown_by(
+        Scenario("one-process", "one process", faults.nothing, "safe", one_worker=True),
+        Scenario("more", "several processes", faults.two_at_once, "oversold"),
     )
 
     def __init__(self) -> None:

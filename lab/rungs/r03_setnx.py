@@ -7,7 +7,7 @@ it by hand.
 from __future__ import annotations
 
 from lab import faults
-from lab.rung import Act, Rung, shown_by
+from lab.rung import Rung, Scenario, shown_by
 from lab.shop import Answer, Order, Shop
 
 KEY = "redis_lock"
@@ -16,7 +16,7 @@ KEY = "redis_lock"
 class Setnx(Rung):
     name = "setnx"
     title = "SETNX"
-    acts = shown_by(Act("killed", "the holder is killed", faults.killed_while_writing, "stuck"))
+    scenarios = shown_by(Scenario("killed", "the holder is killed", faults.killed_while_writing, "stuck"))
 
     def sell(self, shop: Shop, order: Order) -> Answer:
         if not shop.wait_for(lambda: shop.redis.setnx(KEY, 1)):

@@ -6,7 +6,7 @@ Unless the process dies between the two commands. Two steps are not one: the key
 from __future__ import annotations
 
 from lab import faults
-from lab.rung import Act, Rung, shown_by
+from lab.rung import Rung, Scenario, shown_by
 from lab.shop import Answer, Order, Shop
 
 KEY = "redis_lock"
@@ -15,7 +15,7 @@ KEY = "redis_lock"
 class SetnxExpire(Rung):
     name = "setnx-expire"
     title = "SETNX, then EXPIRE"
-    acts = shown_by(Act("killed", "killed between the two", faults.killed_before_expire, "stuck"))
+    scenarios = shown_by(Scenario("killed", "killed between the two", faults.killed_before_expire, "stuck"))
 
     def sell(self, shop: Shop, order: Order) -> Answer:
         if not shop.wait_for(lambda: shop.redis.setnx(KEY, 1)):

@@ -7,7 +7,7 @@ holder; then a third one walks in beside the second.
 from __future__ import annotations
 
 from lab import faults
-from lab.rung import Act, Rung, shown_by
+from lab.rung import Rung, Scenario, shown_by
 from lab.shop import Answer, Order, Shop
 
 KEY = "redis_lock"
@@ -16,7 +16,7 @@ KEY = "redis_lock"
 class SetNxEx(Rung):
     name = "set-nx-ex"
     title = "SET NX EX, same value for all"
-    acts = shown_by(Act("late-del", "a slow holder deletes another's lock", faults.late_release, "oversold"))
+    scenarios = shown_by(Scenario("late-del", "a slow holder deletes another's lock", faults.late_release, "oversold"))
 
     def sell(self, shop: Shop, order: Order) -> Answer:
         if not shop.wait_for(lambda: shop.redis.set(KEY, 1, nx=True, px=int(shop.ttl * 1000))):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 
 from lab import faults
-from lab.rung import Act, Rung, shown_by
+from lab.rung import Rung, Scenario, shown_by
 from lab.shop import Answer, Order, Shop
 
 KEY = "redis_lock"
@@ -18,7 +18,7 @@ KEY = "redis_lock"
 class GetThenDel(Rung):
     name = "get-then-del"
     title = "Unique value, GET then DEL"
-    acts = shown_by(Act("late-del", "the race between GET and DEL", faults.late_release, "oversold"))
+    scenarios = shown_by(Scenario("late-del", "the race between GET and DEL", faults.late_release, "oversold"))
 
     def sell(self, shop: Shop, order: Order) -> Answer:
         mine = uuid.uuid4().hex

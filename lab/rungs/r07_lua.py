@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 
 from lab import faults
-from lab.rung import Act, Rung, shown_by
+from lab.rung import Rung, Scenario, shown_by
 from lab.shop import Answer, Order, Shop
 
 KEY = "redis_lock"
@@ -19,7 +19,7 @@ DELETE_IF_MINE = 'if redis.call("get", KEYS[1]) == ARGV[1] then return redis.cal
 class Lua(Rung):
     name = "lua"
     title = "Compare and delete in Lua"
-    acts = shown_by(Act("slow", "work takes longer than the ttl", faults.slow_holder, "oversold"))
+    scenarios = shown_by(Scenario("slow", "work takes longer than the ttl", faults.slow_holder, "oversold"))
 
     def sell(self, shop: Shop, order: Order) -> Answer:
         mine = uuid.uuid4().hex

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lab import faults
-from lab.rung import Act, Rung, shown_by
+from lab.rung import Rung, Scenario, shown_by
 from lab.rungs.r07_lua import DELETE_IF_MINE, KEY
 from lab.shop import Answer, Order, Shop
 
@@ -24,9 +24,9 @@ RENEW_IF_MINE = (
 class Watchdog(Rung):
     name = "watchdog"
     title = "With a watchdog"
-    acts = shown_by(
-        Act("slow", "work takes longer than the ttl", faults.slow_holder, "safe"),
-        Act("paused", "the holder is paused beyond the ttl", faults.paused_holder, "oversold"),
+    scenarios = shown_by(
+        Scenario("slow", "work takes longer than the ttl", faults.slow_holder, "safe"),
+        Scenario("paused", "the holder is paused beyond the ttl", faults.paused_holder, "oversold"),
     )
 
     def sell(self, shop: Shop, order: Order) -> Answer:

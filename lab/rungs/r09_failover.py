@@ -7,7 +7,7 @@ promoted and grants the same lock again.
 from __future__ import annotations
 
 from lab import faults
-from lab.rung import Act, shown_by
+from lab.rung import Scenario, shown_by
 from lab.rungs.r08_watchdog import Watchdog
 
 
@@ -15,4 +15,6 @@ class Failover(Watchdog):
     name = "failover"
     title = "Master and replica"
     servers = "replicated"
-    acts = shown_by(Act("failover", "the master dies before it has replicated", faults.failover, "oversold", ttl=5.0))
+    scenarios = shown_by(
+        Scenario("failover", "the master dies before it has replicated", faults.failover, "oversold", ttl=5.0)
+    )

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import redis
 
 from lab import faults
-from lab.rung import Act, Rung, shown_by
+from lab.rung import Rung, Scenario, shown_by
 from lab.rungs.r07_lua import DELETE_IF_MINE, KEY
 from lab.shop import Answer, Order, Shop, redis_client
 
@@ -25,8 +25,8 @@ class Redlock(Rung):
     name = "redlock"
     title = "Redlock on five nodes"
     servers = "quorum"
-    acts = shown_by(
-        Act("node-forgets", "a node restarts empty", faults.node_forgets, "oversold", ttl=20.0, cut=("n4", "n5"))
+    scenarios = shown_by(
+        Scenario("node-forgets", "a node restarts empty", faults.node_forgets, "oversold", ttl=20.0, cut=("n4", "n5"))
     )
 
     def open(self, shop: Shop) -> None:

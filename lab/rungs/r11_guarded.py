@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import handfast
 from lab import faults
-from lab.rung import Act, Rung, shown_by
+from lab.rung import Rung, Scenario, shown_by
 from lab.shop import Answer, Order, Shop
 
 
@@ -17,10 +17,10 @@ class Guarded(Rung):
     title = "handfast: a quorum with guard"
     servers = "quorum"
     cohort = 0
-    acts = shown_by(
-        # With a ttl that no busy machine outlasts: this act is about votes, not about time.
-        Act("node-forgets", "a node restarts empty", faults.node_forgets, "safe", True, ttl=20.0, cut=("n4", "n5")),
-        Act("paused", "the holder is paused beyond the ttl", faults.paused_holder, "oversold"),
+    scenarios = shown_by(
+        # With a ttl that no busy machine outlasts: this scenario is about votes, not about time.
+        Scenario("node-forgets", "a node restarts empty", faults.node_forgets, "safe", True, ttl=20.0, cut=("n4", "n5")),
+        Scenario("paused", "the holder is paused beyond the ttl", faults.paused_holder, "oversold"),
     )
 
     def open(self, shop: Shop) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import handfast
 from handfast.fenced import SqlFence
 from lab import faults
-from lab.books import Books, Fence
-from lab.rung import Act, shown_by
+from lab.database import Database, Fence
+from lab.rung import Scenario, shown_by
 from lab.rungs.r11_guarded import Guarded
 from lab.shop import Answer, Order, Shop
 
@@ -18,8 +18,8 @@ from lab.shop import Answer, Order, Shop
 class Fenced(Guarded):
     name = "fenced"
     title = "handfast, fenced at the database"
-    acts = shown_by(
-        Act(
+    scenarios = shown_by(
+        Scenario(
             "all-faults",
             "paused, killed, forgotten, cut off: all at once",
             faults.everything,
@@ -27,17 +27,17 @@ class Fenced(Guarded):
             must_be_safe=True,
             cut=("n4", "n5"),
         ),
-        Act("sale", "throughput, to compare", faults.nothing, "safe", must_be_safe=True),
+        Scenario("sale", "throughput, to compare", faults.nothing, "safe", must_be_safe=True),
     )
 
-    def prepare(self, books: Books, stock: int) -> None:
-        super().prepare(books, stock)
-        with books.engine.begin() as connection:
-            SqlFence(books.fence_table).create(connection)
+    def prepare(self, database: Database, stock: int) -> None:
+        super().prepare(database, stock)
+        with database.engine.begin() as connection:
+            SqlFence(database.fence_table).create(connection)
 
     def open(self, shop: Shop) -> None:
         super().open(shop)
-        self.fence = SqlFence(shop.books.fence_table)
+        self.fence = SqlFence(shop.database.fence_table)
 
     def sell(self, shop: Shop, order: Order) -> Answer:
         with self.client.lock("stock") as lease, order.holding():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 
 from lab import faults
-from lab.rung import Act, shown_by
+from lab.rung import Scenario, shown_by
 from lab.rungs.r12_fenced import Fenced
 from lab.shop import Answer, Order, Shop
 
@@ -18,7 +18,7 @@ class Segments(Fenced):
     name = "segments"
     title = "handfast, stock in eight stripes"
     stripes = 8
-    acts = shown_by(Act("sale", "throughput", faults.nothing, "safe", must_be_safe=True))
+    scenarios = shown_by(Scenario("sale", "throughput", faults.nothing, "safe", must_be_safe=True))
 
     def sell(self, shop: Shop, order: Order) -> Answer:
         stripe = zlib.crc32(order.id.encode()) % self.stripes
@@ -30,7 +30,7 @@ class Segments(Fenced):
 
     def refill(self, shop: Shop, order: Order, stripe: int) -> bool:
         """Move stock to a dry stripe; False if there is none anywhere."""
-        left = shop.books.left()
+        left = shop.database.left()
         fullest = left.index(max(left))
         if left[fullest] == 0 or fullest == stripe:
             return left[fullest] > 0
@@ -39,7 +39,7 @@ class Segments(Fenced):
             order.holding(stripe),
             order.holding(fullest),
         ):
-            left = shop.books.left(self.fence_of(lease))
+            left = shop.database.left(self.fence_of(lease))
             both = left[stripe] + left[fullest]
             shop.write({stripe: both - both // 2, fullest: both // 2}, None, self.fence_of(lease))
         return True

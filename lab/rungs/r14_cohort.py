@@ -7,13 +7,13 @@ Every holder still gets a token of its own, larger than the one before, so the f
 from __future__ import annotations
 
 from lab import faults
-from lab.rung import Act, shown_by
+from lab.rung import Scenario, shown_by
 from lab.rungs.r12_fenced import Fenced
 
 
 class Cohort(Fenced):
     name = "cohort"
     title = "handfast, passed on within a process"
-    acts = shown_by(Act("sale", "throughput", faults.nothing, "safe", must_be_safe=True))
+    scenarios = shown_by(Scenario("sale", "throughput", faults.nothing, "safe", must_be_safe=True))
 
     cohort = 64

@@ -1,4 +1,4 @@
-"""Play the scenarios: `python -m tests.chaos [--only words] [--seconds s] [--json file] [--docs file] [--peers]`."""
+"""Run the scenarios: `python -m tests.chaos [--only words] [--seconds s] [--json file] [--docs file] [--peers]`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from handfast.testing import Server
 from tests.chaos import report
 from tests.chaos.catalogue import SCENARIOS
+from tests.chaos.environment import OURS
 from tests.chaos.peers import KINDS, missing
 from tests.chaos.scenario import Outcome, Scenario, play
-from tests.chaos.stage import OURS
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,15 +13,15 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="pip install --group lab")
 
-from lab.stage import Plan
-from tests.postgres import database, postgres
+from lab.environment import Plan
+from tests.support.postgres import database, postgres
 
 __all__ = ["Lab", "database", "plan", "postgres", "started"]
 
 
 @pytest.fixture
 def plan() -> Plan:
-    return Plan(stock=30, buyers=8, workers=3, seconds=15.0, front="built-in")
+    return Plan(stock=30, buyers=8, workers=3, seconds=15.0, frontend="built-in")
 
 
 class Lab:

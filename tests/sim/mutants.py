@@ -14,7 +14,7 @@ whatever is proposed, so it costs a round trip for agreement, and neither order 
 a hold that its process has lost and got anew, passed on once more (Lines.pass_on): within the assumptions it is not valid
 any more when the lock can be had anew, and beyond them a cohort's tokens are not promised to be in order;
 a lease that a majority denies and that runs on to its deadline (renewal._conclude). Within the assumptions no majority
-denies what is valid, and beyond them exclusion is not owed.
+denies what is valid, and beyond them exclusion is not guaranteed.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ QUORUM = Plan(
     fair=False, cohort=0, work=0.1, think=1.0, faults=("partition", "restart", "flush", "wrong wall clocks"),
 )  # fmt: skip
 """Nodes that forget one after the other, while names rest and clients disagree about the date."""
-CANCELS = QUORUM._replace(names=("a",), users=2, think=0.05, work=0.02, storm=15.0)
+CANCELS = QUORUM._replace(names=("a",), users=2, think=0.05, work=0.02, fault_seconds=15.0)
 """Much contention, and many who are cancelled."""
 STOPPED = QUORUM._replace(
     nodes=1, guard=False, clients=3, users=2, names=("a",), ttl=2.0, max_ttl=4.0, renew=False, fair=True, think=0.1,
@@ -145,7 +145,7 @@ def test_a_task_is_cancelled_at_every_await_of_an_acquisition_and_a_release() ->
         (1200652, None),
         # Not mended but met: a clock that was set back kept a key for which nobody asked any more.
         (50680, None),
-        # Not mended but waited for: a node that had been stopped until after the storm was thought to be well.
+        # Not mended but waited for: a node that had been stopped until after the last fault was thought to be well.
         (5000579, STOPPED),
     ],
     ids=[
@@ -160,7 +160,7 @@ def test_what_was_found_once_stays_mended(seed: int, plan: Plan | None) -> None:
 
 def test_after_a_majority_has_restarted_nobody_is_granted_anything_for_Q_and_then_soon() -> None:
     """Fault 11: unavailable for exactly Q, and for as long as clients take to look again."""
-    plan = QUORUM._replace(names=("a",), think=0.1, work=0.02, faults=("majority restart",), storm=20.0)
+    plan = QUORUM._replace(names=("a",), think=0.1, work=0.02, faults=("majority restart",), fault_seconds=20.0)
     gaps = []
     for seed in range(8):
         events: list[tuple[float, str]] = []

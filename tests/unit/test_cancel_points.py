@@ -19,7 +19,7 @@ from handfast.core.hold import HELD, RELEASED, Hold
 from handfast.core.line import Place
 from handfast.errors import NotAcquired
 from handfast.net.threads import run
-from tests.model import ModelBell, ModelDriver, ModelKeeper, ModelNode, lock_request
+from tests.support.fake_node import ModelBell, ModelDriver, ModelKeeper, ModelNode, lock_request
 
 KEY: Final = b"handfast:{a}"
 FENCE: Final = b"handfast:{a}:f"

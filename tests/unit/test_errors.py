@@ -13,7 +13,7 @@ import handfast.aio
 from handfast import Contended, LeaseLost, NoQuorum, StaleToken
 from handfast.testing import Server, Servers
 from handfast.testing.servers import reserve_port
-from tests.waiting import eventually, renewal_of
+from tests.support.eventually import eventually, renewal_of
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from handfast.core.effects import Payloads, Poll
 from handfast.core.hold import Hold
 from handfast.core.quorum import Ballot, said_yes
 from handfast.errors import NotAcquired
-from tests.model import ModelNode, lock_request
+from tests.support.fake_node import ModelNode, lock_request
 
 ROUNDS = 4
 """Acquisitions that each client tries."""

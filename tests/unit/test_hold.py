@@ -11,7 +11,7 @@ import pytest
 
 from handfast.core import renewal
 from handfast.core.hold import HELD, LOST, RELEASED, RELEASING, TRANSITIONS, Hold
-from tests.model import lock_request
+from tests.support.fake_node import lock_request
 
 STATES = (HELD, RELEASING, RELEASED, LOST)
 PATHS = {HELD: (), RELEASING: (RELEASING,), RELEASED: (RELEASING, RELEASED), LOST: (LOST,)}

@@ -17,7 +17,7 @@ from handfast.core.hold import HELD, LOST, RELEASED, Hold
 from handfast.core.line import YIELD, Line, Lines, Place, still_held
 from handfast.errors import ConfigError
 from handfast.net.threads import run
-from tests.model import ModelBell, ModelDriver, ModelKeeper, ModelNode, lock_request
+from tests.support.fake_node import ModelBell, ModelDriver, ModelKeeper, ModelNode, lock_request
 
 TTL = 1.0
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from handfast.net.reply_future import ReplyFuture, reply_futures_of
-from tests.both import plain
+from tests.support.sync_and_async import plain
 
 
 class Desk:

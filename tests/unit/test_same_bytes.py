@@ -33,8 +33,8 @@ from handfast.net.threads import ThreadIO, run
 from handfast.net.wakeup import ThreadWakeup
 from handfast.options import policy
 from handfast.testing import Server, Servers, available
-from tests.relay import Relay
-from tests.waiting import eventually
+from tests.support.eventually import eventually
+from tests.support.tcp_relay import Relay
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 

@@ -23,8 +23,8 @@ from handfast.errors import ConfigError, Contended, HandfastError, NoQuorum
 from handfast.net.link import CONNECT_TIMEOUT
 from handfast.net.threads import run
 from handfast.testing import Server, available
-from tests.model import ModelBell, ModelDriver, ModelKeeper, ModelNode, commands_in, lock_request
-from tests.waiting import eventually_async
+from tests.support.eventually import eventually_async
+from tests.support.fake_node import ModelBell, ModelDriver, ModelKeeper, ModelNode, commands_in, lock_request
 
 KEY: Final = b"handfast:{a}"
 QUEUE: Final = b"handfast:{a}:q"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ..embedded.resp import Reply
-from .kinds import older_than_7
 from .ports import reserve_with_bus
+from .server_versions import older_than_7
 from .servers import Server
 
 __all__ = ["SLOTS", "ClusterNode", "View"]

@@ -1,0 +1,70 @@
+"""handfast, through its public names only. The lock object is made anew for every pair, as callers do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from typing import Any
+
+from bench.candidate import TTL, AsyncCandidate, AsyncPair, AsyncSession, Candidate, Pair, Session, Urls
+
+NAME = "handfast"
+
+
+def prepare(urls: Urls) -> None:
+    """A quorum of new nodes votes only after its bootstrap (DESIGN, section 8)."""
+    import handfast
+
+    if len(urls) > 1:
+        with handfast.connect(list(urls)) as client:
+            handfast.bootstrap(client)
+
+
+def _target(urls: Urls) -> str | list[str]:
+    return urls[0] if len(urls) == 1 else list(urls)
+
+
+def policies(node_timeout: float | None) -> dict[str, Any]:
+    return {} if node_timeout is None else {"node_timeout": node_timeout}
+
+
+@contextlib.contextmanager
+def blocking(urls: Urls, with_fence: bool, node_timeout: float | None) -> Iterator[Session]:
+    import handfast
+
+    prepare(urls)
+    with handfast.connect(_target(urls), **policies(node_timeout)) as client:
+
+        def session(name: str) -> Pair:
+            def pair() -> None:
+                client.lock(name, ttl=TTL, fence=with_fence).acquire(wait=0).release()
+
+            return pair
+
+        yield session
+
+
+@contextlib.asynccontextmanager
+async def asyncio(urls: Urls, with_fence: bool, node_timeout: float | None) -> AsyncIterator[AsyncSession]:
+    import handfast.aio
+
+    prepare(urls)
+    async with handfast.aio.connect(_target(urls), **policies(node_timeout)) as client:
+
+        def session(name: str) -> AsyncPair:
+            async def pair() -> None:
+                lease = await client.lock(name, ttl=TTL, fence=with_fence).acquire(wait=0)
+                await lease.release()
+
+            return pair
+
+        yield session
+
+
+def handfast_sync(with_fence: bool, node_timeout: float | None) -> Candidate:
+    return Candidate(NAME, partial(blocking, with_fence=with_fence, node_timeout=node_timeout))
+
+
+def handfast_async(with_fence: bool, node_timeout: float | None) -> AsyncCandidate:
+    return AsyncCandidate(NAME, partial(asyncio, with_fence=with_fence, node_timeout=node_timeout))

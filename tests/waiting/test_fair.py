@@ -1,0 +1,975 @@
+"""`fair=True`: first come, first served, across clients and processes: a queue on the server, and a direct hand-over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import time
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import pytest
+
+import handfast
+import handfast.aio
+from handfast import ConfigError, Contended, NoQuorum, NotAcquired
+from handfast.testing import Server, Servers
+from handfast.testing.proxy import Proxy
+from tests.support.eventually import eventually, eventually_async
+from tests.support.stress_processes import Agent, in_thread
+from tests.support.sync_and_async import MODES, Awaited, bootstrap, both, connected, plain
+from tests.support.tcp_relay import Relay
+
+LONG: Final = 25.0
+"""A ttl beyond every deadline in here: what comes sooner did not come by an expiry."""
+SOON: Final = 2.0
+"""Seconds within which a hand-over is seen, far less than LONG."""
+KEY: Final = "handfast:{a}"
+QUEUE: Final = "handfast:{a}:q"
+
+
+def begin(mode: str, lock: Any, **options: Any) -> asyncio.Future[Any]:
+    """An acquisition in the background: a task, or a thread of its own."""
+    if mode == "asyncio":
+        return asyncio.create_task(lock.acquire(**options))
+    return in_thread(lambda: Awaited(lock.inner.acquire(**options)))
+
+
+def claims(server: Server) -> list[bytes]:
+    """The queue on the server: what is in it is between the scripts and the server."""
+    found: Any = server.command("LRANGE", QUEUE, 0, -1)
+    return [bytes(claim) for claim in found]
+
+
+def queue(server: Server) -> list[str]:
+    """Who stands in it, the next one first."""
+    with handfast.connect(server.url) as client:
+        return client.lock("a", fair=True).waiters()
+
+
+def holder(server: Server) -> str:
+    owner = server.command("GET", KEY)
+    assert owner is None or isinstance(owner, bytes)
+    return (owner or b"").decode()
+
+
+def left_ms(server: Server, key: str = KEY) -> int:
+    left = server.command("PTTL", key)
+    assert isinstance(left, int)
+    return left
+
+
+def server_us(server: Server) -> int:
+    now: Any = server.command("TIME")
+    return int(now[0]) * 1_000_000 + int(now[1])
+
+
+def calls(server: Server, command: str) -> int:
+    """How often a command was carried out, by clients or in scripts."""
+    said = server.info(f"cmdstat_{command}")
+    return int(said.split("calls=")[1].split(",")[0]) if said else 0
+
+
+def listeners(server: Server) -> list[int]:
+    """The connections that have subscribed to something."""
+    found = server.command("CLIENT", "LIST")
+    assert isinstance(found, bytes)
+    rows = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in found.decode().splitlines()]
+    return [int(row["id"]) for row in rows if row["sub"] != "0"]
+
+
+async def queued(server: Server, count: int) -> None:
+    await eventually_async(lambda: len(claims(server)) == count, what=f"{count} in the queue")
+
+
+def test_what_is_no_claim_is_not_shown_as_a_waiter(server: Server) -> None:
+    server.command("RPUSH", QUEUE, "rubbish", b"\xff" * 60)
+    assert queue(server) == []
+
+
+# -- the order -----------------------------------------------------------------------------------------------------
+
+
+@both
+async def test_the_lock_goes_to_clients_in_the_order_of_their_coming(mode: str, server: Server) -> None:
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connected(mode, server.url, ttl=LONG)) for _ in range(5)]
+        lease = await clients[0].lock("a", fair=True).acquire()
+        waiting: list[asyncio.Future[Any]] = []
+        for client in clients[1:]:
+            waiting.append(begin(mode, client.lock("a", fair=True)))
+            await queued(server, len(waiting))
+        order = queue(server)
+        tokens = [lease.token]
+        for waiter, owner in zip(waiting, order, strict=True):
+            assert not waiter.done()
+            assert await lease.release()
+            assert holder(server) == owner
+            lease = await asyncio.wait_for(waiter, SOON)
+            assert lease.owner == owner
+            tokens.append(lease.token)
+        assert await lease.release()
+        assert tokens == sorted(set(tokens))
+        assert server.command("EXISTS", KEY, QUEUE) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_the_lock_goes_to_processes_in_the_order_of_their_coming(mode: str, server: Server) -> None:
+    with Agent.several(4, mode, server.url, "a", fair=True, ttl=LONG) as agents:
+        agents[0].acquire()
+        tokens = [agents[0].held().token]
+        for place, agent in enumerate(agents[1:], 1):
+            agent.acquire()
+            eventually(lambda place=place: len(claims(server)) == place)
+        for agent, heir in itertools.pairwise(agents):
+            assert all(other.silent for other in agents)
+            assert agent.release()
+            held = heir.held(within=SOON)
+            assert held.owner == holder(server)
+            assert f":{heir.pid}:" in held.owner
+            tokens.append(held.token)
+        assert agents[-1].release()
+    assert tokens == sorted(set(tokens))
+    assert server.command("EXISTS", KEY, QUEUE) == 0
+
+
+@both
+async def test_processes_take_turns_though_one_of_them_has_more_who_wait(mode: str, server: Server) -> None:
+    async with connected(mode, server.url, ttl=LONG) as many, connected(mode, server.url, ttl=LONG) as few:
+        lease = await many.lock("a", fair=True).acquire()
+        crowd = [begin(mode, many.lock("a", fair=True)) for _ in range(4)]
+        await queued(server, 1)  # one for all of them
+        late = begin(mode, few.lock("a", fair=True))
+        await queued(server, 2)
+        assert await lease.release()
+        done, _ = await asyncio.wait(crowd, timeout=SOON, return_when=asyncio.FIRST_COMPLETED)
+        first = done.pop()
+        # The next of the crowd comes into the queue behind the other process.
+        await queued(server, 2)
+        assert await first.result().release()
+        lease = await asyncio.wait_for(late, SOON)
+        assert await lease.release()
+        crowd.remove(first)
+        while crowd:
+            (next_one,), _ = await asyncio.wait(crowd, timeout=SOON, return_when=asyncio.FIRST_COMPLETED)
+            assert await next_one.result().release()
+            crowd.remove(next_one)
+    assert server.command("EXISTS", KEY, QUEUE) == 0
+
+
+@both
+async def test_a_release_hands_over_in_one_step_and_wakes_nobody_else(mode: str, server: Server) -> None:
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connected(mode, server.url, ttl=LONG)) for _ in range(4)]
+        lease = await clients[0].lock("a", fair=True).acquire()
+        waiting: list[asyncio.Future[Any]] = []
+        asked = calls(server, "evalsha")
+        for client in clients[1:]:
+            waiting.append(begin(mode, client.lock("a", fair=True)))
+            await queued(server, len(waiting))
+        # Briefly at first, and then for as long as it takes.
+        await eventually_async(lambda: calls(server, "evalsha") == asked + 2 * len(waiting), what="all have asked twice")
+        before = (calls(server, "evalsha"), calls(server, "publish"))
+        heir = queue(server)[0]
+        assert await lease.release()
+        assert holder(server) == heir
+        lease = await asyncio.wait_for(waiting[0], SOON)
+        # The release, its push to one connection, and a word to its own beforehand: nobody had to ask for anything.
+        assert (calls(server, "evalsha"), calls(server, "publish")) == (before[0] + 1, before[1] + 2)
+        assert len(claims(server)) == 2
+        for waiter in waiting[1:]:
+            assert await lease.release()
+            lease = await asyncio.wait_for(waiter, SOON)
+        assert await lease.release()
+
+
+@both
+async def test_try_acquire_does_not_pass_those_who_wait(mode: str, server: Server) -> None:
+    async with connected(mode, server.url, ttl=LONG) as one, connected(mode, server.url, ttl=LONG) as two:
+        lease = await one.lock("a", fair=True).acquire()
+        waiting = begin(mode, two.lock("a", fair=True))
+        await queued(server, 1)
+        server.command("DEL", KEY)
+        # Free, but somebody is before it: that one gets it now.
+        assert await one.lock("a", fair=True).try_acquire() is None
+        heir = await asyncio.wait_for(waiting, SOON)
+        assert heir.owner == holder(server)
+        assert heir.token > lease.token
+        assert claims(server) == []
+        assert await heir.release()
+        free = await one.lock("a", fair=True).try_acquire()
+        assert free is not None
+        assert await free.release()
+
+
+# -- those who die, hang or go away --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_a_killed_waiter_is_passed_over_at_once(mode: str, server: Server) -> None:
+    with Agent.several(4, mode, server.url, "a", fair=True, ttl=LONG) as (first, dead, also_dead, heir):
+        first.acquire()
+        first.held()
+        for place, agent in enumerate((dead, also_dead, heir), 1):
+            agent.acquire()
+            eventually(lambda place=place: len(claims(server)) == place)
+        dead.kill()
+        also_dead.kill()
+        eventually(lambda: len(listeners(server)) == 2, what="the server has noticed")
+        assert first.release()
+        assert f":{heir.pid}:" in holder(server)
+        heir.held(within=SOON)
+        assert heir.release()
+    assert server.command("EXISTS", KEY, QUEUE) == 0
+
+
+@pytest.mark.slow
+def test_a_waiter_that_hangs_loses_its_claim_when_it_expires(server: Server) -> None:
+    with (
+        Agent("threads", server.url, "a", fair=True, ttl=0.4) as first,
+        Agent("asyncio", server.url, "a", fair=True, ttl=0.2) as hanging,
+        Agent("threads", server.url, "a", fair=True, ttl=LONG) as heir,
+    ):
+        first.acquire()
+        first.held()
+        for place, agent in enumerate((hanging, heir), 1):
+            agent.acquire()
+            eventually(lambda place=place: len(claims(server)) == place)
+        hanging.stop()
+        # What is left of the holder's ttl, its own ttl, and what comes of counting in whole seconds: one more for who is
+        # stopped while it waits briefly.
+        expires = server_us(server) + round((0.4 + 0.2 + 4.0) * 1e6)
+        eventually(lambda: server_us(server) > expires, within=6)
+        assert len(claims(server)) == 2
+        assert first.release()
+        assert f":{heir.pid}:" in holder(server)
+        assert heir.held(within=SOON).token
+        # Back again, it stands at the end of the queue.
+        hanging.resume()
+        eventually(lambda: len(claims(server)) == 1)
+        assert hanging.silent
+        assert heir.release()
+        hanging.held(within=SOON)
+        assert hanging.release()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ttl", [0.8, LONG], ids=["alike", "longer"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_lock_that_was_handed_to_one_who_hangs_goes_on_after_its_ttl(mode: str, ttl: float, server: Server) -> None:
+    """Also if those behind it have seen a holder before it whose ttl was far longer."""
+    with (
+        Agent(mode, server.url, "a", fair=True, ttl=ttl) as first,
+        Agent(mode, server.url, "a", fair=True, ttl=0.8) as hanging,
+        Agent(mode, server.url, "a", fair=True, ttl=ttl) as heir,
+    ):
+        first.acquire()
+        first.held()
+        for place, agent in enumerate((hanging, heir), 1):
+            agent.acquire()
+            eventually(lambda place=place: len(claims(server)) == place)
+        hanging.stop()
+        assert first.release()
+        handed_over = time.monotonic()
+        # It is its own, though it can do nothing about it: the server alone has handed it over.
+        assert f":{hanging.pid}:" in holder(server)
+        assert 0 < left_ms(server) <= 800
+        held = heir.held()
+        assert time.monotonic() - handed_over < 0.8 + SOON
+        # What it finds when it comes back is a message of something that is over.
+        hanging.resume()
+        eventually(lambda: len(claims(server)) == 1)
+        assert hanging.silent
+        assert holder(server) == held.owner
+        assert heir.release()
+        assert hanging.held(within=SOON).token > held.token
+        assert hanging.release()
+    assert server.command("EXISTS", KEY, QUEUE) == 0
+
+
+@pytest.mark.slow
+def test_one_who_hangs_costs_no_more_if_the_next_in_the_queue_is_dead(server: Server) -> None:
+    """Those behind have seen a holder with a long ttl: whoever is there must learn that the new one's is shorter."""
+    with (
+        Agent("threads", server.url, "a", fair=True, ttl=LONG) as first,
+        Agent("asyncio", server.url, "a", fair=True, ttl=0.5) as hanging,
+        Agent("threads", server.url, "a", fair=True, ttl=LONG) as dead,
+        Agent("asyncio", server.url, "a", fair=True, ttl=LONG) as heir,
+    ):
+        first.acquire()
+        first.held()
+        for place, agent in enumerate((hanging, dead, heir), 1):
+            agent.acquire()
+            eventually(lambda place=place: len(claims(server)) == place)
+        dead.kill()
+        eventually(lambda: len(listeners(server)) == 3, what="the server has noticed")
+        hanging.stop()
+        assert first.release()
+        handed_over = time.monotonic()
+        assert f":{hanging.pid}:" in holder(server)
+        heir.held()
+        assert time.monotonic() - handed_over < 0.5 + SOON
+        assert heir.release()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_the_lock_of_a_killed_holder_goes_to_the_next_after_its_ttl(mode: str, server: Server) -> None:
+    with (
+        Agent(mode, server.url, "a", fair=True, ttl=0.6) as first,
+        Agent(mode, server.url, "a", fair=True, ttl=LONG) as heir,
+    ):
+        first.acquire()
+        token = first.held().token
+        heir.acquire()
+        eventually(lambda: len(claims(server)) == 1)
+        first.kill()
+        killed = time.monotonic()
+        assert heir.held().token > token
+        assert time.monotonic() - killed < 0.6 + 1.0
+        assert heir.release()
+
+
+@both
+async def test_a_key_deleted_by_hand_goes_to_the_next_within_the_ttl(mode: str, server: Server) -> None:
+    async with connected(mode, server.url) as one, connected(mode, server.url, ttl=LONG) as two:
+        lease = await one.lock("a", fair=True, ttl=0.6).acquire()
+        waiting = begin(mode, two.lock("a", fair=True))
+        await queued(server, 1)
+        server.command("DEL", KEY)
+        heir = await asyncio.wait_for(waiting, 0.6 + 1.0)
+        assert heir.token > lease.token
+        await eventually_async(lambda: not lease.valid, what="the first one knows that it has lost it")
+        assert not await lease.release()
+        assert holder(server) == heir.owner
+        assert await heir.release()
+
+
+@plain
+async def test_a_cancelled_waiter_leaves_the_queue(server: Server) -> None:
+    async with handfast.aio.connect(server.url, ttl=LONG) as one, handfast.aio.connect(server.url, ttl=LONG) as two:
+        async with one.lock("a", fair=True):
+            waiting = [asyncio.create_task(two.lock("a", fair=True).acquire()) for _ in range(2)]
+            await queued(server, 1)
+            for waiter in waiting:
+                waiter.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiter
+            await queued(server, 0)
+            assert server.command("EXISTS", QUEUE) == 0
+        assert server.command("EXISTS", KEY) == 0
+
+
+@plain
+async def test_a_waiter_that_is_cancelled_at_whatever_moment_leaves_the_queue(server: Server) -> None:
+    """Also before it knows that it is in there: a claim that nobody stands for any more would be given the lock."""
+    async with handfast.aio.connect(server.url, ttl=LONG) as one, handfast.aio.connect(server.url, ttl=LONG) as two:
+        lease = await one.lock("a", fair=True).acquire()
+        for turns in range(60):
+            waiter = asyncio.create_task(two.lock("a", fair=True).acquire())
+            for _ in range(turns % 12):
+                await asyncio.sleep(0)
+            waiter.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiter
+        await queued(server, 0)
+        assert await lease.release()
+        assert server.command("EXISTS", KEY) == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_waiter_that_is_interrupted_leaves_the_queue(mode: str, server: Server) -> None:
+    with handfast.connect(server.url) as client, Agent(mode, server.url, "a", fair=True, ttl=LONG) as agent:
+        with client.lock("a", fair=True, ttl=LONG):
+            agent.acquire()
+            eventually(lambda: len(claims(server)) == 1)
+            agent.interrupt()
+            assert agent.hear() == ["failed", "KeyboardInterrupt"]
+            eventually(lambda: claims(server) == [])
+        assert server.command("EXISTS", KEY) == 0
+        agent.acquire()
+        assert agent.held().token
+        assert agent.release()
+
+
+@both
+async def test_a_waiter_whose_time_is_over_leaves_the_queue(mode: str, server: Server) -> None:
+    async with connected(mode, server.url, ttl=LONG) as one, connected(mode, server.url, ttl=LONG) as two:
+        lease = await one.lock("a", fair=True).acquire()
+        for wait in [0.05, *[random.uniform(0, 0.002) for _ in range(40)]]:
+            with pytest.raises(NotAcquired) as caught:
+                await two.lock("a", fair=True).acquire(wait=wait)
+            if wait == 0.05:
+                assert lease.owner in str(caught.value)
+        # Also those of which the server's answer had not come.
+        await queued(server, 0)
+        assert await lease.release()
+        assert server.command("EXISTS", KEY, QUEUE) == 0
+
+
+@plain
+async def test_one_that_is_cancelled_as_it_is_handed_the_lock_passes_it_on(server: Server) -> None:
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(handfast.aio.connect(server.url, ttl=LONG)) for _ in range(3)]
+        locks = [client.lock("a", fair=True) for client in clients]
+        cancelled = 0
+        for turns in range(30):
+            lease = await locks[0].acquire()
+            fickle = asyncio.create_task(locks[1].acquire())
+            await queued(server, 1)
+            heir = asyncio.create_task(locks[2].acquire())
+            await queued(server, 2)
+            releasing = asyncio.create_task(lease.release())
+            if turns // 6 % 2:
+                await releasing
+            for _ in range(turns % 6):
+                await asyncio.sleep(0)
+            fickle.cancel()
+            assert await releasing
+            try:
+                assert await (await fickle).release()
+            except asyncio.CancelledError:
+                cancelled += 1
+            assert await (await asyncio.wait_for(heir, SOON)).release()
+        assert cancelled > 3
+        assert server.command("EXISTS", KEY, QUEUE) == 0
+
+
+@pytest.mark.slow
+@both
+async def test_one_whose_time_is_over_as_it_is_handed_the_lock_has_it_or_passes_it_on(mode: str, server: Server) -> None:
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connected(mode, server.url, ttl=LONG)) for _ in range(3)]
+        locks = [client.lock("a", fair=True) for client in clients]
+        outcomes: set[bool] = set()
+        for i in range(30):
+            lease = await locks[0].acquire()
+            began = time.monotonic()
+            short = begin(mode, locks[1], wait=0.03)
+            heir = begin(mode, locks[2])
+            await eventually_async(lambda: len(claims(server)) >= 1)
+            await asyncio.sleep(max(0.0, began + 0.03 + (i % 5 - 2) * 0.002 - time.monotonic()))  # around the end
+            assert await lease.release()
+            try:
+                assert await (await short).release()
+                outcomes.add(True)
+            except NotAcquired:
+                outcomes.add(False)
+            assert await (await asyncio.wait_for(heir, SOON)).release()
+        assert outcomes == {True, False}
+        assert server.command("EXISTS", KEY, QUEUE) == 0
+
+
+@both
+async def test_a_client_that_is_closed_leaves_the_queue(mode: str, server: Server) -> None:
+    async with connected(mode, server.url, ttl=LONG) as one:
+        lease = await one.lock("a", fair=True).acquire()
+        async with connected(mode, server.url, ttl=LONG) as two:
+            waiting = begin(mode, two.lock("a", fair=True))
+            await queued(server, 1)
+            await two.close()
+            with pytest.raises(ConfigError, match="closed"):
+                await waiting
+        await queued(server, 0)
+        assert await lease.release()
+        assert server.command("EXISTS", KEY) == 0
+
+
+@both
+async def test_a_queue_whose_waiters_have_all_died_ends_by_itself(mode: str, server: Server) -> None:
+    async with connected(mode, server.url, ttl=LONG) as client:
+        lease = await client.lock("a", fair=True).acquire()
+        assert server.command("EXISTS", QUEUE) == 0
+        with Agent(mode, server.url, "a", fair=True, ttl=LONG) as dead:
+            dead.acquire()
+            await queued(server, 1)
+            dead.kill()
+        # Longer than any claim in it, but not for ever.
+        assert 2 * LONG * 1000 < left_ms(server, QUEUE) <= 600_000
+        assert await lease.release()
+        assert server.command("EXISTS", KEY, QUEUE) == 0
+
+
+# -- connections that are cut --------------------------------------------------------------------------------------
+
+
+@both
+async def test_a_waiter_whose_connection_is_cut_comes_back_into_the_queue(mode: str, server: Server) -> None:
+    async with connected(mode, server.url, ttl=LONG) as one, connected(mode, server.url, ttl=LONG) as two:
+        lease = await one.lock("a", fair=True).acquire()
+        waiting = begin(mode, two.lock("a", fair=True))
+        await queued(server, 1)
+        before, (owner,) = claims(server), queue(server)
+        for connection in listeners(server):
+            server.command("CLIENT", "KILL", "ID", connection)
+        await eventually_async(lambda: claims(server) != before, what="it has claimed it again, from elsewhere")
+        assert queue(server) == [owner]
+        assert await lease.release()
+        heir = await asyncio.wait_for(waiting, SOON)
+        assert heir.owner == holder(server) == owner
+        assert claims(server) == []
+        assert await heir.release()
+        assert server.command("EXISTS", KEY, QUEUE) == 0
+
+
+@both
+async def test_a_waiter_whose_connection_is_cut_just_after_the_hand_over_has_the_lock(mode: str, server: Server) -> None:
+    with Relay(server.url) as relay:
+        async with connected(mode, server.url, ttl=LONG) as one, connected(mode, relay.url, ttl=LONG) as two:
+            lease = await one.lock("a", fair=True).acquire()
+            waiting = begin(mode, two.lock("a", fair=True))
+            await queued(server, 1)
+            (owner,) = queue(server)
+            relay.replies.clear()
+            assert await lease.release()
+            assert holder(server) == owner
+            assert not waiting.done()
+            # The push is lost with the connection.
+            relay.hang_up()
+            relay.replies.set()
+            heir = await asyncio.wait_for(waiting, SOON)
+            before = left_ms(server)
+            assert heir.owner == holder(server) == owner
+            assert heir.remaining() * 1000 <= before
+            assert heir.token > lease.token
+            assert claims(server) == []
+            assert await heir.release()
+            assert server.command("EXISTS", KEY, QUEUE) == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_push_that_arrives_with_the_end_of_the_connection_counts_once(mode: str, server: Server) -> None:
+    with (
+        handfast.connect(server.url, ttl=LONG) as client,
+        Agent(mode, server.url, "a", fair=True, ttl=LONG) as agent,
+    ):
+        lease = client.lock("a", fair=True).acquire()
+        agent.acquire()
+        eventually(lambda: len(claims(server)) == 1)
+        (owner,) = queue(server)
+        agent.stop()
+        assert lease.release()
+        for connection in listeners(server):
+            server.command("CLIENT", "KILL", "ID", connection)
+        agent.resume()
+        assert agent.held(within=SOON).owner == owner == holder(server)
+        assert claims(server) == []
+        assert agent.release()
+        # Its release may have met the dead connection, and then takes another way.
+        eventually(lambda: server.command("EXISTS", KEY, QUEUE) == 0)
+
+
+@both
+async def test_a_question_that_goes_unanswered_does_not_queue_twice(mode: str, server: Server) -> None:
+    """Asked again on the same connection: one that stood in the queue twice would be given the lock twice."""
+    with Relay(server.url) as relay:
+        async with connected(mode, server.url, ttl=LONG) as one, connected(mode, relay.url, ttl=LONG) as two:
+            patient, restless = two.lock("a", fair=True), two.lock("a", fair=True, node_timeout=0.1)
+            assert await (await patient.acquire()).release()
+            lease = await one.lock("a", fair=True).acquire()
+            relay.replies.clear()
+            before = calls(server, "evalsha")
+            waiting = begin(mode, restless)
+            await eventually_async(lambda: calls(server, "evalsha") >= before + 2, what="it has asked twice")
+            relay.replies.set()
+            assert len(queue(server)) == 1
+            assert await lease.release()
+            heir = await asyncio.wait_for(waiting, SOON)
+            assert claims(server) == []
+            assert await heir.release()
+            assert server.command("EXISTS", KEY) == 0
+
+
+@both
+async def test_siblings_of_one_that_waits_briefly_know_that_the_lock_is_held(mode: str, server: Server) -> None:
+    """The first of them has been told so little that it has not even looked at it."""
+    async with connected(mode, server.url, ttl=LONG) as one, connected(mode, server.url, ttl=LONG) as two:
+        lease = await one.lock("a", fair=True).acquire()
+        for _ in range(5):
+            waiting = begin(mode, two.lock("a", fair=True))
+            await queued(server, 1)
+            with pytest.raises(Contended):
+                await two.lock("a", fair=True).acquire(wait=0.01)
+            await lease.release()
+            lease = await asyncio.wait_for(waiting, SOON)
+            await lease.release()
+            lease = await one.lock("a", fair=True).acquire()
+
+
+@both
+async def test_one_whose_answers_come_from_far_away_is_not_told_of_an_outage(mode: str, one: Server) -> None:
+    """What it asked for first was answered, and there is no time for another answer."""
+    with Proxy(one) as proxy:
+        proxy.delay(0.1)
+        async with connected(mode, one.url, ttl=LONG) as near, connected(mode, proxy.url, ttl=LONG) as far:
+            await (await far.lock("b", fair=True).acquire()).release()
+            lease = await near.lock("a", fair=True).acquire()
+            with pytest.raises(Contended):
+                await far.lock("a", fair=True).acquire(wait=0.35)
+            await lease.release()
+        async with connected(mode, one.url, ttl=LONG) as near, connected(mode, proxy.url, ttl=LONG) as far:
+            await (await far.lock("b", fair=True).acquire()).release()
+            lease = await near.lock("a", fair=True).acquire()
+            waiting = begin(mode, far.lock("a", fair=True), wait=0.39)
+            await queued(one, 1)
+            await lease.release()
+            await (await asyncio.wait_for(waiting, SOON)).release()
+
+
+@plain
+async def test_where_a_socket_cannot_wait_for_more_bytes_hand_overs_are_the_same(
+    one: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handfast.net.threads_connections._can_wait_for_more", lambda sock: False)
+    async with connected("threads", one.url, ttl=LONG) as first, connected("threads", one.url, ttl=LONG) as second:
+        lease = await first.lock("a", fair=True).acquire()
+        for client in (second, first) * 5:
+            waiting = begin("threads", client.lock("a", fair=True))
+            await queued(one, 1)
+            await lease.release()
+            lease = await asyncio.wait_for(waiting, SOON)
+        await lease.release()
+        assert one.command("EXISTS", KEY, QUEUE) == 0
+
+
+@plain
+async def test_a_queue_is_never_told_to_end_sooner(server: Server) -> None:
+    options: Any = {"ttl": 2000, "max_ttl": 4000}
+    async with connected("asyncio", server.url, **options) as one, connected("asyncio", server.url, **options) as two:
+        lease = await one.lock("a", fair=True).acquire()
+        first = begin("asyncio", two.lock("a", fair=True, ttl=1500))
+        await eventually_async(lambda: server.command("PTTL", KEY + ":q") > 3_500_000)  # type: ignore[operator]
+        second = begin("asyncio", one.lock("a", fair=True, ttl=10))
+        await queued(server, 2)
+        assert server.command("PTTL", KEY + ":q") > 3_500_000  # type: ignore[operator]
+        await lease.release()
+        await (await first).release()
+        await (await second).release()
+
+
+@pytest.mark.slow
+@both
+async def test_a_push_that_comes_after_the_lock_has_gone_on_is_not_believed(mode: str, server: Server) -> None:
+    """It was ours, for a time in which we heard nothing; the server has told us since that another has it."""
+    with Relay(server.url) as relay:
+        async with (
+            connected(mode, server.url, ttl=LONG) as one,
+            connected(mode, relay.url, node_timeout=5.0) as two,
+            connected(mode, server.url, ttl=LONG) as three,
+        ):
+            lease = await one.lock("a", fair=True, renew=False, ttl=1.2).acquire()
+            before = calls(server, "lset")
+            waiting = begin(mode, two.lock("a", fair=True, ttl=0.3))
+            await eventually_async(lambda: calls(server, "lset") > before, what="it has waited briefly, and will stay")
+            # From now on it hears nothing: neither that it is handed the lock, nor what it asks when it becomes restless.
+            relay.replies.clear()
+            assert await lease.release()
+            late = holder(server)
+            other = await three.lock("a", fair=True).acquire(wait=SOON)
+            assert other.owner == holder(server) != late
+            await eventually_async(lambda: len(claims(server)) == 1, what="it has asked again, and is told to wait")
+            relay.replies.set()
+            for _ in range(40):
+                assert not waiting.done(), f"{waiting.result()} though {other} is held"
+                await asyncio.sleep(0.005)  # no synchronisation: time to go wrong in
+            assert other.valid
+            assert holder(server) == other.owner
+            assert await other.release()
+            heir = await asyncio.wait_for(waiting, SOON)
+            assert heir.token > other.token
+            assert await heir.release()
+
+
+# -- what a lease that was handed over is worth --------------------------------------------------------------------
+
+
+def sound(server: Server, lease: Any) -> None:
+    """It is believed no longer than the server keeps it."""
+    before = left_ms(server)
+    mine = lease.remaining() * 1000
+    assert holder(server) == lease.owner
+    assert 0 < mine <= before
+
+
+@both
+async def test_a_lease_that_was_handed_over_ends_before_its_key_does(mode: str, server: Server) -> None:
+    async with connected(mode, server.url) as one, connected(mode, server.url) as two:
+        for ttl in (0.4, 5.0, LONG):
+            lease = await one.lock("a", fair=True, ttl=LONG).acquire()
+            waiting = begin(mode, two.lock("a", fair=True, ttl=ttl, renew=False))
+            await queued(server, 1)
+            assert await lease.release()
+            heir = await asyncio.wait_for(waiting, SOON)
+            sound(server, heir)
+            # And is still worth something.
+            assert heir.remaining() > ttl * 0.5 or ttl < 1
+            assert await heir.release()
+
+
+@both
+async def test_a_push_that_is_late_does_not_prolong_the_lease(mode: str, server: Server) -> None:
+    with Relay(server.url) as relay:
+        async with connected(mode, server.url) as one, connected(mode, relay.url) as two:
+            lease = await one.lock("a", fair=True, ttl=LONG).acquire()
+            waiting = begin(mode, two.lock("a", fair=True, ttl=5.0, renew=False))
+            await queued(server, 1)
+            relay.replies.clear()
+            assert await lease.release()
+            await eventually_async(lambda: left_ms(server) < 4400)
+            assert not waiting.done()
+            relay.replies.set()
+            heir = await asyncio.wait_for(waiting, SOON)
+            sound(server, heir)
+            assert await heir.release()
+
+
+@pytest.mark.slow
+@both
+async def test_a_long_wait_over_holders_that_renew_leaves_a_sound_lease(mode: str, server: Server) -> None:
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connected(mode, server.url)) for _ in range(4)]
+        lease = await clients[0].lock("a", fair=True, ttl=0.3).acquire()
+        waiting: list[asyncio.Future[Any]] = []
+        for client in clients[1:3]:
+            waiting.append(begin(mode, client.lock("a", fair=True, ttl=0.3)))
+            await queued(server, len(waiting))
+        last = begin(mode, clients[3].lock("a", fair=True, ttl=0.5, renew=False))
+        await queued(server, 3)
+        owner = queue(server)[-1]
+        for waiter in [*waiting, last]:
+            # It is renewed a few times, and those who wait ask again and again.
+            before = calls(server, "evalsha")
+            await eventually_async(lambda before=before: calls(server, "evalsha") > before + 6)
+            assert lease.valid
+            assert queue(server)[-1] == owner
+            assert await lease.release()
+            lease = await asyncio.wait_for(waiter, SOON)
+        assert lease.owner == owner
+        sound(server, lease)
+        assert lease.remaining() > 0.3
+        assert await lease.release()
+
+
+@pytest.mark.slow
+@both
+async def test_a_lease_that_was_handed_over_is_renewed(mode: str, server: Server) -> None:
+    async with connected(mode, server.url) as one, connected(mode, server.url) as two:
+        lease = await one.lock("a", fair=True, ttl=LONG).acquire()
+        waiting = begin(mode, two.lock("a", fair=True, ttl=0.3))
+        await queued(server, 1)
+        assert await lease.release()
+        heir = await asyncio.wait_for(waiting, SOON)
+        end = time.monotonic() + 0.9
+        while time.monotonic() < end:
+            assert heir.valid
+            assert holder(server) == heir.owner
+            await asyncio.sleep(0.02)  # no synchronisation: it is watched for three times its ttl
+        await heir.extend(ttl=LONG)
+        assert LONG - 2 < heir.remaining() <= left_ms(server) / 1000
+        assert await heir.release()
+        assert server.command("EXISTS", KEY) == 0
+
+
+@both
+async def test_tokens_grow_over_hand_overs_expiries_and_other_locks_on_the_name(mode: str, server: Server) -> None:
+    async with connected(mode, server.url) as one, connected(mode, server.url) as two:
+        fair, other = one.lock("a", fair=True, ttl=LONG), two.lock("a", fair=True, ttl=LONG)
+        tokens: list[int] = []
+
+        async def took(lease: Any) -> Any:
+            tokens.append(lease.token)
+            assert lease.owner == holder(server)
+            return lease
+
+        for _ in range(3):
+            # A hand-over, and back.
+            lease = await took(await fair.acquire())
+            waiting = begin(mode, other)
+            await queued(server, 1)
+            assert await lease.release()
+            lease = await took(await asyncio.wait_for(waiting, SOON))
+            waiting = begin(mode, one.lock("a", fair=True, ttl=0.1, renew=False))
+            await queued(server, 1)
+            assert await lease.release()
+            # That one is left to expire.
+            await took(await asyncio.wait_for(waiting, SOON))
+            lease = await took(await other.acquire(wait=SOON))
+            assert await lease.release()
+            # One that is not fair, and one that does not wait.
+            lease = await took(await two.lock("a", ttl=LONG).acquire())
+            assert await fair.try_acquire() is None
+            assert await lease.release()
+            lease = await took(await fair.try_acquire())
+            # One that leaves the queue and comes again.
+            with pytest.raises(NotAcquired):
+                await other.acquire(wait=0.02)
+            waiting = begin(mode, other)
+            await queued(server, 1)
+            assert await lease.release()
+            lease = await took(await asyncio.wait_for(waiting, SOON))
+            assert await lease.release()
+        assert tokens == sorted(set(tokens))
+
+
+@both
+async def test_a_fair_lock_waits_for_one_that_is_not_fair(mode: str, server: Server) -> None:
+    async with connected(mode, server.url) as one, connected(mode, server.url) as two:
+        lease = await one.lock("a", ttl=0.6).acquire()
+        waiting = begin(mode, two.lock("a", fair=True, ttl=LONG))
+        await queued(server, 1)
+        assert await lease.release()
+        heir = await asyncio.wait_for(waiting, 0.6 + SOON)
+        assert heir.token > lease.token
+        assert await one.lock("a", ttl=LONG).try_acquire() is None
+        assert await heir.release()
+
+
+@both
+async def test_a_fair_lock_without_a_token(mode: str, server: Server) -> None:
+    async with connected(mode, server.url, ttl=LONG, fence=False) as one:
+        lease = await one.lock("a", fair=True).acquire()
+        async with connected(mode, server.url, ttl=LONG, fence=False) as two:
+            waiting = begin(mode, two.lock("a", fair=True))
+            await queued(server, 1)
+            assert await lease.release()
+            heir = await asyncio.wait_for(waiting, SOON)
+            assert (heir.token, heir.owner) == (None, holder(server))
+            assert await heir.release()
+        assert server.command("DBSIZE") == 0
+
+
+@both
+async def test_a_fair_lock_on_a_guarded_node(mode: str, server: Server) -> None:
+    async with (
+        connected(mode, server.url, ttl=LONG, guard=True) as one,
+        connected(mode, server.url, ttl=LONG, guard=True) as two,
+    ):
+        await bootstrap(one)
+        lease = await one.lock("a", fair=True).acquire()
+        assert await two.lock("a", fair=True).try_acquire() is None
+        waiting = begin(mode, two.lock("a", fair=True))
+        await queued(server, 1)
+        assert await lease.release()
+        heir = await asyncio.wait_for(waiting, SOON)
+        assert heir.token > lease.token
+        sound(server, heir)
+        assert await heir.release()
+        assert server.command("EXISTS", KEY, QUEUE) == 0
+
+
+@pytest.mark.parametrize("wait", [0, 0.2])
+@both
+async def test_a_fair_lock_on_a_node_that_may_not_vote_yet_says_so(mode: str, wait: float, one: Server) -> None:
+    async with connected(mode, one.url, guard=True) as client:
+        with pytest.raises(NoQuorum, match=r"restarted or new, no vote for another \d+"):
+            await client.lock("a", fair=True).acquire(wait=wait)
+    assert one.command("EXISTS", KEY, QUEUE) == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"prefix": "p" * 1000}, {"cohort": 10**8}, {"ttl": 2.5e6, "max_ttl": 2.5e6}, {"label": "l" * 64}],
+    ids=["prefix", "cohort", "ttl", "label"],
+)
+@both
+async def test_the_longest_words_are_understood(mode: str, words: dict[str, Any], server: Server) -> None:
+    options: dict[str, Any] = {"fair": True, "ttl": LONG, **words}
+    key = words.get("prefix", "handfast:") + "{a}"
+    async with connected(mode, server.url, **options) as one, connected(mode, server.url, **options) as two:
+        lease = await one.lock("a").acquire()
+        waiting = begin(mode, two.lock("a"))
+        await eventually_async(lambda: server.command("LLEN", key + ":q") == 1)
+        assert await lease.release()
+        heir = await asyncio.wait_for(waiting, SOON)
+        assert server.command("GET", key) == heir.owner.encode()
+        assert heir.token > lease.token
+        assert heir.remaining() * 1000 <= left_ms(server, key) <= options["ttl"] * 1000
+        assert await heir.release()
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("connect", [handfast.connect, handfast.aio.connect])
+def test_a_quorum_cannot_be_fair_and_says_why(connect: Any, three: Servers) -> None:
+    with pytest.raises(ConfigError, match="fair=True needs one node: on a quorum each node would hand its vote to whom"):
+        connect(three.urls).lock("a", fair=True)
+
+
+@pytest.mark.parametrize("connect", [handfast.connect, handfast.aio.connect])
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        (["a", "b"], {}, "takes one name"),
+        ("a", {"owner": "job-42"}, "an owner for each acquisition"),
+        ("a", {"replicas": 1}, "waits for no copies"),
+        ("a", {"durable": True}, "waits for no copies"),
+        ("a", {"fair": 1}, "fair must be True or False"),
+    ],
+)
+def test_what_cannot_be_fair_is_refused(connect: Any, name: Any, options: Any, why: str, one: Server) -> None:
+    client = connect(one.url)
+    with pytest.raises(ConfigError, match=why):
+        client.lock(name, **{"fair": True, **options})
+    assert one.command("DBSIZE") == 0
+
+
+@both
+async def test_a_user_who_may_not_use_the_channel_is_told_so(mode: str, server: Server) -> None:
+    server.command("ACL", "SETUSER", "quiet", "on", ">secret", "~*", "+@all", "resetchannels")
+    try:
+        url = server.url.replace("redis://", "redis://quiet:secret@")
+        async with connected(mode, url, ttl=LONG) as quiet, connected(mode, server.url, ttl=LONG) as client:
+            with pytest.raises(NoQuorum, match=r"NOPERM.*channel"):
+                await quiet.lock("a", fair=True).acquire(wait=SOON)
+            lease = await client.lock("a", fair=True).acquire()
+            assert await lease.release()
+            # It may use locks that need no channel.
+            lease = await quiet.lock("a").acquire()
+            assert await lease.release()
+    finally:
+        server.command("ACL", "DELUSER", "quiet")
+    assert server.command("EXISTS", KEY, QUEUE) == 0
+
+
+@both
+async def test_a_user_who_may_not_use_the_channel_does_not_keep_the_lock_from_others(mode: str, server: Server) -> None:
+    """It does not wait, so it needs no channel for itself; but whoever waits for it has one."""
+    server.command("ACL", "SETUSER", "quiet", "on", ">secret", "~*", "+@all", "resetchannels")
+    try:
+        url = server.url.replace("redis://", "redis://quiet:secret@")
+        async with connected(mode, url, ttl=LONG) as quiet, connected(mode, server.url, ttl=LONG) as client:
+            lease: Any = None
+            with contextlib.suppress(NoQuorum):
+                lease = await quiet.lock("a", fair=True).try_acquire()
+            # Either it is refused or it can let go of it.
+            waiting = begin(mode, client.lock("a", fair=True))
+            if lease is not None:
+                await queued(server, 1)
+                assert await lease.release()
+            heir = await asyncio.wait_for(waiting, SOON)
+            assert await heir.release()
+            assert server.command("EXISTS", KEY, QUEUE) == 0
+    finally:
+        server.command("ACL", "DELUSER", "quiet")
+
+
+@both
+async def test_a_reentrant_fair_lock(mode: str, one: Server) -> None:
+    async with connected(mode, one.url, ttl=LONG) as client, connected(mode, one.url, ttl=LONG) as other:
+        lock = client.rlock("a", fair=True)
+        outer = await lock.acquire()
+        inner = await lock.acquire()
+        assert (inner.token, inner.owner) == (outer.token, outer.owner)
+        waiting = begin(mode, other.lock("a", fair=True))
+        await queued(one, 1)
+        assert await inner.release()
+        assert holder(one) == outer.owner
+        assert await outer.release()
+        heir = await asyncio.wait_for(waiting, SOON)
+        assert heir.token > outer.token
+        assert await heir.release()
