@@ -300,7 +300,12 @@ class BaseClient(Generic[L, G]):
         return True
 
     def _send_waiters_away(self) -> None:
-        """At the end of the process: a waiter must not get what is released now. No task waits: its loop has ended."""
+        """At the end of the process: a waiter must not get what is released now. Its loop has ended, so the watchdog
+        takes its claims back."""
+        if self._dog is not None:
+            for acquisition in self._queues.acquisitions():
+                if acquisition.touched:
+                    self._dog.finish(acquisition.remains())
 
     def _release_all_at_exit(self, dog: Watchdog) -> None:
         """At the end of the process: release what is renewed for its sake."""

@@ -311,8 +311,14 @@ class Watchdog:
             await registration.io.close()
 
     async def _finish_all(self, group: NodeGroup) -> None:
-        """Release what a client still holds, and finish what was left to the watchdog."""
+        """Finish what was left to the watchdog, and release what a client still holds.
+
+        In this order: claims that nobody waits for any more must be gone before a release hands the lock over.
+        """
         self._release_abandoned()
+        registration = self._registrations.get(group)
+        if registration is not None:
+            await asyncio.gather(*registration.releases, return_exceptions=True)
         await asyncio.gather(*map(self._release, self.renewed(group)))
         await asyncio.gather(*self._tasks, return_exceptions=True)
 

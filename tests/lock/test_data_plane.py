@@ -23,8 +23,8 @@ import trustme
 import handfast
 import handfast.aio
 from handfast import ConfigError, NoQuorum
-from handfast.core.quorum import Ballot
-from handfast.core.resp import encode
+from handfast.core.votes import Ballot
+from handfast.protocol.resp import encode
 from handfast.embedded.process import StartError
 from handfast.embedded.resp import Connection, ReplyError
 from handfast.testing import Server, Servers, TlsFiles, available
@@ -945,7 +945,7 @@ async def test_closing_ends_the_waiting_for_a_connection_that_is_still_being_mad
             everybody = Ballot(3, 3, 3)
 
             async def ask() -> None:
-                await io.exchange(encode(b"PING"), everybody, 60.0)
+                await io.broadcast(encode(b"PING"), everybody, 60.0)
 
             asking = asyncio.create_task(ask())
             await eventually_async(lambda: everybody.answers[0] is not None and everybody.answers[1] is not None)
@@ -973,35 +973,20 @@ async def test_closing_while_a_grant_is_on_its_way_leaves_no_key(one: Server, op
 
 
 @plain
-async def test_a_waiter_that_is_made_without_its_init_is_like_any_other(one: Server) -> None:
-    async with handfast.aio.connect(one.url) as client:
-        await works(client)
-        io: Any = client._io
-        made, other = next(io.ask(encode(b"PING"), 5.0)), io._future()
-        slots = [slot for kind in type(other).__mro__ for slot in getattr(kind, "__slots__", ())]
-        assert slots
-        assert [getattr(made, slot, "unset") for slot in slots] == [getattr(other, slot, "unset") for slot in slots]
-
-
-@plain
 async def test_a_question_that_is_cancelled_without_its_task_is_a_cancel(one: Server) -> None:
     """What `uncancel` leads to since Python 3.13: the task goes on, and has no answer."""
     async with handfast.aio.connect(one.url) as client:
         await works(client)
         io: Any = client._io
 
-        async def ask() -> Any:
-            return await io.ask(encode(b"PING"), 5.0)
+        async def ask() -> None:
+            await io.broadcast(encode(b"PING"), Ballot(1, 1), 5.0)
 
-        async def exchange() -> None:
-            await io.exchange(encode(b"PING"), Ballot(1, 1), 5.0)
-
-        for question in (ask, exchange):
-            asking: Any = asyncio.create_task(question())
-            await asyncio.sleep(0)  # it waits
-            asking._fut_waiter.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asking
+        asking: Any = asyncio.create_task(ask())
+        await asyncio.sleep(0)  # it waits
+        asking._fut_waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
         await works(client)
 
 

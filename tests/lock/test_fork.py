@@ -136,16 +136,20 @@ def test_an_unrenewed_lease_is_not_inherited_either(one: Server, client: handfas
     assert lease.release()
 
 
-def test_a_lease_is_not_inherited_even_in_the_moment_of_its_renewal(client: handfast.Client) -> None:
+def test_a_lease_is_not_inherited_even_in_the_moment_of_its_renewal(
+    client: handfast.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The watchdog has taken it out to renew it, and the fork strikes."""
     lease = client.lock("a", ttl=0.5).acquire(wait=0)
     dog = client._watchdog()
-    taken = dog._roster.due(clock.now() + 60)
+    monkeypatch.setattr(dog.schedule, "now", lambda: clock.now() + 60)
+    taken = dog.schedule.take_due()
+    monkeypatch.undo()
     try:
         assert [lease._hold] in taken.values()
         assert in_child(lambda: look(lease)) == LOOKS_LOST
     finally:
-        dog.add(lease._hold)
+        dog.schedule.add(lease._hold)
     assert lease.release()
 
 

@@ -169,7 +169,7 @@ def test_a_reentrant_release_that_was_struck_before_it_was_sent_is_not_the_last_
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(client, "_run", strike)
+    monkeypatch.setattr(client, "_use_for", strike)
     with pytest.raises(KeyboardInterrupt):
         lease.__exit__(None, None, None) if then == "left" else lease.release()
     if then == "released again":

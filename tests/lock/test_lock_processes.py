@@ -96,7 +96,7 @@ with Connection(("127.0.0.1", port), timeout=5) as link:
                 lock = None
         except handfast.NotAcquired as error:
             left.append((i, str(error)))
-        if client._lines.by_keys:
+        if client._queues.by_key:
             left.append((i, "a place in line"))
         end = time.monotonic() + 1
         while (holder := link.command("GET", "handfast:{a}")) is not None and time.monotonic() < end:

@@ -158,7 +158,8 @@ async def test_without_a_majority_every_node_s_reason_is_told_in_time_and_it_pas
 
 @both
 async def test_a_caller_without_a_limit_is_not_kept_for_ever_by_an_outage(mode: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("handfast.core.mutex.OUTAGE", 0.3)
+    for module in ("attempt", "queue", "acquire"):
+        monkeypatch.setattr(f"handfast.core.{module}.OUTAGE", 0.3)
     with Server() as server:
         async with connected(mode, server.url) as client:
             await (await client.lock("a").acquire()).release()

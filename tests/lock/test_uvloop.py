@@ -43,7 +43,7 @@ def test_many_tasks_take_turns(one: Server, options: dict[str, Any]) -> None:
             await asyncio.gather(*[turn(each) for each in (client, rival) for _ in range(50)])
             assert len(tokens) == 100
             assert options.get("fence") is False or tokens == sorted(set(tokens))
-            assert client._lines.by_keys == rival._lines.by_keys == {}
+            assert client._queues.by_key == rival._queues.by_key == {}
 
     on_uvloop(play)
 

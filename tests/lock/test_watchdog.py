@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import handfast
-from handfast import LeaseLost, NoQuorum, lua
+from handfast import LeaseLost, NoQuorum
+from handfast.protocol.scripts import TEXT
 from handfast.net import clock
 from handfast.testing import Server, Servers
 from tests.support.eventually import eventually, in_time
@@ -105,7 +106,7 @@ def test_closing_waits_for_what_was_left_to_the_watchdog(one: Server) -> None:
     del lease
     dog = client._dog
     assert dog is not None
-    eventually(lambda: any(charge.releases for charge in dog._charges.values()))
+    eventually(lambda: any(registration.releases for registration in dog._registrations.values()))
     back = threading.Timer(0.1, one.resume)
     back.start()
     client.close()
@@ -387,7 +388,7 @@ def test_healing_waits_for_another_owner_and_then_tops_the_vote_up(three: Server
 def test_healing_does_not_shorten_a_vote_that_came_in_the_meantime(one: Server) -> None:
     """A late grant and an extension may be there before a heal arrives that was made when they were not."""
     one.command("SET", "k", "owner", "PX", 60_000)
-    assert one.command("EVAL", lua.TEXT["heal"], 1, "k", "owner", 100, 1, "") == 1
+    assert one.command("EVAL", TEXT["restore_vote"], 3, "k", "k:f", "k:g", "owner", "-", 100, 1, 0, 604800) == 1
     left = one.command("PTTL", "k")
     assert isinstance(left, int)
     assert left > 50_000

@@ -264,6 +264,11 @@ class WaitQueues:
             queue = self.by_key.get(request.keys)
             return [waiter.caller for waiter in queue.waiters] if queue is not None else []
 
+    def acquisitions(self) -> list[Acquisition]:
+        """All that wait."""
+        with self.lock:
+            return [waiter.acquisition for queue in self.by_key.values() for waiter in queue.waiters]
+
     def close(self, *, exiting: bool = False) -> None:
         """Nobody gets anything any more; wake all, to let them know."""
         with self.lock:
