@@ -223,10 +223,14 @@ def make_hold(acquisition: Acquisition, deadline: float, renew_from: float, vote
 
 
 def withdraw(io: IO, acquisition: Acquisition) -> None:
-    """Take back what an acquisition that failed may have left on the servers."""
+    """Take back what an acquisition may have left on the servers.
+
+    A hold of its own ends with that. What a sibling has handed over is another acquisition's vote, and stays.
+    """
     touched, acquisition.touched = acquisition.touched, 0
-    if acquisition.hold is not None:
-        acquisition.hold.give_up()
+    hold = acquisition.hold
+    if hold is not None and hold.who is acquisition.who:
+        hold.give_up()
         acquisition.hold = None
     if touched:
         assert acquisition.who is not None
