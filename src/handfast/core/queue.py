@@ -119,10 +119,10 @@ class ServerQueue:
 
     keys: Sequence[bytes] = ()
 
-    def __init__(self, io: IO, waiter: Waiter) -> None:
+    def __init__(self, io: IO, wakeup: Any, acquisition: Acquisition) -> None:
         self.io = io
-        self.wakeup = waiter.wakeup
-        self.acquisition = waiter.acquisition
+        self.wakeup = wakeup
+        self.acquisition = acquisition
         self.config = self.acquisition.request.config
         self.group = self.config.group
         self.who = self.acquisition.identify(io.nonce)
@@ -226,11 +226,11 @@ class ServerQueue:
 
     # -- what the waiter does
 
-    def seed(self, ballot: Ballot, sent: float) -> None:
-        """Begin with the answers to a first attempt. On a single node the attempt was a claim as well."""
+    def seed(self, ballot: Ballot, sent: float, *, queued: bool) -> None:
+        """Begin with the answers to a first attempt. `queued`: the attempt was a claim as well."""
         self._take_ticket([a.server_us for a in ballot.answers if type(a) is Refused and a.server_us])
         for node, answer in enumerate(ballot.answers):
-            if self.group.n == 1 and answer is not None:
+            if queued and answer is not None:
                 self.on_reply(node, answer, sent)
             else:
                 self.votes[node].answer = answer
@@ -388,19 +388,22 @@ def _is_ours(owner: bytes) -> bool:
     return owner.count(b":") >= 3 and len(nonce) == 32 and all(letter in b"0123456789abcdef" for letter in nonce)
 
 
-async def wait_in_queue(io: IO, queues: WaitQueues, waiter: Waiter, first: Ballot | None, sent: float) -> Hold:
-    """Wait until a majority of the nodes has handed over. `first`: the answers to an attempt that was sent at `sent`."""
-    queue = ServerQueue(io, waiter)
-    acquisition = waiter.acquisition
+async def wait_in_queue(
+    io: IO, queues: WaitQueues, waiter: Waiter, acquisition: Acquisition, first: Ballot | None
+) -> Hold:
+    """Wait until a majority of the nodes has handed over, or a sibling has.
+
+    `acquisition`: the waiter's own, or the part of it for one of several names. `first`: the answers to its last attempt.
+    """
+    queue = ServerQueue(io, waiter.wakeup, acquisition)
     early = io.mailbox.get(queue.who.id)
     io.mailbox[queue.who.id] = queue
     waiter.queue.explain = queue.explain
     try:
         if first is not None:
-            queue.seed(first, sent)
+            queue.seed(first, acquisition.sent, queued=type(early) is EarlyPushes)
         if type(early) is EarlyPushes:
-            for node, push in early.pushes:
-                queue.on_push(node, push)
+            early.repeat_to(queue)
         while True:
             now = io.now()
             queues.check(waiter, now)
