@@ -28,7 +28,8 @@ LOCAL_FIRST = 0.005
 
 async def acquire(access: Access, queues: WaitQueues, acquisition: Acquisition) -> Hold:
     """Acquire the lock, or raise NotAcquired."""
-    if not queues.has_waiters(acquisition.request) or acquisition.wait == 0:
+    # An explicit owner may hold the lock already, and must not wait for its own waiters.
+    if not queues.has_waiters(acquisition.request) or acquisition.wait == 0 or acquisition.request.owner is not None:
         hold = await access.use(take, access, queues, acquisition, None)
         if hold is not None:
             return hold  # type: ignore[no-any-return]

@@ -37,6 +37,7 @@ from handfast.core.attempt import ARRIVAL, OUTAGE, EarlyPushes, admit, claim_pay
 from handfast.core.hold import Hold
 from handfast.core.io import IO, CappedTimeout, Fault
 from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
+from handfast.core.release import take_back
 from handfast.core.votes import Ballot, MultiReplyBallot
 from handfast.errors import ConfigError, NotAcquired
 from handfast.protocol import commands
@@ -70,11 +71,13 @@ def can_queue(io: IO, acquisition: Acquisition) -> bool:
 class NodeVote:
     """What one node has said to the waiter."""
 
-    __slots__ = ("answer", "deadline", "due", "sent", "server_us", "stamp", "to_yield", "token", "yielded")
+    __slots__ = ("answer", "deadline", "due", "lacks", "sent", "server_us", "stamp", "to_yield", "token", "yielded")
 
     def __init__(self) -> None:
         self.answer: Any = None
         """Granted, Refused or a Fault: the last thing that was heard."""
+        self.lacks: Fault | None = None
+        """Why its last vote was not enough: copies are missing."""
         self.deadline = 0.0
         """Until when its vote counts; 0.0: it does not."""
         self.stamp = 0
@@ -348,12 +351,19 @@ class ServerQueue:
         await self.io.broadcast(payload, ballot, self.acquisition.timeout(timing.timeout, self.io.now()))
         if ballot.won and self.io.now() < hold.deadline:
             return True
-        now = self.io.now()
+        self._start_again(ballot)
+        return False
+
+    def _start_again(self, ballot: Ballot) -> None:
+        """The copies are missing: hand the votes over, and queue again behind the others, which may need no copies."""
+        acquisition, now = self.acquisition, self.io.now()
+        take_back(self.io, acquisition.request, self.who, acquisition.touched)
+        self.ticket = ARRIVAL
         self._uncount(list(range(self.group.n)))
         for vote, answer in zip(self.votes, ballot.answers, strict=True):
-            vote.answer = answer if type(answer) is Fault else vote.answer
+            if type(answer) is Fault:
+                vote.answer = vote.lacks = answer
             vote.due = now + RETRY
-        return False
 
     # -- giving up
 
@@ -373,7 +383,8 @@ class ServerQueue:
     def explain(self, now: float) -> NotAcquired | ConfigError:
         """The error for giving up now."""
         answers = [
-            Refused(0, b"", False, 0, None) if type(vote.answer) is Granted else vote.answer for vote in self.votes
+            (vote.lacks or Refused(0, b"", False, 0, None)) if type(vote.answer) is Granted else vote.answer
+            for vote in self.votes
         ]
         timeout = self.acquisition.timing.timeout
         return explain.not_acquired(self.acquisition.request, answers, timeout, age=now - self.seen_at)
