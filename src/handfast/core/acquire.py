@@ -28,7 +28,8 @@ LOCAL_FIRST = 0.005
 
 async def acquire(access: Access, queues: WaitQueues, acquisition: Acquisition) -> Hold:
     """Acquire the lock, or raise NotAcquired."""
-    if not queues.has_waiters(acquisition.request) or acquisition.wait == 0:
+    # An explicit owner may hold the lock already, and must not wait for its own waiters.
+    if not queues.has_waiters(acquisition.request) or acquisition.wait == 0 or acquisition.request.owner is not None:
         hold = await access.use(take, access, queues, acquisition, None)
         if hold is not None:
             return hold  # type: ignore[no-any-return]
@@ -168,7 +169,7 @@ async def _wait_at_head(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ball
         return await wait_for_change(io, queues, waiter, ballot)
     if len(acquisition.request.names) > 1:
         return await several.wait_for_each(io, queues, waiter)
-    return await wait_in_queue(io, queues, waiter, ballot, acquisition.sent)
+    return await wait_in_queue(io, queues, waiter, acquisition, ballot)
 
 
 async def _retry(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot) -> Hold:

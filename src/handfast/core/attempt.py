@@ -12,7 +12,7 @@ from typing import Any, Final
 from handfast.core import guard, tokens
 from handfast.core.config import LockConfig
 from handfast.core.hold import Hold
-from handfast.core.io import IO, Fault, Payloads
+from handfast.core.io import IO, Fault, Payloads, PushListener
 from handfast.core.local_queue import Acquisition
 from handfast.core.nodes import Node, NodeGroup
 from handfast.core.release import take_back
@@ -37,16 +37,24 @@ class EarlyPushes:
     keys: tuple[bytes, ...] = ()
 
     def __init__(self) -> None:
-        self.pushes: list[tuple[int, Any]] = []
+        self._pushes: list[tuple[int, Any]] = []
+        self._lost: list[int] = []
 
     def on_push(self, node: int, push: Any) -> None:
-        self.pushes.append((node, push))
+        self._pushes.append((node, push))
 
     def on_change(self, node: int) -> None:
         """It tracks nothing."""
 
     def on_connection_lost(self, node: int) -> None:
-        """The claim is sent again when the wait begins."""
+        self._lost.append(node)
+
+    def repeat_to(self, listener: PushListener) -> None:
+        """Tell the listener what was missed. A claim whose connection is lost reaches nobody: it must be sent again."""
+        for node, push in self._pushes:
+            listener.on_push(node, push)
+        for node in self._lost:
+            listener.on_connection_lost(node)
 
 
 async def prepare(io: IO, acquisition: Acquisition) -> None:
@@ -223,10 +231,14 @@ def make_hold(acquisition: Acquisition, deadline: float, renew_from: float, vote
 
 
 def withdraw(io: IO, acquisition: Acquisition) -> None:
-    """Take back what an acquisition that failed may have left on the servers."""
+    """Take back what an acquisition may have left on the servers.
+
+    A hold of its own ends with that. What a sibling has handed over is another acquisition's vote, and stays.
+    """
     touched, acquisition.touched = acquisition.touched, 0
-    if acquisition.hold is not None:
-        acquisition.hold.give_up()
+    hold = acquisition.hold
+    if hold is not None and hold.who is acquisition.who:
+        hold.give_up()
         acquisition.hold = None
     if touched:
         assert acquisition.who is not None

@@ -37,6 +37,7 @@ from handfast.core.attempt import ARRIVAL, OUTAGE, EarlyPushes, admit, claim_pay
 from handfast.core.hold import Hold
 from handfast.core.io import IO, CappedTimeout, Fault
 from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
+from handfast.core.release import take_back
 from handfast.core.votes import Ballot, MultiReplyBallot
 from handfast.errors import ConfigError, NotAcquired
 from handfast.protocol import commands
@@ -70,11 +71,13 @@ def can_queue(io: IO, acquisition: Acquisition) -> bool:
 class NodeVote:
     """What one node has said to the waiter."""
 
-    __slots__ = ("answer", "deadline", "due", "sent", "server_us", "stamp", "to_yield", "token", "yielded")
+    __slots__ = ("answer", "deadline", "due", "lacks", "sent", "server_us", "stamp", "to_yield", "token", "yielded")
 
     def __init__(self) -> None:
         self.answer: Any = None
         """Granted, Refused or a Fault: the last thing that was heard."""
+        self.lacks: Fault | None = None
+        """Why its last vote was not enough: copies are missing."""
         self.deadline = 0.0
         """Until when its vote counts; 0.0: it does not."""
         self.stamp = 0
@@ -119,10 +122,10 @@ class ServerQueue:
 
     keys: Sequence[bytes] = ()
 
-    def __init__(self, io: IO, waiter: Waiter) -> None:
+    def __init__(self, io: IO, wakeup: Any, acquisition: Acquisition) -> None:
         self.io = io
-        self.wakeup = waiter.wakeup
-        self.acquisition = waiter.acquisition
+        self.wakeup = wakeup
+        self.acquisition = acquisition
         self.config = self.acquisition.request.config
         self.group = self.config.group
         self.who = self.acquisition.identify(io.nonce)
@@ -226,11 +229,11 @@ class ServerQueue:
 
     # -- what the waiter does
 
-    def seed(self, ballot: Ballot, sent: float) -> None:
-        """Begin with the answers to a first attempt. On a single node the attempt was a claim as well."""
+    def seed(self, ballot: Ballot, sent: float, *, queued: bool) -> None:
+        """Begin with the answers to a first attempt. `queued`: the attempt was a claim as well."""
         self._take_ticket([a.server_us for a in ballot.answers if type(a) is Refused and a.server_us])
         for node, answer in enumerate(ballot.answers):
-            if self.group.n == 1 and answer is not None:
+            if queued and answer is not None:
                 self.on_reply(node, answer, sent)
             else:
                 self.votes[node].answer = answer
@@ -348,12 +351,19 @@ class ServerQueue:
         await self.io.broadcast(payload, ballot, self.acquisition.timeout(timing.timeout, self.io.now()))
         if ballot.won and self.io.now() < hold.deadline:
             return True
-        now = self.io.now()
+        self._start_again(ballot)
+        return False
+
+    def _start_again(self, ballot: Ballot) -> None:
+        """The copies are missing: hand the votes over, and queue again behind the others, which may need no copies."""
+        acquisition, now = self.acquisition, self.io.now()
+        take_back(self.io, acquisition.request, self.who, acquisition.touched)
+        self.ticket = ARRIVAL
         self._uncount(list(range(self.group.n)))
         for vote, answer in zip(self.votes, ballot.answers, strict=True):
-            vote.answer = answer if type(answer) is Fault else vote.answer
+            if type(answer) is Fault:
+                vote.answer = vote.lacks = answer
             vote.due = now + RETRY
-        return False
 
     # -- giving up
 
@@ -373,7 +383,8 @@ class ServerQueue:
     def explain(self, now: float) -> NotAcquired | ConfigError:
         """The error for giving up now."""
         answers = [
-            Refused(0, b"", False, 0, None) if type(vote.answer) is Granted else vote.answer for vote in self.votes
+            (vote.lacks or Refused(0, b"", False, 0, None)) if type(vote.answer) is Granted else vote.answer
+            for vote in self.votes
         ]
         timeout = self.acquisition.timing.timeout
         return explain.not_acquired(self.acquisition.request, answers, timeout, age=now - self.seen_at)
@@ -388,19 +399,22 @@ def _is_ours(owner: bytes) -> bool:
     return owner.count(b":") >= 3 and len(nonce) == 32 and all(letter in b"0123456789abcdef" for letter in nonce)
 
 
-async def wait_in_queue(io: IO, queues: WaitQueues, waiter: Waiter, first: Ballot | None, sent: float) -> Hold:
-    """Wait until a majority of the nodes has handed over. `first`: the answers to an attempt that was sent at `sent`."""
-    queue = ServerQueue(io, waiter)
-    acquisition = waiter.acquisition
+async def wait_in_queue(
+    io: IO, queues: WaitQueues, waiter: Waiter, acquisition: Acquisition, first: Ballot | None
+) -> Hold:
+    """Wait until a majority of the nodes has handed over, or a sibling has.
+
+    `acquisition`: the waiter's own, or the part of it for one of several names. `first`: the answers to its last attempt.
+    """
+    queue = ServerQueue(io, waiter.wakeup, acquisition)
     early = io.mailbox.get(queue.who.id)
     io.mailbox[queue.who.id] = queue
     waiter.queue.explain = queue.explain
     try:
         if first is not None:
-            queue.seed(first, sent)
+            queue.seed(first, acquisition.sent, queued=type(early) is EarlyPushes)
         if type(early) is EarlyPushes:
-            for node, push in early.pushes:
-                queue.on_push(node, push)
+            early.repeat_to(queue)
         while True:
             now = io.now()
             queues.check(waiter, now)
