@@ -66,6 +66,11 @@
 
 #define TIME		(EXPIRIES + RESTARTS > 0)
 #define FAULTS		(EXPIRIES + CRASHES + BREAKS + RESTARTS > 0)
+#ifdef PUSH_APART
+#define MISHAPS		1
+#else
+#define MISHAPS		FAULTS
+#endif
 #define NEED		(NODES / 2 + 1)
 #define LINKS		(NODES * CLIENTS)
 #define L(c, n)		((c) * NODES + (n))
@@ -114,6 +119,9 @@ byte over[LINKS];		/* grants up to this stamp have expired on the node, so their
 #endif
 #ifdef UNCOUNT_AFTER_SENDING
 bit to_uncount[LINKS];
+#endif
+#ifdef REMEMBER_INQUIRIES
+byte asked[LINKS];		/* the last stamp that was asked for before it was counted */
 #endif
 
 /* What may still go wrong in this run. */
@@ -174,17 +182,17 @@ byte overtaken[CLIENTS];	/* how often a higher ticket won while every node knew 
 #define KNOWN_TO_ALL(c)	(ticketed[0] & ticketed[NODES / 2] & ticketed[NODES - 1] & BIT(c))
 #endif
 
-/* Scratch variables of one atomic step, no part of the state. */
-hidden byte i, j, who, number;
-hidden byte s;
-hidden mtype m;
+/* Scratch variables of one atomic step. Every step ends with tidy(), so they add no states. */
+byte i, j, who, number, s;
+mtype m;
+
+inline tidy() { i = 0; j = 0; who = 0; number = 0; s = 0; m = 0 }
 
 inline empty_out(channel) {
 	do
 	:: len(channel) > 0 -> channel ? m, s
 	:: else -> break
-	od;
-	s = 0
+	od
 }
 
 /* ------------------------------------------------------------------------------------------------------ messages */
@@ -247,7 +255,7 @@ inline give(n, asking) {
 			:: else
 			fi
 		fi
-	}
+	};
 	give_to_one(n, asking)
 }
 
@@ -259,7 +267,7 @@ inline give_to_the_newest(n) {
 		:: (queue[n] & BIT(j)) && (who == CLIENTS || BEFORE(who, j, n)) -> who = j
 		:: else
 		fi
-	}
+	};
 	give_to_one(n, CLIENTS)
 }
 
@@ -296,6 +304,11 @@ inline on_claim(c, n) {
 	if
 	:: QUARANTINED(n) -> reply(c, n, REFUSED, 0)
 	:: else ->
+#ifdef INQUIRE_ONCE
+		number = queue[n] & BIT(c);
+#else
+		number = 0;
+#endif
 #ifdef ARRIVAL
 		if
 		:: arrival[c] == 0 -> arrivals++; arrival[c] = arrivals
@@ -308,13 +321,19 @@ inline on_claim(c, n) {
 		fi;
 		if
 		:: owner[n] == c + 1 ->
+#ifndef SELF_PUSH_FIRST
 			reply(c, n, GRANTED, stamp[L(c, n)]);
+#endif
 #ifndef NO_INQUIRE_OF_A_CLAIMANT
 			if
 			:: LOWER_WAITS(c, n) -> inquire(n)
 			:: else
-			fi
+			fi;
 #endif
+#ifdef SELF_PUSH_FIRST
+			reply(c, n, GRANTED, stamp[L(c, n)]);
+#endif
+			skip
 		:: else ->
 			queue[n] = queue[n] | BIT(c);
 			if
@@ -328,7 +347,7 @@ inline on_claim(c, n) {
 				queue[n] = queue[n] & ~BIT(c);
 #endif
 				reply(c, n, REFUSED, 0)
-			:: owner[n] != c + 1 && m == CLAIM && owner[n] != FREE && BEFORE(c, owner[n] - 1, n) -> inquire(n)
+			:: owner[n] != c + 1 && m == CLAIM && owner[n] != FREE && BEFORE(c, owner[n] - 1, n) && !number -> inquire(n)
 			:: else
 			fi
 		fi
@@ -381,7 +400,7 @@ inline on_yield(c, n) {
 		:: m == PASS -> on_pass(c, n)						\
 		:: m == YIELD -> on_yield(c, n)						\
 		fi;									\
-		s = 0									\
+		tidy()									\
 	}
 
 proctype Node(byte n) {
@@ -436,6 +455,9 @@ inline count(c, n) {
 		state[c] = HOLDING;
 		printf("    client %d holds the lock\n", c);
 		on_holding(c)
+#ifdef REMEMBER_INQUIRIES
+	:: state[c] == WAITING && VOTES(c) < NEED && asked[L(c, n)] == s -> yield(c, n)
+#endif
 	:: else
 	fi;
 	check_exclusion()
@@ -508,19 +530,26 @@ inline on_inquire(c, n) {
 #ifdef NO_STAMPS
 	:: state[c] == WAITING && counted[L(c, n)] == 0
 #else
+#ifdef REMEMBER_INQUIRIES
+	:: state[c] == WAITING && counted[L(c, n)] != s -> asked[L(c, n)] = s
+#else
 	:: state[c] == WAITING && counted[L(c, n)] != s
 #endif
-	:: else ->
-#ifdef UNCOUNT_AFTER_SENDING
-		to_uncount[L(c, n)] = true;
-#else
-		counted[L(c, n)] = 0;
 #endif
-		yielded[L(c, n)] = s;
-		printf("    client %d yields stamp %d to node %d\n", c, s, n);
-		send_to_node(c, n, YIELD, s);
-		take_ticket(c)
+	:: else -> yield(c, n)
 	fi
+}
+
+inline yield(c, n) {
+#ifdef UNCOUNT_AFTER_SENDING
+	to_uncount[L(c, n)] = true;
+#else
+	counted[L(c, n)] = 0;
+#endif
+	yielded[L(c, n)] = s;
+	printf("    client %d yields stamp %d to node %d\n", c, s, n);
+	send_to_node(c, n, YIELD, s);
+	take_ticket(c)
 }
 
 #define FROM_NODE(channel, c, n)							\
@@ -533,7 +562,7 @@ inline on_inquire(c, n) {
 		:: m == REFUSED && state[c] != WAITING					\
 		:: m == INQUIRE -> on_inquire(c, n)					\
 		fi;									\
-		s = 0									\
+		tidy()									\
 	}
 
 /* What a client forgets that is gone or has crashed. */
@@ -544,6 +573,9 @@ inline forget(c, n) {
 #endif
 	counted[L(c, n)] = 0;
 	yielded[L(c, n)] = 0;
+#ifdef REMEMBER_INQUIRIES
+	asked[L(c, n)] = 0;
+#endif
 #if TIME
 	late[L(c, n)] = false;
 	over[L(c, n)] = 0;
@@ -562,7 +594,7 @@ inline leave(c) {
 		forget(c, i);
 		send_to_node(c, i, PASS, 0)
 	};
-	i = 0
+	tidy()
 }
 
 #ifdef PUSH_APART
@@ -588,7 +620,7 @@ inline leave(c) {
 #define ASK_AGAIN(c, n)									\
 	:: d_step {									\
 		state[c] == WAITING && QUIET(c, n) && (queue[n] & BIT(c)) && owner[n] != FREE && BEFORE(c, owner[n] - 1, n)	\
-		&& state[owner[n] - 1] == WAITING && QUIET(owner[n] - 1, n) ->		\
+		&& link[L(c, n)] == UP && link[L(owner[n] - 1, n)] == UP && state[owner[n] - 1] == WAITING && QUIET(owner[n] - 1, n) ->	\
 		printf("client %d asks node %d again\n", c, n);				\
 		send_claim(c, n)							\
 	}
@@ -608,8 +640,8 @@ inline leave(c) {
 		expiries--;								\
 		channel[L(c, n)] ? m, s;						\
 		printf("client %d receives %e(%d) from node %d too late\n", c, m, s, n);	\
-		s = 0;									\
-		send_claim(c, n)							\
+		send_claim(c, n);							\
+		tidy()									\
 	}
 
 /* A mutant: the vote is uncounted only now. */
@@ -641,21 +673,21 @@ proctype Client(byte c) {
 		for (i : 0 .. NODES - 1) {
 			send_claim(c, i)
 		};
-		i = 0
+		tidy()
 	};
 	do
 	EACH_NODE(FROM_REPLIES, c)
 #ifdef PUSH_APART
 	EACH_NODE(FROM_PUSHES, c)
-#ifndef NO_LOOK
-	EACH_NODE(ASK_AGAIN, c)
-#endif
 #endif
 #ifdef UNCOUNT_AFTER_SENDING
 	EACH_NODE(UNCOUNT, c)
 #endif
-#if FAULTS && !defined(NO_LOOK)
+#if MISHAPS && !defined(NO_LOOK)
 	EACH_NODE(LOOK_AGAIN, c)
+#ifndef INQUIRE_ONCE
+	EACH_NODE(ASK_AGAIN, c)
+#endif
 #endif
 #if LOOKS > 0
 	EACH_NODE(LOOK_FOR_NO_REASON, c)
@@ -748,7 +780,7 @@ inline drop_claim(c, n) {
 		for (i : 0 .. NODES - 1) {						\
 			forget(c, i)							\
 		};									\
-		i = 0									\
+		tidy()									\
 	}
 
 /* What a crashed client leaves behind expires. */
@@ -780,14 +812,16 @@ inline lose_messages(c, n) {
 		printf("the connection of client %d to node %d breaks\n", c, n);	\
 		breaks--;								\
 		lose_messages(c, n);							\
-		link[L(c, n)] = BROKEN							\
+		link[L(c, n)] = BROKEN;							\
+		tidy()							\
 	}										\
 	:: d_step {									\
 		MAY_BREAK(c, n) && (state[c] == WAITING || state[c] == HOLDING) ->	\
 		printf("the connection of client %d to node %d breaks, and the node notices\n", c, n);	\
 		breaks--;								\
 		lose_messages(c, n);							\
-		link[L(c, n)] = NOTICED							\
+		link[L(c, n)] = NOTICED;							\
+		tidy()							\
 	}
 
 /* Client rule 5: claim after a reconnection. Client rule 3: repeat the pass. */
@@ -827,7 +861,8 @@ inline on_reconnect(c, n) {
 			fi;								\
 			lose_arrival(i)							\
 		};									\
-		quarantine(n)								\
+		quarantine(n);								\
+		tidy()									\
 	}
 
 inline lose_arrival(c) {
@@ -865,7 +900,7 @@ inline quarantine(n) {
 			:: else								\
 			fi								\
 		};									\
-		i = 0									\
+		tidy()									\
 	}
 
 #if CLIENTS == 1
