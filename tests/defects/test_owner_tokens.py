@@ -28,7 +28,9 @@ ENDINGS = pytest.mark.parametrize("end", [_lost, _dropped], ids=["lost", "droppe
 KEY = "handfast:{a}"
 
 
-def _next_lease(server: Server, client: handfast.Client, other: handfast.Client, end: Ending) -> tuple[int, handfast.Lease]:
+def _next_lease(
+    server: Server, client: handfast.Client, other: handfast.Client, end: Ending
+) -> tuple[int, handfast.Lease]:
     """The token of a holder in between, and the next real lease of the owner whose first one ended that way."""
     leases = [client.lock("a", owner="job", ttl=0.2, renew=False).acquire(wait=0)]
     end(leases)
