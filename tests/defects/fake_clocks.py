@@ -1,4 +1,7 @@
-"""The steady clocks of a process, held still or set ahead. Import this before handfast; the wall clock goes on as it is."""
+"""The steady clocks of a process, held still or set ahead. A program imports this before handfast.
+
+The wall clock goes on as it is.
+"""
 
 from __future__ import annotations
 
