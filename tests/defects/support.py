@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 """Programs start here, so that they can import `tests`."""
 
 
-def defect(sentence: str) -> Any:
+def defect(sentence: str) -> pytest.MarkDecorator:
     """A test that fails until the defect is repaired, and only by its own assertion."""
     return pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"issue: {sentence}")
 

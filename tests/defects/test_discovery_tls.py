@@ -154,7 +154,6 @@ def secured_url(request: pytest.FixtureRequest, binary: Path, files: TlsFiles) -
 
 @pytest.mark.parametrize("secured_url", ["cluster", "sentinel"], indirect=True)
 def test_servers_are_found_under_tls(secured_url: str) -> None:
-    with handfast.connect(secured_url) as client:
-        with client.lock("a", wait=5) as lease:
-            lease.extend()
-            assert lease.valid
+    with handfast.connect(secured_url) as client, client.lock("a", wait=5) as lease:
+        lease.extend()
+        assert lease.valid
