@@ -49,6 +49,12 @@ def test_delayed_release_does_not_end_next_acquisition(one: Server, pause: float
             held.release()
 
 
+def loses_vote(node: Server, key: str) -> None:
+    """And gets it back by the next renewal."""
+    node.command("DEL", key)
+    node.wait_for(lambda: node.command("EXISTS", key) == 1)
+
+
 @defect("after a node was healed, the second release of a lease deletes the next acquisition of the same owner")
 def test_release_after_healing_does_not_end_next_acquisition(three: Servers) -> None:
     """One node loses its vote in the middle of a `with` block, and gets it back."""
@@ -56,11 +62,10 @@ def test_release_after_healing_does_not_end_next_acquisition(three: Servers) -> 
     with handfast.connect(three.urls, **options) as client, handfast.connect(three.urls, **options) as other:
         handfast.bootstrap(client)
         for turn in range(8):
-            name, key = f"a-{turn}", f"handfast:{{a-{turn}}}"
+            name = f"a-{turn}"
             lock = client.lock(name, owner="job", ttl=0.5)
             with lock:
-                three[0].command("DEL", key)
-                three[0].wait_for(lambda key=key: three[0].command("EXISTS", key) == 1)
+                loses_vote(three[0], f"handfast:{{{name}}}")
             held = lock.acquire(wait=1)
             rival = attempt(other.lock(name), wait=0.2)
             assert isinstance(rival, Contended) or not held.valid, f"two clients hold the lock, at try {turn + 1}"

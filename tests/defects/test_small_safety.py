@@ -25,7 +25,7 @@ import faulthandler, logging, sys, handfast
 logging.disable()
 client = handfast.connect(sys.argv[1], ttl=0.5)
 kept, leases = [], []
-for n in range(300):
+for n in range(600):
     # Of the two leases of one owner, the one that is dropped is not the last.
     owned = client.lock(f"owned-{n}", owner="job")
     kept.append(owned.acquire(wait=0))
@@ -43,7 +43,7 @@ def trace(frame, event, argument):
     return trace
 
 
-faulthandler.dump_traceback_later(2.5, exit=True)
+faulthandler.dump_traceback_later(1.5, exit=True)
 sys.settrace(trace)
 lease = client.lock("a").acquire(wait=1)
 lease.extend()
@@ -155,6 +155,7 @@ async def main():
     async with handfast.aio.connect(sys.argv[1]) as client:
         try:
             async with client.lock("a", ttl=30.0, wait=1) as lease:
+                await asyncio.sleep(0.3)  # some work; the watchdog has made its plan by then
                 fake_clocks.advance(60, "clock_boottime")
                 await asyncio.sleep(1.5)
                 print("valid" if lease.valid else "lost, and not cancelled")
