@@ -71,6 +71,8 @@ URLS = {
 LOCKING = """
 import sys
 
+import redis.asyncio
+
 if sys.argv[2] == "old":
     from tests.defects import old_redis_py
 

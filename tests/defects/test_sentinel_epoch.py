@@ -147,7 +147,7 @@ NONSENSE = {
 
 
 ASKING = """
-import sys, handfast
+import sys, handfast, redis.asyncio
 
 client = handfast.connect(sys.argv[1])
 try:
@@ -171,3 +171,49 @@ def test_unreadable_sentinels_are_not_waited_for(one: Server, talk: Callable[[so
         said = program(ASKING, _url(first.port, second.port, good.port))
         said.check_returncode()
         assert said.stdout.strip() == "granted", f"two sentinels that answer nonsense stop the client: {said.stdout}"
+
+
+# -- the first use in a process ----------------------------------------------------------------------------------------
+
+SLOW_START = """
+import sys, threading, time
+from importlib.machinery import PathFinder
+
+run, delays = threading.Thread.run, [0.1]
+
+
+def late(thread):
+    if delays:
+        time.sleep(delays.pop())
+    run(thread)
+
+
+class SlowDisk:
+    @staticmethod
+    def find_spec(name, path, target=None):
+        if name != "redis":
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        load = spec.loader.exec_module
+
+        def slowly(module):
+            time.sleep(0.3)
+            load(module)
+
+        spec.loader.exec_module = slowly
+        return spec
+
+
+threading.Thread.run = late
+sys.meta_path.insert(0, SlowDisk)
+"""
+"""The first thread starts a little later than the others, and redis-py takes a while to be read."""
+
+
+@defect("threads that import redis-py at the same time fail, and the client never finds the master")
+def test_first_use_in_process_finds_master(one: Server) -> None:
+    """Without any help one process in sixty failed so on a busy machine."""
+    with _sentinel(one, 1) as sentinel:
+        said = program(SLOW_START + ASKING.replace(", redis.asyncio", ""), _url(sentinel.port))
+        said.check_returncode()
+        assert said.stdout.strip() == "granted", f"a new process gets no lock: {said.stdout}{said.stderr[-600:]}"
