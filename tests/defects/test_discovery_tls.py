@@ -1,0 +1,159 @@
+"""Sentinels and cluster nodes are asked under TLS as servers are: the certificate has to be theirs."""
+
+from __future__ import annotations
+
+import re
+import ssl
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from socket import socket
+
+import pytest
+import trustme
+from tests.defects.support import ROOT, defect, program
+from tests.relay import Impostor
+
+from handfast.testing import Server, TlsFiles, available
+from handfast.testing.cluster_node import SLOTS, ClusterNode
+from handfast.testing.sentinel import Sentinel
+from handfast.topology.process import StartError
+
+PASSWORD = "open-sesame"
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def _files(authority: trustme.CA, folder: Path, host: str) -> TlsFiles:
+    made = TlsFiles(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
+    certificate = authority.issue_cert(host)
+    certificate.private_key_pem.write_to_path(made.key)
+    certificate.cert_chain_pems[0].write_to_path(made.certificate)
+    authority.cert_pem.write_to_path(made.authority)
+    return made
+
+
+# -- a host that is not who it says it is ------------------------------------------------------------------------------
+
+
+class Stranger(Impostor):
+    """It has a certificate of the right authority, for another name; and keeps what it is told."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self.told = bytearray()
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(files.certificate, files.key)
+        super().__init__(self._listen)
+
+    def _listen(self, sock: socket) -> None:
+        with self._context.wrap_socket(sock, server_side=True) as secured:
+            while data := secured.recv(65536):
+                self.told += data
+                secured.sendall(b"-ERR not today\r\n" * max(1, data.count(b"*")))
+
+
+def _oldest_redis_py() -> tuple[int, ...]:
+    """The oldest version of redis-py that handfast declares to work with."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = next(filter(None, (re.fullmatch(r"redis>=([\d.]+)", each) for each in project["dependencies"])))
+    return tuple(map(int, found[1].split(".")))
+
+
+URLS = {
+    "cluster": f"rediss+cluster://:{PASSWORD}@127.0.0.1:{{port}}?",
+    "sentinel": f"rediss+sentinel://127.0.0.1:{{port}}/mymaster?sentinel_password={PASSWORD}&",
+}
+
+
+LOCKING = """
+import sys
+
+import redis.asyncio
+
+if sys.argv[2] == "old":
+    from tests.defects import old_redis_py
+
+import handfast
+
+with handfast.connect(sys.argv[1]) as client:
+    try:
+        with client.lock("a", wait=float(sys.argv[3])) as lease:
+            lease.extend()
+            print("held")
+    except handfast.HandfastError as error:
+        print(error)
+"""
+"""In a process of its own: redis-py may leave TLS connections half closed, and Python warns of them."""
+
+
+@defect("with the oldest redis-py that is allowed, passwords are sent to a host whose certificate has another name")
+@pytest.mark.parametrize("url", URLS.values(), ids=URLS)
+def test_no_password_is_sent_to_host_with_certificate_of_another(url: str, authority: trustme.CA, tmp_path: Path) -> None:
+    files = _files(authority, tmp_path, "elsewhere.example")
+    age = "old" if _oldest_redis_py() < (6,) else "new"
+    with Stranger(files) as stranger:
+        said = program(LOCKING, url.format(port=stranger.port) + f"ssl_ca_certs={files.authority}", age, "0.5")
+        said.check_returncode()
+        if said.stdout == "held\n":
+            raise RuntimeError("there is nobody who could grant anything")
+        assert PASSWORD.encode() not in stranger.told, "the password was sent"
+
+
+# -- real servers, which are who they say they are ---------------------------------------------------------------------
+
+
+class SecuredSentinel(Sentinel):
+    """A sentinel that answers under TLS alone, and asks the servers under TLS."""
+
+    def __init__(self, binary: Path, files: TlsFiles, master: Server) -> None:
+        super().__init__(binary, "")
+        self._tls = files
+        self.watches = [["sentinel", "monitor", "mymaster", "127.0.0.1", str(master.port), "1"]]
+
+    def _settings(self) -> list[list[str]]:
+        secured = [[name, value] for name, value in self._listening().items()]
+        plain = [line for line in super()._settings() if line[0] != "port"]
+        return [["port", "0"], *secured, ["tls-replication", "yes"], *plain]
+
+
+@pytest.fixture(scope="module")
+def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    """A certificate for 127.0.0.1."""
+    return _files(authority, tmp_path_factory.mktemp("tls"), "127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def binary(files: TlsFiles) -> Path:
+    """The first server here that was built with TLS."""
+    for each in available().values():
+        try:
+            with Server(each, tls=files):
+                return each
+        except StartError as error:
+            if "tls" not in str(error).lower():
+                raise
+    pytest.skip("no server here has TLS")
+
+
+@pytest.fixture
+def secured_url(request: pytest.FixtureRequest, binary: Path, files: TlsFiles) -> Iterator[str]:
+    """Of a cluster, or of a master under Sentinel, that is secured by TLS throughout."""
+    login, options = {"requirepass": PASSWORD}, f"?ssl_ca_certs={files.authority}"
+    if request.param == "cluster":
+        with ClusterNode(binary, config={**login, "cluster-enabled": "yes", "tls-cluster": "yes"}, tls=files) as node:
+            node.add_slots(range(SLOTS))
+            node.wait_for(lambda: node.state() == "ok")
+            yield f"rediss+cluster://:{PASSWORD}@127.0.0.1:{node.port}{options}"
+    else:
+        with Server(binary, config=login, tls=files) as master, SecuredSentinel(binary, files, master) as sentinel:
+            yield f"rediss+sentinel://:{PASSWORD}@127.0.0.1:{sentinel.port}/mymaster{options}"
+
+
+@pytest.mark.parametrize("secured_url", ["cluster", "sentinel"], indirect=True)
+def test_servers_are_found_under_tls(secured_url: str) -> None:
+    said = program(LOCKING, secured_url, "new", "5")
+    said.check_returncode()
+    assert said.stdout == "held\n"
