@@ -78,6 +78,7 @@ class BaseClient(Generic[L]):
         self._addresses = addresses
         self._routes: Routes | None = None
         if clustered:
+            from handfast.drivers import fleet  # noqa: F401 - for the watchdog; not there, see wire/dial.py
             from handfast.drivers.routes import Routes
 
             self._routes = Routes(addresses)
