@@ -178,7 +178,11 @@ class Watchdog:
     # -- in the watchdog's thread ----------------------------------------------------------------------------------
 
     def _start_thread(self) -> None:
-        threading.Thread(target=self._run, name="handfast-watchdog", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="handfast-watchdog", daemon=True).start()
+        except RuntimeError:
+            # Python 3.12 starts no thread once the main thread has ended. This one runs, and leases must be released.
+            self._run()
 
     def _run(self) -> None:
         try:

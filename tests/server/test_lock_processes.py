@@ -228,6 +228,33 @@ def test_the_end_of_a_program_releases_what_it_holds(one: Server, host: str) -> 
     assert one.command("EXISTS", "handfast:{a}") == 0
 
 
+def test_a_watchdog_that_starts_while_the_program_ends_releases_what_is_held(one: Server) -> None:
+    """Python 3.12 starts no thread after the main thread has ended. The program here ends before the watchdog has begun."""
+    program = """
+import _thread, asyncio, atexit, sys, threading
+from handfast import aio
+
+start, ending = _thread.start_new_thread, threading.Event()
+
+def start_late(function, args):
+    def run():
+        ending.wait()
+        function(*args)
+    return start(run, ())
+
+async def main():
+    _thread.start_new_thread = start_late
+    client = aio.connect(sys.argv[1], ttl=float(sys.argv[2]))
+    return client, await client.lock("a").acquire()
+
+kept = asyncio.new_event_loop().run_until_complete(main())
+atexit.register(ending.set)
+"""
+    with process(program, one.url, LONG) as ended:
+        assert ended.communicate(timeout=10) == ("", "")
+    assert one.command("EXISTS", "handfast:{a}") == 0
+
+
 @pytest.mark.parametrize("options", ["", "fair=True", "cohort=8"], ids=["plain", "fair", "cohort"])
 def test_the_end_of_a_program_gives_nothing_to_its_own_waiting_threads(one: Server, options: str) -> None:
     """They end with it, and would keep the lock for a ttl."""
