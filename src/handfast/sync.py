@@ -45,6 +45,8 @@ _tick = time.monotonic
 _now = clock.now
 SPARE_LANES = 16
 """Idle sets of connections that a client keeps; threads that come and go in bursts make more for a while."""
+LEAVE_WITHIN = 0.5
+"""Seconds that waiting threads have to leave the queues when the process ends."""
 
 
 class Lease(LeaseView):
@@ -385,6 +387,10 @@ class Client(BaseClient[Lock]):
 
     def _send_away(self) -> None:
         self._lines.close(exiting=True)
+        # The server hands a lock that is released now to a waiter that is still in its queue, and this process ends.
+        end = _now() + LEAVE_WITHIN
+        while self._lines.by_keys and _now() < end:
+            time.sleep(0.001)
 
     def _last_words(self, dog: Watchdog) -> None:
         # A connection that is there already: at this point no new thread may be started to make one.
