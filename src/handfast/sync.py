@@ -42,6 +42,8 @@ T = TypeVar("T")
 
 SPARE_CONNECTIONS = 16
 """Idle sets of connections that a client keeps. Threads that come and go in bursts make more for a while."""
+LEAVE_WITHIN = 0.5
+"""Seconds that waiting threads have to leave the queues when the process ends."""
 
 
 class Lease(BaseLease):
@@ -317,6 +319,10 @@ class Client(BaseClient[Lock, Lease]):
 
     def _send_waiters_away(self) -> None:
         self._queues.close(exiting=True)
+        # A server hands a lock that is released now to a waiter that is still in its queue, and this process ends.
+        end = clock.now() + LEAVE_WITHIN
+        while self._queues.by_key and clock.now() < end:
+            time.sleep(0.001)
 
     def _release_all_at_exit(self, dog: Watchdog) -> None:
         # A connection that is there already: at this point no new thread may be started to make one.

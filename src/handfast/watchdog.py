@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
-import concurrent.futures
+import concurrent.futures.thread  # with the executor: asyncio would import it at the first host name, see wire/dial.py
 import logging
 import os
 import threading

@@ -420,6 +420,6 @@ def test_a_child_that_ends_in_the_ordinary_way_leaves_the_parent_s_lock_alone(wo
         print(lease.valid, lease.release())
     """
     # Python 3.12 and later warn of a fork beside threads.
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code)]
+    command = [sys.executable, "-W", "ignore:This process (pid=:DeprecationWarning", "-c", textwrap.dedent(code)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN, check=False)
     assert (ended.stdout, ended.stderr) == ("True True\n", "")

@@ -11,14 +11,13 @@ import threading
 import time
 from binascii import crc_hqx
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from redis.cluster import ClusterNode, NodesManager  # here, and not at the first connection: see net/address.py
 
 from handfast import log
 from handfast.discovery.asking import PATIENCE
 from handfast.discovery.connections import Connections, HostPort
-
-if TYPE_CHECKING:
-    from redis.cluster import NodesManager
 
 __all__ = ["Cluster", "Shard", "slot_of"]
 
@@ -61,15 +60,13 @@ class Cluster:
 
     def refresh(self) -> None:
         """Read the slot map, unless somebody has just done so."""
-        from redis import cluster
-
-        node: Any = cluster.ClusterNode
+        node: Any = ClusterNode
         with self._reading:
             if time.monotonic() - self._read_at < FRESH:
                 return
             if self._manager is None:
                 nodes = [node(host, port) for host, port in self._members]
-                self._manager = cluster.NodesManager(nodes, require_full_coverage=False, **PATIENCE, **self._options)
+                self._manager = NodesManager(nodes, require_full_coverage=False, **PATIENCE, **self._options)
             else:
                 self._manager.initialize()
             host_ports: list[HostPort | None] = [None] * SLOTS

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import redis.asyncio  # here, and not at the first connection: see net/address.py
+
 from handfast import log
 from handfast.discovery.asking import once
 from handfast.discovery.connections import Connections, HostPort
@@ -71,8 +73,6 @@ class SentinelMaster:
 
     def _ask(self, sentinel: HostPort) -> tuple[int, HostPort] | str:
         """What one sentinel says: epoch and place, or why it says nothing."""
-        import redis
-
         host, port = sentinel
         client: Any = redis.Redis(host=host, port=port, **once(), **self._options)
         try:
@@ -135,8 +135,6 @@ class SentinelMaster:
         await asyncio.gather(*[self._hear(sentinel, loop) for sentinel in self.sentinels])
 
     async def _hear(self, sentinel: HostPort, loop: asyncio.AbstractEventLoop) -> None:
-        import redis.asyncio
-
         host, port = sentinel
         while True:
             client = redis.asyncio.Redis(host=host, port=port, **{**_endless(), **self._options})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     import ssl
 
 __all__ = ["Address", "HostPort", "Resolver", "dial"]
+
+# `encodings.idna` is imported above because `getaddrinfo` and `ssl` import it at the first host name. A fork during that
+# import leaves its lock to a thread that does not exist in the child: every connection that the child makes would hang.
 
 HostPort = tuple[str, int]
 """Host and port."""
