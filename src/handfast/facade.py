@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, Unpack
 
 from handfast import log
 from handfast.core import guard
@@ -384,6 +384,9 @@ class BaseClient(Generic[L]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Client {', '.join(a.label for a in self._addresses)}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client cannot be pickled or copied: call connect() in each process that needs one")
 
 
 def _after_fork() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from handfast import log
 from handfast.core import renewal
@@ -172,6 +172,12 @@ class LeaseView:
         fence = f", token {hold.token}" if hold.token else ""
         return f"<{type(self).__name__} {hold.name!r} {state}{left}{fence}, owner {self.owner}>"
 
+    def __reduce__(self) -> NoReturn:
+        # Also asked by copy.copy(): a copy would release the lock when it is dropped.
+        raise TypeError(
+            "a lease cannot be pickled or copied: send lease.token with the work, or take the lock where the work is done"
+        )
+
 
 class LockView(Request):
     """What to take, and how."""
@@ -187,3 +193,8 @@ class LockView(Request):
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Lock {self.name!r}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a lock cannot be pickled or copied: send its name, and call lock() on a client of the process that needs it"
+        )
