@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, MutableMapping
 from typing import Any, NoReturn, Protocol
 
 from handfast import log
 from handfast.core import renewal
 from handfast.core.commands import Request
-from handfast.core.hold import HELD, Hold
+from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.terms import Terms
 from handfast.drivers.clock import now
 from handfast.errors import LeaseLost, NoQuorum
@@ -166,9 +167,11 @@ class LeaseView:
         return LeaseLost(hold.name, owner=self.owner, token=self.token, reason=reason)
 
     def __repr__(self) -> str:
-        hold = self._hold
+        hold, seconds = self._hold, self.remaining()
         state = hold.state if not self._over else "released"
-        left = f", {self.remaining():.1f} s left" if state == HELD else ""
+        if state == HELD and seconds == 0.0:
+            state = LOST  # the watchdog says so in a moment
+        left = f", {_shown(seconds)} left" if state == HELD else ""
         fence = f", token {hold.token}" if hold.token else ""
         return f"<{type(self).__name__} {hold.name!r} {state}{left}{fence}, owner {self.owner}>"
 
@@ -177,6 +180,11 @@ class LeaseView:
         raise TypeError(
             "a lease cannot be pickled or copied: send lease.token with the work, or take the lock where the work is done"
         )
+
+
+def _shown(seconds: float) -> str:
+    """A time that is left: so finely that it is never nothing."""
+    return f"{seconds:.1f} s" if seconds >= 1.0 else f"{math.ceil(seconds * 1000)} ms"
 
 
 class LockView(Request):

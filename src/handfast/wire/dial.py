@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from handfast.core.effects import Fault
 from handfast.core.handshake import Login
@@ -12,10 +12,14 @@ from handfast.core.handshake import Login
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["Address", "Beacon", "Place", "dial"]
+__all__ = ["TLS_SILENT", "Address", "Beacon", "Place", "dial"]
 
 Place = tuple[str, int]
 """Host and port."""
+TLS_SILENT: Final = Fault(
+    "closed", "did not answer the TLS handshake in time; if its port has no TLS, use redis:// and not rediss://"
+)
+"""A server without TLS takes the start of a TLS handshake for half a command, and waits for the rest."""
 
 
 class Beacon(Protocol):
@@ -79,6 +83,8 @@ class Address(NamedTuple):
 
     def says(self, fault: Fault) -> Fault:
         """A fault of what its label names; where that may be one of several machines, with the one it is of."""
+        if self.tls is not None and fault.kind == "timeout":
+            fault = Fault(fault.kind, TLS_SILENT.text)
         if self.beacon is None or not self.host:
             return fault
         where = f"[{self.host}]" if ":" in self.host else self.host

@@ -7,7 +7,7 @@ from typing import Final
 from handfast.core.effects import Fault
 from handfast.core.group import NOT_CONNECTED, Group
 from handfast.wire.channel import Channel
-from handfast.wire.dial import Address
+from handfast.wire.dial import TLS_SILENT, Address
 
 __all__ = ["CONNECT_TIMEOUT", "GRACE", "HUNG", "NOT_CONNECTED", "LinkState"]
 
@@ -41,6 +41,11 @@ class LinkState:
         self.channel: Channel | None = None
         self.fault: Fault | None = None
         """Why it is down; None while up or before the first try."""
+        if address.tls is not None and address.beacon is None and address.cluster is None:
+            # The first try may take longer than its caller waits, and that caller must hear what it is about, too.
+            self.fault = TLS_SILENT
+            if group.nodes[index].fault is NOT_CONNECTED:
+                group.nodes[index].fault = TLS_SILENT
         self.failures = 0
         self.failed_at = float("-inf")
         self.retry_at = 0.0
