@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Protocol
 from handfast import log
 from handfast.core import renewal
 from handfast.core.commands import Request
-from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.hold import HELD, Hold
 from handfast.core.terms import Terms
 from handfast.drivers.clock import now
 from handfast.errors import LeaseLost, NoQuorum
@@ -170,7 +170,7 @@ class LeaseView:
         hold, seconds = self._hold, self.remaining()
         state = hold.state if not self._over else "released"
         if state == HELD and seconds == 0.0:
-            state = LOST  # the watchdog says so in a moment
+            state = "expired"  # and lost as soon as the watchdog has looked at it
         left = f", {_shown(seconds)} left" if state == HELD else ""
         fence = f", token {hold.token}" if hold.token else ""
         return f"<{type(self).__name__} {hold.name!r} {state}{left}{fence}, owner {self.owner}>"
