@@ -21,7 +21,7 @@ from handfast.errors import (
     StaleToken,
 )
 from handfast.events import Event
-from handfast.sync import Client, Lease, Lock, bootstrap, connect, from_client
+from handfast.sync import Client, Lease, Lock, bootstrap, connect, from_client, lock
 
 __version__ = "0.1.0"
 
@@ -44,6 +44,7 @@ __all__ = [
     "bootstrap",
     "connect",
     "from_client",
+    "lock",
 ]
 
 if TYPE_CHECKING:

@@ -11,15 +11,16 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from handfast.core import fair, guard, mutex
 from handfast.core.commands import Request, Target
 from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.lineup import line_up
 from handfast.core.terms import Terms
+from handfast.default import PerLoop
 from handfast.drivers.aio import AioDriver
 from handfast.drivers.clock import now
 from handfast.endpoints import Endpoints, from_redis, locate
@@ -28,19 +29,20 @@ from handfast.facade import BaseClient, patience_of
 from handfast.given import ClientOptions, LockOptions, Servers
 from handfast.lease import Entry, LeaseView, LockView
 from handfast.options import Seconds
-from handfast.templates import template_key
+from handfast.templates import skipping, template_key
 
 if TYPE_CHECKING:
     from handfast.core.census import Holder
     from handfast.drivers.fleet import AioFleet
 
-__all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
+__all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client", "lock"]
 
 _get_running_loop = asyncio._get_running_loop
 _AT_ONCE = 0
 """The one integer that `wait=0` is: met so often that it is not worth a call."""
 P = ParamSpec("P")
 R = TypeVar("R")
+V = TypeVar("V")
 
 
 class Lease(LeaseView):
@@ -230,20 +232,60 @@ class Client(BaseClient[Lock]):
         self._closing: asyncio.Task[None] | None = None
         self._owned: weakref.WeakKeyDictionary[Any, dict[Any, Entry]] = weakref.WeakKeyDictionary()
 
+    @overload
     def locked(
-        self, name: str, *, owner: str | None = None, **options: Unpack[LockOptions]
-    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]:
-        """Decorate a function to run under a lock; `{parameter}` in the name stands for the call's argument."""
+        self, name: str, *, owner: str | None = None, skip: Literal[False] = False, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]: ...
+
+    @overload
+    def locked(
+        self,
+        name: str,
+        *,
+        owner: str | None = None,
+        skip: Literal[True],
+        skip_value: None = None,
+        **options: Unpack[LockOptions],
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R | None]]]: ...
+
+    @overload
+    def locked(
+        self, name: str, *, owner: str | None = None, skip: Literal[True], skip_value: V, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R | V]]]: ...
+
+    def locked(
+        self,
+        name: str,
+        *,
+        owner: str | None = None,
+        skip: bool = False,
+        skip_value: Any = ...,
+        **options: Unpack[LockOptions],
+    ) -> Callable[..., Any]:
+        """Decorate a function to run under a lock; `{parameter}` in the name stands for the call's argument.
+
+        With `skip=True` a call that finds the lock held does not run the function: it returns None, or `skip_value`. It
+        does not wait for the lock unless `wait=` is given here.
+        """
+        instead, options = skipping(skip, skip_value, options)
         self.lock("checked", owner=owner, **options)
 
-        def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+        def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, Any]]:
             if not inspect.iscoroutinefunction(function):
                 raise ConfigError(f"{function.__qualname__} is not an async function: locked() takes one here")
             key = template_key(function, name)
 
             @functools.wraps(function)
-            async def under_lock(*args: P.args, **kwargs: P.kwargs) -> R:
-                async with self.lock(key(*args, **kwargs), owner=owner, **options):
+            async def under_lock(*args: P.args, **kwargs: P.kwargs) -> Any:
+                lock = self.lock(key(*args, **kwargs), owner=owner, **options)
+                if not skip:
+                    async with lock:
+                        return await function(*args, **kwargs)
+                try:
+                    lease = await lock.acquire()
+                except Contended:
+                    return instead
+                async with lease:
                     return await function(*args, **kwargs)
 
             return under_lock
@@ -343,6 +385,15 @@ class Client(BaseClient[Lock]):
 def connect(servers: Servers = None, **options: Unpack[ClientOptions]) -> Client:
     """A client for one server (a URL), a quorum of independent ones (a list), or $HANDFAST_URL. Sends nothing yet."""
     return Client(locate(servers), options)
+
+
+_default = PerLoop(connect)
+
+
+def lock(name: str | Sequence[str], *, owner: str | None = None, **options: Unpack[LockOptions]) -> Lock:
+    """A lock for a script, without a client of its own: that of the running event loop is made on first use, by
+    `connect()`, and closed when `asyncio.run` ends. Options are those of `Client.lock()`."""
+    return _default.get().lock(name, owner=owner, **options)
 
 
 def from_client(clients: object, **options: Unpack[ClientOptions]) -> Client:

@@ -14,7 +14,6 @@ import handfast.aio
 from handfast import ConfigError, Contended, NoQuorum
 from handfast.testing import Server
 
-UNKNOWN = pytest.mark.xfail(strict=True, raises=ConfigError, reason="issue: locked() knows no skip=")
 FACADES = pytest.mark.parametrize("facade", [handfast, handfast.aio], ids=["threads", "asyncio"])
 
 
@@ -59,7 +58,6 @@ def run(facade: Any, url: str, scenario: Any) -> None:
 
 
 @FACADES
-@UNKNOWN
 def test_skip_returns_none_while_the_lock_is_held(facade: Any, one: Server, client: handfast.Client) -> None:
     async def scenario(mine: Any) -> None:
         report = Report(facade, mine, skip=True)
@@ -73,7 +71,6 @@ def test_skip_returns_none_while_the_lock_is_held(facade: Any, one: Server, clie
 
 
 @FACADES
-@UNKNOWN
 def test_skip_value_is_returned_instead(facade: Any, one: Server, client: handfast.Client) -> None:
     async def scenario(mine: Any) -> None:
         report = Report(facade, mine, "report:{customer}", skip=True, skip_value="already running")
@@ -85,7 +82,6 @@ def test_skip_value_is_returned_instead(facade: Any, one: Server, client: handfa
 
 
 @FACADES
-@UNKNOWN
 def test_skip_does_not_wait_unless_told_so(facade: Any, one: Server, client: handfast.Client) -> None:
     """Without wait= of its own it does not wait, whatever the client's default is; with one it waits, then skips."""
 
@@ -102,7 +98,6 @@ def test_skip_does_not_wait_unless_told_so(facade: Any, one: Server, client: han
 
 
 @FACADES
-@UNKNOWN
 def test_skip_does_not_hide_an_outage(facade: Any) -> None:
     async def scenario(mine: Any) -> None:
         with pytest.raises(NoQuorum):
@@ -112,7 +107,6 @@ def test_skip_does_not_hide_an_outage(facade: Any) -> None:
 
 
 @FACADES
-@UNKNOWN
 def test_skip_does_not_hide_contention_inside_the_function(facade: Any, one: Server, client: handfast.Client) -> None:
     """Only the function's own lock is meant: another one that it does not get is an error, as ever."""
 
@@ -128,7 +122,6 @@ def test_skip_does_not_hide_contention_inside_the_function(facade: Any, one: Ser
 
 @FACADES
 @pytest.mark.parametrize("options", [{"skip": 1}, {"skip": "yes"}, {"skip_value": "x"}], ids=str)
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue: locked() knows no skip=")
 def test_mistakes_with_skip_are_found_at_decoration(facade: Any, one: Server, options: dict[str, Any]) -> None:
     """A value without skip=True would never be returned, so it is refused."""
     with pytest.raises(ConfigError, match=r"skip must be True or False|skip_value= needs skip=True"):

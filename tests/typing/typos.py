@@ -25,3 +25,8 @@ def listener(event: handfast.Event) -> None:
 def holder() -> None:
     seen = handfast.connect().lock("orders").holder()
     print(seen.owner)  # wrong
+
+
+@handfast.connect().locked("orders", skip_value="none")  # wrong
+def report() -> str:
+    return "done"

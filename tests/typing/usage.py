@@ -50,3 +50,29 @@ def decorated(client: handfast.Client, aio_client: handfast.aio.Client) -> None:
 
     print(call_it)
     assert_type(report(7), str)
+
+
+def skipped(client: handfast.Client, aio_client: handfast.aio.Client) -> None:
+    @client.locked("report", skip=True)
+    def report(customer: int) -> str:
+        return str(customer)
+
+    @client.locked("report", skip=True, skip_value=0, wait=5)
+    def count(customer: int) -> str:
+        return str(customer)
+
+    @aio_client.locked("report", skip=True)
+    async def report_later(customer: int) -> str:
+        return str(customer)
+
+    async def call_it() -> None:
+        assert_type(await report_later(7), str | None)
+
+    print(call_it)
+    assert_type(report(7), str | None)
+    assert_type(count(7), str | int)
+
+
+def script() -> None:
+    assert_type(handfast.lock("orders", ttl=5), handfast.Lock)
+    assert_type(handfast.aio.lock(["a", "b"]), handfast.aio.Lock)
