@@ -4,7 +4,7 @@ BIN := .venv/bin
 # More than there are cores: much of the suite waits.
 WORKERS ?= 4
 
-.PHONY: demo lab test test-long lint unit sim soak mutants chaos chaos-peers bench clean
+.PHONY: demo lab test test-long lint unit sim soak mutants chaos chaos-peers peers bench clean
 
 # The stamp is newer than pyproject.toml when the environment is complete.
 .venv/ready: pyproject.toml
@@ -29,7 +29,7 @@ lint: .venv/ready
 	$(BIN)/lint-imports
 
 # Byte code beforehand: hundreds of short processes import the package, also where Python is told to write none.
-unit: .venv/ready
+unit: .venv/ready .venv/peers/python
 	$(BIN)/python -m compileall -q src sim lab
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
@@ -38,7 +38,7 @@ lab: .venv/ready
 	HANDFAST_LADDER=1 $(BIN)/python -m pytest -p no:xdist tests/lab/test_rungs.py -k whole
 
 # Also what takes seconds, on every kind of server, and longer histories.
-test-long: .venv/ready
+test-long: .venv/ready peers
 	HANDFAST_LONG=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 SEEDS ?= 2000
@@ -62,11 +62,22 @@ chaos: .venv/ready
 chaos-peers: .venv/bench
 	$(BIN)/python -m tests.chaos --peers --seconds 1
 
-.venv/bench: .venv/ready
+# Other libraries' locks, to be shared with ours in the tests of README's table. What does not install is left out by name.
+.venv/peers/python: .venv/ready
+	mkdir -p .venv/peers
+	$(BIN)/python -m pip install -q --upgrade --no-deps --target .venv/peers/redlock-py redlock-py || echo "note: redlock-py does not install here; its tests will be skipped"
+	$(BIN)/python -m pip install -q --upgrade --target .venv/peers/aioredlock aioredlock || echo "note: aioredlock does not install here; its tests will be skipped"
+	touch $@
+
+# With those of Go and Node, where these are installed.
+peers: .venv/peers/python
+	cd tests/interop/redsync && go build -o $(CURDIR)/.venv/peers/redsync/peer . || echo "note: redsync cannot be built here; its tests will be skipped"
+	mkdir -p .venv/peers/node-redlock && cp tests/interop/node-redlock/* .venv/peers/node-redlock
+	cd .venv/peers/node-redlock && npm install --silent --no-audit --no-fund || echo "note: node-redlock does not install here; its tests will be skipped"
+
+.venv/bench: .venv/peers/python
 	$(BIN)/python -m pip install -q --group bench
-	$(BIN)/python -m pip install -q --upgrade --no-deps --target .venv/peers/redlock-py redlock-py
 	$(BIN)/python -m pip install -q --upgrade --no-deps --target .venv/peers/redlock-ng redlock-ng
-	$(BIN)/python -m pip install -q --upgrade --target .venv/peers/aioredlock aioredlock
 	touch $@
 
 bench: .venv/bench

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Protocol
 from handfast import log
 from handfast.core import renew
 from handfast.core.config import LockConfig, LockRequest, Timing
-from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.hold import HELD, Hold
 from handfast.errors import LeaseLost, NoQuorum
 from handfast.net.clock import now
 from handfast.options import duration
@@ -161,7 +161,7 @@ class BaseLease:
         hold, seconds = self._hold, self.remaining()
         state = hold.state if not self._left else "released"
         if state == HELD and seconds == 0.0:
-            state = LOST  # the watchdog says so in a moment
+            state = "expired"  # and lost as soon as the watchdog has looked at it
         left = f", {_shown(seconds)} left" if state == HELD else ""
         fence = f", token {hold.token}" if hold.token else ""
         return f"<{type(self).__name__} {hold.name!r} {state}{left}{fence}, owner {self.owner}>"

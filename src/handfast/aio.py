@@ -10,9 +10,9 @@ import asyncio
 import functools
 import inspect as inspection
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from handfast._client import BaseClient, wait_of
 from handfast._lease import BaseLease, BaseLock, Reentry
@@ -23,22 +23,24 @@ from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.local_queue import Acquisition
 from handfast.core.release import release
 from handfast.core.renew import extend
+from handfast.default import PerLoop
 from handfast.discovery.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended
 from handfast.given import ClientOptions, LockOptions, Servers
 from handfast.net import clock
 from handfast.net.aio import AsyncIO
 from handfast.options import Seconds
-from handfast.templates import template_key
+from handfast.templates import skipping, template_key
 
 if TYPE_CHECKING:
     from handfast.core.inspect import Holder
     from handfast.net.cluster_aio import ClusterIO
 
-__all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
+__all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client", "lock"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+V = TypeVar("V")
 
 
 class Lease(BaseLease):
@@ -197,20 +199,60 @@ class Client(BaseClient[Lock, Lease]):
         self._closing: asyncio.Task[None] | None = None
         self._reentries: weakref.WeakKeyDictionary[Any, dict[Any, Reentry]] = weakref.WeakKeyDictionary()
 
+    @overload
     def locked(
-        self, name: str, *, owner: str | None = None, **options: Unpack[LockOptions]
-    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]:
-        """Decorate a function to run under a lock; `{parameter}` in the name stands for the call's argument."""
+        self, name: str, *, owner: str | None = None, skip: Literal[False] = False, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R]]]: ...
+
+    @overload
+    def locked(
+        self,
+        name: str,
+        *,
+        owner: str | None = None,
+        skip: Literal[True],
+        skip_value: None = None,
+        **options: Unpack[LockOptions],
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R | None]]]: ...
+
+    @overload
+    def locked(
+        self, name: str, *, owner: str | None = None, skip: Literal[True], skip_value: V, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Callable[P, Coroutine[Any, Any, R | V]]]: ...
+
+    def locked(
+        self,
+        name: str,
+        *,
+        owner: str | None = None,
+        skip: bool = False,
+        skip_value: Any = ...,
+        **options: Unpack[LockOptions],
+    ) -> Callable[..., Any]:
+        """Decorate a function to run under a lock; `{parameter}` in the name stands for the call's argument.
+
+        With `skip=True` a call that finds the lock held does not run the function: it returns None, or `skip_value`. It
+        does not wait for the lock unless `wait=` is given here.
+        """
+        instead, options = skipping(skip, skip_value, options)
         self.lock("checked", owner=owner, **options)
 
-        def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+        def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, Any]]:
             if not inspection.iscoroutinefunction(function):
                 raise ConfigError(f"{function.__qualname__} is not an async function: locked() takes one here")
             key = template_key(function, name)
 
             @functools.wraps(function)
-            async def under_lock(*args: P.args, **kwargs: P.kwargs) -> R:
-                async with self.lock(key(*args, **kwargs), owner=owner, **options):
+            async def under_lock(*args: P.args, **kwargs: P.kwargs) -> Any:
+                lock = self.lock(key(*args, **kwargs), owner=owner, **options)
+                if not skip:
+                    async with lock:
+                        return await function(*args, **kwargs)
+                try:
+                    lease = await lock.acquire()
+                except Contended:
+                    return instead
+                async with lease:
                     return await function(*args, **kwargs)
 
             return under_lock
@@ -310,6 +352,15 @@ class Client(BaseClient[Lock, Lease]):
 def connect(servers: Servers = None, **options: Unpack[ClientOptions]) -> Client:
     """A client for one server (a URL), a quorum of independent ones (a list), or $HANDFAST_URL. Sends nothing yet."""
     return Client(locate(servers), options)
+
+
+_default = PerLoop(connect)
+
+
+def lock(name: str | Sequence[str], *, owner: str | None = None, **options: Unpack[LockOptions]) -> Lock:
+    """A lock for a script, without a client of its own: that of the running event loop is made on first use, by
+    `connect()`, and closed when `asyncio.run` ends. Options are those of `Client.lock()`."""
+    return _default.get().lock(name, owner=owner, **options)
 
 
 def from_client(clients: object, **options: Unpack[ClientOptions]) -> Client:

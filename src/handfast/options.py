@@ -27,6 +27,14 @@ MAX_NAME: Final = 1024
 MAX_LABEL: Final = 64
 TOKEN_MEMORY: Final = 7 * 24 * 3600.0
 """Seconds for which a name's fence counter outlives the time of its last token."""
+_MEANT: Final = {
+    "blocking": "did you mean wait=0 (do not wait) or wait=None (wait without end)?",
+    "blocking_timeout": "did you mean wait=, the seconds to wait for the lock?",
+    "expire": "did you mean ttl=, the seconds that the lock lasts unless renewed?",
+    "guard": "it is the same for all locks of a client, so set it on connect()",
+    "timeout": "did you mean wait=, the seconds to wait for the lock? redis-py's timeout= is ttl= here",
+}
+"""Words of other locks, and of the wrong place, each with the right one."""
 
 
 def duration(value: Any, what: str, *, zero: bool = False) -> float:
@@ -126,6 +134,8 @@ def _check(policy: Policy) -> Policy:
 def policy(given: dict[str, Any], base: Policy | None = None) -> Policy:
     """A checked policy from keyword arguments, on top of `base`."""
     for word in given:
+        if word in _MEANT:
+            raise ConfigError(f"unknown option {word!r}: {_MEANT[word]}")
         if word not in Policy._fields:
             raise ConfigError(f"unknown option {word!r}; known are {', '.join(sorted(Policy._fields))}")
     if base is not None:

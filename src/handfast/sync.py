@@ -7,9 +7,9 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from handfast._client import BaseClient, wait_of
 from handfast._lease import BaseLease, BaseLock, Reentry
@@ -20,6 +20,7 @@ from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.local_queue import Acquisition
 from handfast.core.release import payloads, release
 from handfast.core.renew import extend
+from handfast.default import PerProcess
 from handfast.discovery.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended
 from handfast.given import ClientOptions, LockOptions, Servers
@@ -27,17 +28,18 @@ from handfast.net import clock
 from handfast.net.threads import ThreadAccess, ThreadIO, run
 from handfast.net.threads_connections import IDLE_CHECK
 from handfast.options import Seconds
-from handfast.templates import template_key
+from handfast.templates import skipping, template_key
 
 if TYPE_CHECKING:
     from handfast.core.inspect import Holder
     from handfast.net.cluster_pool import RoutedPool
     from handfast.watchdog import Watchdog
 
-__all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
+__all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client", "lock"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+V = TypeVar("V")
 T = TypeVar("T")
 
 SPARE_CONNECTIONS = 16
@@ -197,23 +199,63 @@ class Client(BaseClient[Lock, Lease]):
         self._access = ThreadAccess(self._use)
         self._reentries: weakref.WeakKeyDictionary[threading.Thread, dict[Any, Reentry]] = weakref.WeakKeyDictionary()
 
+    @overload
     def locked(
-        self, name: str, *, owner: str | None = None, **options: Unpack[LockOptions]
-    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Decorate a function to run under a lock; `{parameter}` in the name stands for the call's argument."""
+        self, name: str, *, owner: str | None = None, skip: Literal[False] = False, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+    @overload
+    def locked(
+        self,
+        name: str,
+        *,
+        owner: str | None = None,
+        skip: Literal[True],
+        skip_value: None = None,
+        **options: Unpack[LockOptions],
+    ) -> Callable[[Callable[P, R]], Callable[P, R | None]]: ...
+
+    @overload
+    def locked(
+        self, name: str, *, owner: str | None = None, skip: Literal[True], skip_value: V, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, R]], Callable[P, R | V]]: ...
+
+    def locked(
+        self,
+        name: str,
+        *,
+        owner: str | None = None,
+        skip: bool = False,
+        skip_value: Any = ...,
+        **options: Unpack[LockOptions],
+    ) -> Callable[..., Any]:
+        """Decorate a function to run under a lock; `{parameter}` in the name stands for the call's argument.
+
+        With `skip=True` a call that finds the lock held does not run the function: it returns None, or `skip_value`. It
+        does not wait for the lock unless `wait=` is given here.
+        """
         import inspect as inspection
 
+        instead, options = skipping(skip, skip_value, options)
         self.lock("checked", owner=owner, **options)
 
-        def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        def decorate(function: Callable[P, R]) -> Callable[P, Any]:
             late = (inspection.iscoroutinefunction, inspection.isgeneratorfunction, inspection.isasyncgenfunction)
             if any(outlives(function) for outlives in late):
                 raise ConfigError(f"{function.__qualname__} would outlive the lock: locked() takes a plain function here")
             key = template_key(function, name)
 
             @functools.wraps(function)
-            def under_lock(*args: P.args, **kwargs: P.kwargs) -> R:
-                with self.lock(key(*args, **kwargs), owner=owner, **options):
+            def under_lock(*args: P.args, **kwargs: P.kwargs) -> Any:
+                lock = self.lock(key(*args, **kwargs), owner=owner, **options)
+                if not skip:
+                    with lock:
+                        return function(*args, **kwargs)
+                try:
+                    lease = lock.acquire()
+                except Contended:
+                    return instead
+                with lease:
                     return function(*args, **kwargs)
 
             return under_lock
@@ -356,6 +398,15 @@ def _refresh(io: ThreadIO) -> None:
 def connect(servers: Servers = None, **options: Unpack[ClientOptions]) -> Client:
     """A client for one server (a URL), a quorum of independent ones (a list), or $HANDFAST_URL. Sends nothing yet."""
     return Client(locate(servers), options)
+
+
+_default = PerProcess(connect)
+
+
+def lock(name: str | Sequence[str], *, owner: str | None = None, **options: Unpack[LockOptions]) -> Lock:
+    """A lock for a script, without a client of its own: that of the process is made on first use, by `connect()`.
+    Options are those of `Client.lock()`."""
+    return _default.get().lock(name, owner=owner, **options)
 
 
 def from_client(clients: object, **options: Unpack[ClientOptions]) -> Client:

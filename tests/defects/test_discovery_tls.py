@@ -12,12 +12,12 @@ from socket import socket
 import pytest
 import trustme
 from tests.defects.support import ROOT, defect, program
-from tests.relay import Impostor
+from tests.support.tcp_relay import Impostor
 
 from handfast.testing import Server, TlsFiles, available
 from handfast.testing.cluster_node import SLOTS, ClusterNode
 from handfast.testing.sentinel import Sentinel
-from handfast.topology.process import StartError
+from handfast.embedded.process import StartError
 
 PASSWORD = "open-sesame"
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.both import both, connected
+from tests.support.sync_and_async import both, connected
 from tests.defects.support import attempt, defect, hanging
-from tests.waiters import wanting
+from tests.support.waiters import wanting
 
 import handfast
 from handfast import Contended

@@ -15,7 +15,7 @@ import handfast
 from handfast import ConfigError, Lease
 from handfast.testing import Server, Servers, available
 from handfast.testing.cluster_node import ClusterNode
-from handfast.testing.kinds import any_binary
+from handfast.testing.server_versions import any_binary
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from tests.defects.support import attempt, defect, program
-from tests.relay import Impostor
+from tests.support.tcp_relay import Impostor
 
 import handfast
 from handfast import Lease
 from handfast.testing import Server, Servers, available
-from handfast.testing.kinds import any_binary
+from handfast.testing.server_versions import any_binary
 from handfast.testing.sentinel import Sentinel
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")

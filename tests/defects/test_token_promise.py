@@ -11,8 +11,8 @@ from tests.defects.support import attempt, defect, program
 import handfast
 from handfast import Lease, NoQuorum
 from handfast.testing import Servers, available
-from handfast.testing.sim import run
-from handfast.testing.sim.__main__ import report
+from sim import run
+from sim.__main__ import report
 
 MAX_TTL = 0.8
 Q = MAX_TTL * 1.02 + 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import encodings.idna  # noqa: F401
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from handfast.core.handshake import Login
 from handfast.core.io import Fault
@@ -13,13 +13,17 @@ from handfast.core.io import Fault
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["Address", "HostPort", "Resolver", "dial"]
+__all__ = ["TLS_SILENT", "Address", "HostPort", "Resolver", "dial"]
 
 # `encodings.idna` is imported above because `getaddrinfo` and `ssl` import it at the first host name. A fork during that
 # import leaves its lock to a thread that does not exist in the child: every connection that the child makes would hang.
 
 HostPort = tuple[str, int]
 """Host and port."""
+TLS_SILENT: Final = Fault(
+    "closed", "did not answer the TLS handshake in time; if its port has no TLS, use redis:// and not rediss://"
+)
+"""A server without TLS takes the start of a TLS handshake for half a command, and waits for the rest."""
 
 
 class Resolver(Protocol):
@@ -83,6 +87,8 @@ class Address(NamedTuple):
 
     def says(self, fault: Fault) -> Fault:
         """A fault of what its label names; where that may be one of several machines, with the one it is of."""
+        if self.tls is not None and fault.kind == "timeout":
+            fault = Fault(fault.kind, TLS_SILENT.text)
         if self.resolver is None or not self.host:
             return fault
         where = f"[{self.host}]" if ":" in self.host else self.host

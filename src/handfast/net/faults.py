@@ -73,7 +73,10 @@ def from_socket(error: BaseException) -> Fault:
     if (refused := getattr(error, "verify_message", None)) is not None:
         return Fault("tls", f"TLS certificate refused: {refused}", lasting=True)
     if type(error).__module__ == "ssl":
-        return Fault("tls", f"TLS failed: {getattr(error, 'reason', None) or error}")
+        reason = getattr(error, "reason", None) or error
+        # What a peer that does not speak TLS says makes no sense as TLS.
+        hint = "; if its port has no TLS, use redis:// and not rediss://" if reason == "WRONG_VERSION_NUMBER" else ""
+        return Fault("tls", f"TLS failed: {reason}{hint}")
     if isinstance(error, socket.gaierror):
         return Fault("dns", f"host name not found ({error.strerror})")
     if isinstance(error, ConnectionRefusedError):

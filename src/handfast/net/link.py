@@ -6,7 +6,7 @@ from typing import Final
 
 from handfast.core.io import Fault
 from handfast.core.nodes import NOT_CONNECTED, NodeGroup
-from handfast.net.address import Address
+from handfast.net.address import TLS_SILENT, Address
 from handfast.net.connection import Connection
 
 __all__ = ["CONNECT_TIMEOUT", "GRACE", "HUNG", "NOT_CONNECTED", "NodeLink"]
@@ -41,6 +41,11 @@ class NodeLink:
         self.connection: Connection | None = None
         self.fault: Fault | None = None
         """Why it is down; None while up or before the first try."""
+        if address.tls is not None and address.resolver is None and address.cluster is None:
+            # The first try may take longer than its caller waits, and that caller must hear what it is about, too.
+            self.fault = TLS_SILENT
+            if group.nodes[index].fault is NOT_CONNECTED:
+                group.nodes[index].fault = TLS_SILENT
         self.failures = 0
         self.failed_at = float("-inf")
         self.retry_at = 0.0
