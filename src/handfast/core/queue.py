@@ -71,7 +71,19 @@ def can_queue(io: IO, acquisition: Acquisition) -> bool:
 class NodeVote:
     """What one node has said to the waiter."""
 
-    __slots__ = ("answer", "deadline", "due", "lacks", "sent", "server_us", "stamp", "to_yield", "token", "yielded")
+    __slots__ = (
+        "answer",
+        "deadline",
+        "due",
+        "inquired",
+        "lacks",
+        "sent",
+        "server_us",
+        "stamp",
+        "to_yield",
+        "token",
+        "yielded",
+    )
 
     def __init__(self) -> None:
         self.answer: Any = None
@@ -86,6 +98,8 @@ class NodeVote:
         """The largest stamp that was yielded: no vote up to it ever counts again."""
         self.to_yield = 0
         """A stamp that is still to be sent back."""
+        self.inquired = 0
+        """The stamp of an inquiry that came before the grant it is about."""
         self.token = 0
         self.sent = 0.0
         """When the last claim was sent that was answered, by our clock, just before."""
@@ -206,17 +220,26 @@ class ServerQueue:
             vote.deadline, vote.due = 0.0, 0.0
         else:
             vote.deadline, vote.stamp, vote.token = deadline, stamp, token
+            if stamp and stamp == vote.inquired:
+                self._inquired(node, stamp)
             vote.due = min(deadline, now + self.acquisition.timing.ttl * KEEP_VOTE)
 
     def _inquired(self, node: int, stamp: int) -> None:
         """A lower ticket waits for this vote: give it back, unless we hold the lock."""
         vote = self.votes[node]
-        if self.holds or not vote.deadline or stamp != vote.stamp:
+        if stamp > max(vote.stamp, vote.yielded):
+            vote.inquired = stamp  # it has overtaken the grant that it is about
+        if self._has_majority() or not vote.deadline or stamp != vote.stamp:
             return
         # Uncounted and recorded first. Once the yield is sent, the vote may be another's.
         vote.deadline = 0.0
         vote.yielded = stamp
         vote.to_yield = stamp
+
+    def _has_majority(self) -> bool:
+        """A holder ignores inquiries, also while it agrees on its token."""
+        now = self.io.now()
+        return self.holds or sum(1 for vote in self.votes if vote.deadline > now) >= self.group.need
 
     def on_change(self, node: int) -> None:
         """A tracked key has changed."""

@@ -142,7 +142,7 @@ def acquire_all(
     barge: bool,
 ) -> bytes:
     """Take the votes for several names, all or none."""
-    all_keys = [*keys, *names.with_suffix(keys, names.QUEUE, names.FENCE, names.GENERATIONS), *guard]
+    all_keys = [*keys, *names.with_suffix(keys, names.QUEUE, names.CLAIMS, names.FENCE, names.GENERATIONS), *guard]
     return script(
         "acquire_all", all_keys, who.owner, who.generation, ttl_ms, b"%d" % len(keys), b"%d" % step, proposal, floor,
         b"%d" % retention, b"%d" % longest_ms, b"%d" % barge,

@@ -1,5 +1,6 @@
--- acquire_all: take the votes for n names at once, if all of them are free and nobody waits for one of them.
--- KEYS   1..n locks; then n queues, n fence counters, n generations; guarded: marker, high-water mark
+-- acquire_all: take the votes for n names at once, if all of them are free and nobody waits for one of them. A free name
+-- that somebody waits for is given to the first waiter.
+-- KEYS   1..n locks; then n queues, n claims, n fence counters, n generations; guarded: marker, high-water mark
 -- ARGV   1 owner  2 generation ('-': the owner is new)  3 ttl in ms  4 n  5 tokens wanted (0: unfenced)
 --        6 proposed token (0: the server's time)  7 floor of the counters  8 retention of the counters in s
 --        9 longest ttl in ms  10 1: overtake the queues
@@ -13,11 +14,14 @@ local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 -- The shared parts work on one name.
 local KEYS = {}
 local function name(i)
-  KEYS = {names[i], names[n + i], '', names[2 * n + i], names[3 * n + i], names[4 * n + 1], names[4 * n + 2]}
+  KEYS = {names[i], names[n + i], names[2 * n + i], names[3 * n + i], names[4 * n + i], names[5 * n + 1],
+    names[5 * n + 2]}
 end
 name(1)
 --@ _token
 --@ _vote
+local id = ''
+--@ _give
 local held, token = 0, 1
 for i = 1, n do
   name(i)
@@ -25,13 +29,16 @@ for i = 1, n do
   if holder == owner then
     held = held + 1
     token = math.max(token, tonumber(call('HGET', KEYS[5], 't') or '1'))
-  elseif holder or (ARGV[10] ~= '1' and call('EXISTS', KEYS[2]) == 1) then
-    local left = holder and call('PTTL', KEYS[1]) or 0
+  elseif not holder and ARGV[10] ~= '1' and call('EXISTS', KEYS[2]) == 1 then
+    local heir, new_owner, new_ttl = give(tonumber(ARGV[7]))
+    if heir then return {0, new_ttl, new_owner, 0, time[1], time[2], proof()} end
+  elseif holder then
+    local left = call('PTTL', KEYS[1])
     if left > tonumber(ARGV[9]) then
       left = tonumber(ARGV[9])
       call('PEXPIRE', KEYS[1], left)
     end
-    return {0, left, holder or '', 0, time[1], time[2], proof()}
+    return {0, left, holder, 0, time[1], time[2], proof()}
   end
 end
 if step > 0 and (held < n or token < 2) then
