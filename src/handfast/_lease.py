@@ -13,6 +13,7 @@ from handfast.core.hold import HELD, Hold
 from handfast.errors import LeaseLost, NoQuorum
 from handfast.net.clock import now
 from handfast.options import duration
+from handfast.protocol.keys import queue_keys
 
 __all__ = ["BaseLease", "BaseLock", "Reentry"]
 
@@ -187,7 +188,12 @@ class BaseLock(LockRequest):
     def __init__(
         self, client: Any, config: LockConfig, names: tuple[str, ...], owner: bytes | None, *, reentrant: bool = False
     ) -> None:
-        super().__init__(config, names, owner)
+        self.config = config
+        self.group = config.group
+        self.names = names
+        self.key = config.key_of(names[0])
+        self.queue_keys = queue_keys(self.key)
+        self.owner = owner
         self._client = client
         self._reentrant = reentrant
 

@@ -71,14 +71,18 @@ class Lease(BaseLease):
         event = self._event
         if not isinstance(event, asyncio.Event):
             event = self._event = asyncio.Event()
-            self._hold.when_lost(_on_loop(self._client._loop(), event.set))
+            self._hold.when_lost(_on_loop(self._client._running_loop, event.set))
         if self._hold.state == LOST:
             event.set()
         return event
 
     async def __aenter__(self) -> Lease:
+        return self._enter(asyncio.current_task())
+
+    def _enter(self, task: asyncio.Task[Any] | None) -> Lease:
+        """The body of an `async with` begins."""
         if self._hold.config.policy.on_lost == "cancel":
-            self._body = _Body(self._hold, self._client._loop())
+            self._body = _Body(self._hold, self._client._running_loop, task)
         return self
 
     async def __aexit__(
@@ -97,8 +101,7 @@ class _Body:
 
     __slots__ = ("_cancelled", "_cancelling", "_task")
 
-    def __init__(self, hold: Hold, loop: asyncio.AbstractEventLoop) -> None:
-        task = asyncio.current_task()
+    def __init__(self, hold: Hold, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any] | None) -> None:
         if task is None:
             raise ConfigError("'async with' on a lock needs to run in a task")
         self._task: asyncio.Task[Any] | None = task
@@ -165,8 +168,9 @@ class Lock(BaseLock):
         lease = await self.acquire()
         if self._entered is None:
             self._entered = {}
-        self._entered.setdefault(asyncio.current_task(), []).append(lease)
-        return await lease.__aenter__()
+        task: Any = asyncio.current_task()
+        self._entered.setdefault(task, []).append(lease)
+        return lease._enter(task)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -274,7 +278,7 @@ class Client(BaseClient[Lock, Lease]):
         await asyncio.to_thread(self._where.close)
 
     async def __aenter__(self) -> Client:
-        self._loop()
+        self._connections()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -299,8 +303,9 @@ class Client(BaseClient[Lock, Lease]):
         io = self._connections()
         return io if isinstance(io, AsyncIO) else io.at(key)
 
-    def _loop(self) -> asyncio.AbstractEventLoop:
-        return self._connections().loop
+    @property
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        return (self._io or self._connections()).loop
 
     async def _acquire(self, lock: Lock, timing: Timing, wait: float | None) -> Lease:
         io = self._io_for(lock.key)
@@ -317,7 +322,8 @@ class Client(BaseClient[Lock, Lease]):
         if hold.config.cohort and self._hand_over(hold):
             return True
         try:
-            released = await release(self._io_for(hold.key), hold)
+            io = self._io
+            released = await release(io if isinstance(io, AsyncIO) else io.at(hold.key), hold)
         except BaseException:
             self._abandon(hold)
             raise

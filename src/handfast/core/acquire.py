@@ -110,8 +110,10 @@ async def take(
 async def _take(
     io: IO, access: Access, queues: WaitQueues, acquisition: Acquisition, waiter: Waiter | None
 ) -> Hold | None:
-    await prepare(io, acquisition)
-    queueing = acquisition.wait != 0 and await _queue_on_arrival(io, acquisition)
+    group = acquisition.request.group
+    if not io.ready or not group.quorum_can_vote:
+        await prepare(io, acquisition)
+    queueing = _queues_on_arrival(acquisition) and (bool(io.channels[0]) or await _subscribed(io, acquisition))
     ballot = await attempt(io, acquisition, queue=queueing)
     if acquisition.hold is not None:
         return acquisition.hold
@@ -133,14 +135,18 @@ async def _take(
         queues.ended(waiter, io.now(), outcome)
 
 
-async def _queue_on_arrival(io: IO, acquisition: Acquisition) -> bool:
-    """The first attempt can stand in the queue at once: one node, one name, and a channel to push to."""
-    request, config = acquisition.request, acquisition.request.config
-    if config.group.n > 1 or config.exact or len(request.names) > 1 or config.tries is not None:
-        return False
-    if not io.channels[0] and config.group.nodes[0].no_push is None and config.group.nodes[0].fault is None:
+def _queues_on_arrival(acquisition: Acquisition) -> bool:
+    """The first attempt stands in the queue at once, if it is refused: on one node, for one name."""
+    config = acquisition.request.config
+    return config.queues_on_arrival and acquisition.wait != 0 and len(acquisition.request.names) == 1
+
+
+async def _subscribed(io: IO, acquisition: Acquisition) -> bool:
+    """The node has a channel to push to."""
+    node = acquisition.request.group.nodes[0]
+    if node.no_push is None and node.fault is None:
         await io.subscribe(acquisition.timeout(acquisition.timing.timeout, io.now()))
-    return bool(io.channels[0]) and acquisition.timing.copies is None
+    return bool(io.channels[0])
 
 
 def _raise_unless_worth_waiting(acquisition: Acquisition, ballot: Ballot, now: float) -> None:

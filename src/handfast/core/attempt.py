@@ -19,7 +19,7 @@ from handfast.core.release import take_back
 from handfast.core.votes import Ballot, MultiReplyBallot, is_grant
 from handfast.errors import ConfigError
 from handfast.protocol import commands
-from handfast.protocol.claims import Granted, Refused, decode_vote
+from handfast.protocol.claims import Granted, Refused, decode_vote, token_in
 from handfast.protocol.commands import Identity
 
 __all__ = ["OUTAGE", "EarlyPushes", "admit", "attempt", "claim_payload", "prepare", "read_vote", "withdraw"]
@@ -146,17 +146,24 @@ def claim_payload(
 ) -> bytes:
     config, timing = acquisition.request.config, acquisition.timing
     return commands.claim(
-        acquisition.request.key, config.guard_keys, who, timing.claim_terms, proposal, node.floor, config.limits,
+        acquisition.request.queue_keys, config.guard_keys, who, timing.claim_terms, proposal, node.floor, config.limits,
         ticket, channel, not config.policy.fair,
     )  # fmt: skip
 
 
+def _read_unguarded(_: int, reply: Any) -> Any:
+    """The usual grant is an integer, the token, and stays one."""
+    return reply if type(reply) is int else decode_vote(reply)
+
+
 def read_vote(io: IO, group: NodeGroup, sent: float) -> Callable[[int, Any], Any]:
     """Turns a node's reply to a claim into Granted, Refused or a Fault."""
+    if not group.guard:
+        return _read_unguarded
 
     def read(node: int, reply: Any) -> Any:
         vote = decode_vote(reply)
-        if type(vote) is Fault or not group.guard:
+        if type(vote) is Fault:
             return vote
         return guard.check_vote(group, node, vote.proof, vote.server_us, sent, io.now()) or vote
 
@@ -209,7 +216,7 @@ def _forget_refusals(acquisition: Acquisition, ballot: Ballot, *, queued: bool) 
 async def _conclude(io: IO, acquisition: Acquisition, ballot: Ballot, sent: float) -> Callable[[int], None] | None:
     """A majority has granted: agree on a token, and make the hold if it is still in time. Takes late votes."""
     request, timing = acquisition.request, acquisition.timing
-    counters = {node: a.token for node, a in enumerate(ballot.answers) if type(a) is Granted}
+    counters = {node: token_in(answer) for node, answer in enumerate(ballot.answers) if is_grant(answer)}
     token: int | None = 0
     if request.config.fence:
         who = acquisition.identify(io.nonce)

@@ -72,6 +72,7 @@ class LockConfig:
     """A policy on a group of nodes, with what follows from both: shared by all locks with the same options."""
 
     __slots__ = (
+        "_key_start",
         "cohort",
         "exact",
         "fence",
@@ -84,6 +85,7 @@ class LockConfig:
         "mark_keys",
         "owner_start",
         "policy",
+        "queues_on_arrival",
         "renewed_for_ever",
         "retention",
         "retention_arg",
@@ -123,9 +125,14 @@ class LockConfig:
         self.retention_arg = bulk(b"%d" % self.retention)
         self.limits = commands.limits(self.retention, self.longest_ms)
         self.timing = self.timing_for(policy.ttl)
+        self.queues_on_arrival = group.n == 1 and not self.exact and policy.tries is None and self.timing.copies is None
+        """A refused attempt can be a claim at the same time: there is one node, whose time of arrival is the ticket."""
+        self._key_start = policy.prefix.encode() + b"{"
 
     def key_of(self, name: str) -> bytes:
-        return keys.key_of(self.policy.prefix, name, exact=self.exact)
+        if "{" in name or name[0] == "}" or self.exact:
+            return keys.key_of(self.policy.prefix, name, exact=self.exact)
+        return self._key_start + name.encode() + b"}"
 
     def timing_for(self, ttl: float) -> Timing:
         return Timing(self.policy, ttl, self.group.n)
@@ -134,17 +141,16 @@ class LockConfig:
 class LockKeys:
     """One name or several, with the settings that apply to them."""
 
-    __slots__ = ("config", "key", "names")
+    __slots__ = ("config", "group", "key", "names", "queue_keys")
 
     def __init__(self, config: LockConfig, names: tuple[str, ...]) -> None:
         self.config = config
+        self.group = config.group
         self.names = names
         self.key = config.key_of(names[0])
         """The key of the first name: it decides where in a cluster the lock lives."""
-
-    @property
-    def group(self) -> NodeGroup:
-        return self.config.group
+        self.queue_keys = keys.queue_keys(self.key)
+        """The five keys of the first name, as arguments of a command."""
 
     @property
     def name(self) -> str:

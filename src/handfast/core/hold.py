@@ -97,8 +97,10 @@ class Hold(LockKeys):
         self, target: LockKeys, who: Identity, ttl: float, deadline: float, renew_from: float, votes: int, token: int
     ) -> None:
         self.config = target.config
+        self.group = target.group
         self.names = target.names
         self.key = target.key
+        self.queue_keys = target.queue_keys
         self.who = who
         self.ttl = ttl
         self.deadline = deadline

@@ -55,7 +55,7 @@ class Acquisition:
         if self.who is None:
             owner = self.request.owner
             if owner is None:
-                self.who = Identity.new(self.request.config.owner_start + nonce())
+                self.who = _new_identity(self.request.config.owner_start + nonce())
             else:
                 self.who = Identity.explicit(owner, nonce())
         return self.who
@@ -76,6 +76,10 @@ class Acquisition:
         hold = Hold(self.request, self.who, self.timing.ttl, 0.0, self.began, 0, 0)
         hold.give_up()
         return hold
+
+
+def _new_identity(owner: bytes) -> Identity:
+    return Identity(owner, owner)
 
 
 class Waiter:

@@ -41,7 +41,7 @@ from handfast.core.release import take_back
 from handfast.core.votes import Ballot, MultiReplyBallot
 from handfast.errors import ConfigError, NotAcquired
 from handfast.protocol import commands
-from handfast.protocol.claims import Granted, Inquiry, Push, Refused, Yours
+from handfast.protocol.claims import Granted, Inquiry, Push, Refused, Yours, decode_vote
 from handfast.protocol.resp import encode
 
 __all__ = ["ServerQueue", "can_queue", "wait_in_queue"]
@@ -159,6 +159,8 @@ class ServerQueue:
     def on_reply(self, node: int, answer: Any, sent: float) -> None:
         """The reply to a claim or a yield that was sent at `sent`."""
         vote, now = self.votes[node], self.io.now()
+        if type(answer) is int:
+            answer = decode_vote(answer)
         vote.answer, self.seen_at = answer, now
         if type(answer) is Fault:
             vote.due = now + RETRY
@@ -325,8 +327,8 @@ class ServerQueue:
         self.acquisition.touched |= 1 << node
         if vote.to_yield:
             stamp, vote.to_yield = vote.to_yield, 0
-            key = self.acquisition.request.key
-            return commands.yield_vote(key, config.guard_keys, self.who, stamp, state.floor, config.retention_arg)
+            keys = self.acquisition.request.queue_keys
+            return commands.yield_vote(keys, config.guard_keys, self.who, stamp, state.floor, config.retention_arg)
         channel = self.io.channels[node]
         return claim_payload(self.acquisition, self.who, state, self.proposal, self.ticket, channel)
 

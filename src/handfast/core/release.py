@@ -15,6 +15,7 @@ from handfast.core.io import IO, Fault, Payloads, payload_for
 from handfast.core.votes import Ballot, MultiReplyBallot
 from handfast.protocol import commands
 from handfast.protocol.commands import Identity
+from handfast.protocol.keys import queue_keys
 
 __all__ = ["payloads", "release", "repeat", "take_back"]
 
@@ -27,9 +28,9 @@ def payloads(target: LockKeys, who: Identity, floor: int = 0) -> Payloads:
     # The counter of a single node has the token already.
     word = b"%d" % (floor if config.group.n > 1 else 0)
     if len(target.names) == 1:
-        return commands.pass_on(target.key, config.guard_keys, who, word, config.retention_arg)
+        return commands.pass_on(target.queue_keys, config.guard_keys, who, word, config.retention_arg)
     return b"".join(
-        commands.pass_on(key, config.guard_keys, who.for_name(i), word, config.retention_arg)
+        commands.pass_on(queue_keys(key), config.guard_keys, who.for_name(i), word, config.retention_arg)
         for i, key in enumerate(target.keys)
     )
 

@@ -37,6 +37,8 @@ async def agree(
 ) -> tuple[int | None, set[int]]:
     """The token of a majority of votes, and the nodes that have it; None if it could not be raised everywhere."""
     group, config = target.group, target.config
+    if group.n == 1:
+        return counters[0], {0}
     token = agreed(group, counters)
     if token is not None:
         return token, {node for node, value in counters.items() if value == token}

@@ -26,6 +26,7 @@ __all__ = [
     "decode_claim",
     "decode_push",
     "decode_vote",
+    "token_in",
 ]
 
 
@@ -113,6 +114,11 @@ def decode_vote(reply: Any) -> Any:
         inquired = bool(rest and rest[0])
         return Granted(left, int(third), int(fourth), inquired, _micros(seconds, micros), _proof(proof))
     return Refused(left, third, bool(fourth), _micros(seconds, micros), _proof(proof))
+
+
+def token_in(answer: Any) -> int:
+    """The token of a vote that was granted; 0 for a published command, which has none."""
+    return answer if type(answer) is int else answer.token if type(answer) is Granted else 0
 
 
 def decode_push(text: bytes) -> Push | None:

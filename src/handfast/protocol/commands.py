@@ -7,7 +7,7 @@ making a command from twenty words takes longer than sending it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from handfast.protocol import keys as names
 from handfast.protocol.resp import bulk, encode
@@ -40,20 +40,22 @@ __all__ = [
 NO_GENERATION: Final = b"-"
 
 
-class Identity(NamedTuple):
+class Identity:
     """Who asks. An acquisition has an id of its own: its owner, or, for an explicit owner, its generation.
 
     An acquisition of several names has an id for each of them: a push must not be taken for one about another name.
     """
 
-    id: bytes
-    owner: bytes
-    generation: bytes = NO_GENERATION
+    __slots__ = ("generation", "id", "owner", "words")
 
-    @classmethod
-    def new(cls, owner: bytes) -> Identity:
-        """An acquisition whose owner is new."""
-        return cls(owner, owner)
+    def __init__(self, id: bytes, owner: bytes, generation: bytes = NO_GENERATION) -> None:  # noqa: A002
+        self.id = id
+        self.owner = owner
+        self.generation = generation
+        self.words = b"$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
+            len(id), id, len(owner), owner, len(generation), generation,
+        )  # fmt: skip
+        """As arguments of a command."""
 
     @classmethod
     def explicit(cls, owner: bytes, generation: bytes) -> Identity:
@@ -62,13 +64,7 @@ class Identity(NamedTuple):
 
     def for_name(self, index: int) -> Identity:
         """The identity for one of several names."""
-        return self._replace(id=b"%b#%d" % (self.id, index))
-
-    @property
-    def words(self) -> bytes:
-        return b"$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
-            len(self.id), self.id, len(self.owner), self.owner, len(self.generation), self.generation,
-        )  # fmt: skip
+        return Identity(b"%b#%d" % (self.id, index), self.owner, self.generation)
 
 
 def script(name: str, keys: Sequence[bytes], *args: bytes) -> bytes:
@@ -97,7 +93,7 @@ def limits(retention: int, longest_ms: int) -> bytes:
 
 
 def claim(
-    key: bytes,
+    keys: bytes,
     guard: bytes,
     who: Identity,
     terms: bytes,
@@ -108,24 +104,25 @@ def claim(
     channel: bytes = b"",
     barge: bool = False,
 ) -> bytes:
-    """Take the vote or, with a ticket, stand in the queue. `guard`: the guard's keys as arguments, or nothing."""
+    """Take the vote or, with a ticket, stand in the queue. `keys`: see `keys.queue_keys`; `guard`: the guard's keys as
+    arguments, or nothing."""
     return b"%b%b%b%b%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n$1\r\n%d\r\n" % (
-        _CLAIM[guard != b""], names.queue_keys(key), guard, who.words, terms, len(proposal), proposal, len(floor), floor,
+        _CLAIM[guard != b""], keys, guard, who.words, terms, len(proposal), proposal, len(floor), floor,
         limit, len(ticket), ticket, len(channel), channel, barge,
     )  # fmt: skip
 
 
-def pass_on(key: bytes, guard: bytes, who: Identity, floor: bytes, retention: bytes) -> bytes:
+def pass_on(keys: bytes, guard: bytes, who: Identity, floor: bytes, retention: bytes) -> bytes:
     """End an acquisition: leave the queue, hand the vote over."""
     return b"%b%b%b%b$%d\r\n%b\r\n%b" % (
-        _PASS[guard != b""], names.queue_keys(key), guard, who.words, len(floor), floor, retention,
+        _PASS[guard != b""], keys, guard, who.words, len(floor), floor, retention,
     )  # fmt: skip
 
 
-def yield_vote(key: bytes, guard: bytes, who: Identity, stamp: int, floor: bytes, retention: bytes) -> bytes:
+def yield_vote(keys: bytes, guard: bytes, who: Identity, stamp: int, floor: bytes, retention: bytes) -> bytes:
     """Give the vote with this stamp back to the queue."""
     return b"%b%b%b%b%b%b%b" % (
-        _YIELD[guard != b""], names.queue_keys(key), guard, who.words, bulk(b"%d" % stamp), bulk(floor), retention,
+        _YIELD[guard != b""], keys, guard, who.words, bulk(b"%d" % stamp), bulk(floor), retention,
     )  # fmt: skip
 
 

@@ -12,8 +12,15 @@ local call = redis.call
 local id, owner, generation, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local step, retention, ticket = tonumber(ARGV[5]), tonumber(ARGV[8]), ARGV[10]
 local time = call('TIME')
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 --@ _token
+-- The usual case: the lock is free, nobody waits, and nothing more has to be remembered or shown.
+local overtakes = ARGV[12] == '1'
+if generation == '-' and not KEYS[6] and (ticket == '' or ticket == '0')
+    and (overtakes or call('EXISTS', KEYS[2]) == 0) and call('SET', KEYS[1], owner, 'NX', 'PX', ttl) then
+  if step == 0 then return 1 end
+  return tonumber(next_token(step, tonumber(ARGV[6]), tonumber(ARGV[7])))
+end
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 --@ _vote
 local holder = call('GET', KEYS[1])
 local function grant()
@@ -23,7 +30,7 @@ local function grant()
   if not KEYS[6] then return tonumber(token) end
   return {1, ttl, token, '0', time[1], time[2], proof(), 0}
 end
-if not holder and (ticket == '' or ticket == '0') and (ARGV[12] == '1' or call('EXISTS', KEYS[2]) == 0) then
+if not holder and (ticket == '' or ticket == '0') and (overtakes or call('EXISTS', KEYS[2]) == 0) then
   return grant()
 end
 --@ _give

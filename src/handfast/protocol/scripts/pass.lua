@@ -5,6 +5,13 @@
 -- reply  1 it held this vote, 0 it did not
 local call = redis.call
 local id, owner, generation, floor, retention = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+-- The usual case: nobody waits, and the counter is not behind. The claims hold nothing but the record of the vote.
+if generation == '-' and call('EXISTS', KEYS[2]) == 0
+    and (floor == 0 or tonumber(call('GET', KEYS[4]) or '0') >= floor) then
+  if call('GET', KEYS[1]) ~= owner then return 0 end
+  call('DEL', KEYS[1], KEYS[3])
+  return 1
+end
 local time = call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 --@ _token
@@ -16,8 +23,5 @@ if call('GET', KEYS[1]) ~= owner then return 0 end
 local free = leave(generation)
 if not free then return free == nil and 0 or 1 end
 id = ''
-if call('EXISTS', KEYS[2]) == 0 or not give(floor) then
-  call('DEL', KEYS[1])
-  call('HDEL', KEYS[3], '*')
-end
+if not give(floor) then call('DEL', KEYS[1], KEYS[3]) end
 return 1
