@@ -1,4 +1,4 @@
-"""`fair=True`: first come, first served, across clients and processes: a queue on the server, and a direct hand-over."""
+"""The queue on one node: first come, first served, across clients and processes, with a direct hand-over."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import contextlib
 import itertools
 import random
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
@@ -15,7 +17,7 @@ import pytest
 import handfast
 import handfast.aio
 from handfast import ConfigError, Contended, NoQuorum, NotAcquired
-from handfast.testing import Server, Servers
+from handfast.testing import Server
 from handfast.testing.proxy import Proxy
 from tests.support.eventually import eventually, eventually_async
 from tests.support.stress_processes import Agent, in_thread
@@ -27,7 +29,9 @@ LONG: Final = 25.0
 SOON: Final = 2.0
 """Seconds within which a hand-over is seen, far less than LONG."""
 KEY: Final = "handfast:{a}"
-QUEUE: Final = "handfast:{a}:q"
+QUEUE: Final = KEY + ":q"
+KEYS: Final = (KEY, QUEUE, KEY + ":c", KEY + ":g")
+"""Everything on the server that ends with the lock."""
 
 
 def begin(mode: str, lock: Any, **options: Any) -> asyncio.Future[Any]:
@@ -37,22 +41,32 @@ def begin(mode: str, lock: Any, **options: Any) -> asyncio.Future[Any]:
     return in_thread(lambda: Awaited(lock.inner.acquire(**options)))
 
 
-def claims(server: Server) -> list[bytes]:
-    """The queue on the server: what is in it is between the scripts and the server."""
-    found: Any = server.command("LRANGE", QUEUE, 0, -1)
-    return [bytes(claim) for claim in found]
+def length(server: Server) -> int:
+    """How many claims are queued on the server."""
+    found = server.command("ZCARD", QUEUE)
+    assert isinstance(found, int)
+    return found
 
 
-def queue(server: Server) -> list[str]:
-    """Who stands in it, the next one first."""
+def claim_of(server: Server, owner: str) -> object:
+    """What the server keeps of a waiter: it is between the scripts and the server."""
+    return server.command("HGET", KEY + ":c", owner)
+
+
+def waiters(server: Server) -> list[str]:
+    """Who waits, the next one first, as any client sees it."""
     with handfast.connect(server.url) as client:
-        return client.lock("a", fair=True).waiters()
+        return client.lock("a").waiters()
 
 
 def holder(server: Server) -> str:
     owner = server.command("GET", KEY)
     assert owner is None or isinstance(owner, bytes)
     return (owner or b"").decode()
+
+
+def nothing_left(server: Server) -> bool:
+    return server.command("EXISTS", *KEYS) == 0
 
 
 def left_ms(server: Server, key: str = KEY) -> int:
@@ -81,27 +95,36 @@ def listeners(server: Server) -> list[int]:
 
 
 async def queued(server: Server, count: int) -> None:
-    await eventually_async(lambda: len(claims(server)) == count, what=f"{count} in the queue")
+    await eventually_async(lambda: length(server) == count, what=f"{count} in the queue")
 
 
-def test_what_is_no_claim_is_not_shown_as_a_waiter(server: Server) -> None:
-    server.command("RPUSH", QUEUE, "rubbish", b"\xff" * 60)
-    assert queue(server) == []
+def test_garbage_in_the_queue_is_neither_shown_nor_served(server: Server) -> None:
+    with handfast.connect(server.url, ttl=LONG) as one, handfast.connect(server.url, ttl=LONG) as two:
+        lease = one.lock("a").acquire()
+        server.command("ZADD", QUEUE, 1, "rubbish", 2, b"\xff" * 60, 3, "a lone id")
+        server.command("HSET", KEY + ":c", "rubbish", "rubbish", b"\xff" * 60, b"\xff" * 60)
+        assert waiters(server) == []
+        with ThreadPoolExecutor(1) as pool:
+            heir = pool.submit(two.lock("a").acquire)
+            eventually(lambda: length(server) == 4)
+            assert lease.release()
+            assert heir.result(SOON).release()
+    assert nothing_left(server)
 
 
 # -- the order -----------------------------------------------------------------------------------------------------
 
 
 @both
-async def test_the_lock_goes_to_clients_in_the_order_of_their_coming(mode: str, server: Server) -> None:
+async def test_clients_get_the_lock_in_order_of_arrival(mode: str, server: Server) -> None:
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connected(mode, server.url, ttl=LONG)) for _ in range(5)]
-        lease = await clients[0].lock("a", fair=True).acquire()
+        lease = await clients[0].lock("a").acquire()
         waiting: list[asyncio.Future[Any]] = []
         for client in clients[1:]:
-            waiting.append(begin(mode, client.lock("a", fair=True)))
+            waiting.append(begin(mode, client.lock("a")))
             await queued(server, len(waiting))
-        order = queue(server)
+        order = waiters(server)
         tokens = [lease.token]
         for waiter, owner in zip(waiting, order, strict=True):
             assert not waiter.done()
@@ -112,18 +135,18 @@ async def test_the_lock_goes_to_clients_in_the_order_of_their_coming(mode: str, 
             tokens.append(lease.token)
         assert await lease.release()
         assert tokens == sorted(set(tokens))
-        assert server.command("EXISTS", KEY, QUEUE) == 0
+        assert nothing_left(server)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_the_lock_goes_to_processes_in_the_order_of_their_coming(mode: str, server: Server) -> None:
-    with Agent.several(4, mode, server.url, "a", fair=True, ttl=LONG) as agents:
+def test_processes_get_the_lock_in_order_of_arrival(mode: str, server: Server) -> None:
+    with Agent.several(4, mode, server.url, "a", ttl=LONG) as agents:
         agents[0].acquire()
         tokens = [agents[0].held().token]
         for place, agent in enumerate(agents[1:], 1):
             agent.acquire()
-            eventually(lambda place=place: len(claims(server)) == place)
+            eventually(lambda place=place: length(server) == place)
         for agent, heir in itertools.pairwise(agents):
             assert all(other.silent for other in agents)
             assert agent.release()
@@ -133,16 +156,16 @@ def test_the_lock_goes_to_processes_in_the_order_of_their_coming(mode: str, serv
             tokens.append(held.token)
         assert agents[-1].release()
     assert tokens == sorted(set(tokens))
-    assert server.command("EXISTS", KEY, QUEUE) == 0
+    assert nothing_left(server)
 
 
 @both
-async def test_processes_take_turns_though_one_of_them_has_more_who_wait(mode: str, server: Server) -> None:
+async def test_processes_take_turns_though_one_has_more_waiters(mode: str, server: Server) -> None:
     async with connected(mode, server.url, ttl=LONG) as many, connected(mode, server.url, ttl=LONG) as few:
-        lease = await many.lock("a", fair=True).acquire()
-        crowd = [begin(mode, many.lock("a", fair=True)) for _ in range(4)]
+        lease = await many.lock("a").acquire()
+        crowd = [begin(mode, many.lock("a")) for _ in range(4)]
         await queued(server, 1)  # one for all of them
-        late = begin(mode, few.lock("a", fair=True))
+        late = begin(mode, few.lock("a"))
         await queued(server, 2)
         assert await lease.release()
         done, _ = await asyncio.wait(crowd, timeout=SOON, return_when=asyncio.FIRST_COMPLETED)
@@ -157,29 +180,28 @@ async def test_processes_take_turns_though_one_of_them_has_more_who_wait(mode: s
             (next_one,), _ = await asyncio.wait(crowd, timeout=SOON, return_when=asyncio.FIRST_COMPLETED)
             assert await next_one.result().release()
             crowd.remove(next_one)
-    assert server.command("EXISTS", KEY, QUEUE) == 0
+    assert nothing_left(server)
 
 
 @both
-async def test_a_release_hands_over_in_one_step_and_wakes_nobody_else(mode: str, server: Server) -> None:
+async def test_release_hands_over_in_one_step_and_wakes_one_waiter(mode: str, server: Server) -> None:
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connected(mode, server.url, ttl=LONG)) for _ in range(4)]
-        lease = await clients[0].lock("a", fair=True).acquire()
+        lease = await clients[0].lock("a").acquire()
         waiting: list[asyncio.Future[Any]] = []
         asked = calls(server, "evalsha")
         for client in clients[1:]:
-            waiting.append(begin(mode, client.lock("a", fair=True)))
+            waiting.append(begin(mode, client.lock("a")))
             await queued(server, len(waiting))
-        # Briefly at first, and then for as long as it takes.
-        await eventually_async(lambda: calls(server, "evalsha") == asked + 2 * len(waiting), what="all have asked twice")
+        assert calls(server, "evalsha") == asked + len(waiting), "each waiter asks once"
         before = (calls(server, "evalsha"), calls(server, "publish"))
-        heir = queue(server)[0]
+        heir = waiters(server)[0]
         assert await lease.release()
         assert holder(server) == heir
         lease = await asyncio.wait_for(waiting[0], SOON)
-        # The release, its push to one connection, and a word to its own beforehand: nobody had to ask for anything.
-        assert (calls(server, "evalsha"), calls(server, "publish")) == (before[0] + 1, before[1] + 2)
-        assert len(claims(server)) == 2
+        # The release and its push to one connection: no waiter had to ask.
+        assert (calls(server, "evalsha"), calls(server, "publish")) == (before[0] + 1, before[1] + 1)
+        assert length(server) == 2
         for waiter in waiting[1:]:
             assert await lease.release()
             lease = await asyncio.wait_for(waiter, SOON)
@@ -187,20 +209,20 @@ async def test_a_release_hands_over_in_one_step_and_wakes_nobody_else(mode: str,
 
 
 @both
-async def test_try_acquire_does_not_pass_those_who_wait(mode: str, server: Server) -> None:
+async def test_try_acquire_does_not_overtake_waiters(mode: str, server: Server) -> None:
     async with connected(mode, server.url, ttl=LONG) as one, connected(mode, server.url, ttl=LONG) as two:
-        lease = await one.lock("a", fair=True).acquire()
-        waiting = begin(mode, two.lock("a", fair=True))
+        lease = await one.lock("a").acquire()
+        waiting = begin(mode, two.lock("a"))
         await queued(server, 1)
         server.command("DEL", KEY)
         # Free, but somebody is before it: that one gets it now.
-        assert await one.lock("a", fair=True).try_acquire() is None
+        assert await one.lock("a").try_acquire() is None
         heir = await asyncio.wait_for(waiting, SOON)
         assert heir.owner == holder(server)
         assert heir.token > lease.token
-        assert claims(server) == []
+        assert length(server) == 0
         assert await heir.release()
-        free = await one.lock("a", fair=True).try_acquire()
+        free = await one.lock("a").try_acquire()
         assert free is not None
         assert await free.release()
 
@@ -210,13 +232,13 @@ async def test_try_acquire_does_not_pass_those_who_wait(mode: str, server: Serve
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_a_killed_waiter_is_passed_over_at_once(mode: str, server: Server) -> None:
-    with Agent.several(4, mode, server.url, "a", fair=True, ttl=LONG) as (first, dead, also_dead, heir):
+def test_killed_waiters_are_skipped_at_once(mode: str, server: Server) -> None:
+    with Agent.several(4, mode, server.url, "a", ttl=LONG) as (first, dead, also_dead, heir):
         first.acquire()
         first.held()
         for place, agent in enumerate((dead, also_dead, heir), 1):
             agent.acquire()
-            eventually(lambda place=place: len(claims(server)) == place)
+            eventually(lambda place=place: length(server) == place)
         dead.kill()
         also_dead.kill()
         eventually(lambda: len(listeners(server)) == 2, what="the server has noticed")
@@ -224,33 +246,33 @@ def test_a_killed_waiter_is_passed_over_at_once(mode: str, server: Server) -> No
         assert f":{heir.pid}:" in holder(server)
         heir.held(within=SOON)
         assert heir.release()
-    assert server.command("EXISTS", KEY, QUEUE) == 0
+    assert nothing_left(server)
 
 
 @pytest.mark.slow
-def test_a_waiter_that_hangs_loses_its_claim_when_it_expires(server: Server) -> None:
+def test_hung_waiter_loses_its_claim_when_it_expires(server: Server) -> None:
     with (
-        Agent("threads", server.url, "a", fair=True, ttl=0.4) as first,
-        Agent("asyncio", server.url, "a", fair=True, ttl=0.2) as hanging,
-        Agent("threads", server.url, "a", fair=True, ttl=LONG) as heir,
+        Agent("threads", server.url, "a", ttl=0.4) as first,
+        Agent("asyncio", server.url, "a", ttl=0.2) as hanging,
+        Agent("threads", server.url, "a", ttl=LONG) as heir,
     ):
         first.acquire()
         first.held()
         for place, agent in enumerate((hanging, heir), 1):
             agent.acquire()
-            eventually(lambda place=place: len(claims(server)) == place)
+            eventually(lambda place=place: length(server) == place)
         hanging.stop()
         # What is left of the holder's ttl, its own ttl, and what comes of counting in whole seconds: one more for who is
         # stopped while it waits briefly.
         expires = server_us(server) + round((0.4 + 0.2 + 4.0) * 1e6)
         eventually(lambda: server_us(server) > expires, within=6)
-        assert len(claims(server)) == 2
+        assert length(server) == 2
         assert first.release()
         assert f":{heir.pid}:" in holder(server)
         assert heir.held(within=SOON).token
         # Back again, it stands at the end of the queue.
         hanging.resume()
-        eventually(lambda: len(claims(server)) == 1)
+        eventually(lambda: length(server) == 1)
         assert hanging.silent
         assert heir.release()
         hanging.held(within=SOON)
@@ -260,18 +282,18 @@ def test_a_waiter_that_hangs_loses_its_claim_when_it_expires(server: Server) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("ttl", [0.8, LONG], ids=["alike", "longer"])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_lock_that_was_handed_to_one_who_hangs_goes_on_after_its_ttl(mode: str, ttl: float, server: Server) -> None:
+def test_lock_handed_to_hung_waiter_moves_on_after_its_ttl(mode: str, ttl: float, server: Server) -> None:
     """Also if those behind it have seen a holder before it whose ttl was far longer."""
     with (
-        Agent(mode, server.url, "a", fair=True, ttl=ttl) as first,
-        Agent(mode, server.url, "a", fair=True, ttl=0.8) as hanging,
-        Agent(mode, server.url, "a", fair=True, ttl=ttl) as heir,
+        Agent(mode, server.url, "a", ttl=ttl) as first,
+        Agent(mode, server.url, "a", ttl=0.8) as hanging,
+        Agent(mode, server.url, "a", ttl=ttl) as heir,
     ):
         first.acquire()
         first.held()
         for place, agent in enumerate((hanging, heir), 1):
             agent.acquire()
-            eventually(lambda place=place: len(claims(server)) == place)
+            eventually(lambda place=place: length(server) == place)
         hanging.stop()
         assert first.release()
         handed_over = time.monotonic()
@@ -282,29 +304,29 @@ def test_a_lock_that_was_handed_to_one_who_hangs_goes_on_after_its_ttl(mode: str
         assert time.monotonic() - handed_over < 0.8 + SOON
         # What it finds when it comes back is a message of something that is over.
         hanging.resume()
-        eventually(lambda: len(claims(server)) == 1)
+        eventually(lambda: length(server) == 1)
         assert hanging.silent
         assert holder(server) == held.owner
         assert heir.release()
         assert hanging.held(within=SOON).token > held.token
         assert hanging.release()
-    assert server.command("EXISTS", KEY, QUEUE) == 0
+    assert nothing_left(server)
 
 
 @pytest.mark.slow
-def test_one_who_hangs_costs_no_more_if_the_next_in_the_queue_is_dead(server: Server) -> None:
+def test_hung_waiter_before_a_dead_one_costs_its_ttl(server: Server) -> None:
     """Those behind have seen a holder with a long ttl: whoever is there must learn that the new one's is shorter."""
     with (
-        Agent("threads", server.url, "a", fair=True, ttl=LONG) as first,
-        Agent("asyncio", server.url, "a", fair=True, ttl=0.5) as hanging,
-        Agent("threads", server.url, "a", fair=True, ttl=LONG) as dead,
-        Agent("asyncio", server.url, "a", fair=True, ttl=LONG) as heir,
+        Agent("threads", server.url, "a", ttl=LONG) as first,
+        Agent("asyncio", server.url, "a", ttl=0.5) as hanging,
+        Agent("threads", server.url, "a", ttl=LONG) as dead,
+        Agent("asyncio", server.url, "a", ttl=LONG) as heir,
     ):
         first.acquire()
         first.held()
         for place, agent in enumerate((hanging, dead, heir), 1):
             agent.acquire()
-            eventually(lambda place=place: len(claims(server)) == place)
+            eventually(lambda place=place: length(server) == place)
         dead.kill()
         eventually(lambda: len(listeners(server)) == 3, what="the server has noticed")
         hanging.stop()
@@ -318,15 +340,15 @@ def test_one_who_hangs_costs_no_more_if_the_next_in_the_queue_is_dead(server: Se
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_the_lock_of_a_killed_holder_goes_to_the_next_after_its_ttl(mode: str, server: Server) -> None:
+def test_lock_of_killed_holder_goes_to_next_waiter_after_its_ttl(mode: str, server: Server) -> None:
     with (
-        Agent(mode, server.url, "a", fair=True, ttl=0.6) as first,
-        Agent(mode, server.url, "a", fair=True, ttl=LONG) as heir,
+        Agent(mode, server.url, "a", ttl=0.6) as first,
+        Agent(mode, server.url, "a", ttl=LONG) as heir,
     ):
         first.acquire()
         token = first.held().token
         heir.acquire()
-        eventually(lambda: len(claims(server)) == 1)
+        eventually(lambda: length(server) == 1)
         first.kill()
         killed = time.monotonic()
         assert heir.held().token > token
@@ -335,10 +357,10 @@ def test_the_lock_of_a_killed_holder_goes_to_the_next_after_its_ttl(mode: str, s
 
 
 @both
-async def test_a_key_deleted_by_hand_goes_to_the_next_within_the_ttl(mode: str, server: Server) -> None:
+async def test_deleted_key_goes_to_next_waiter_within_the_ttl(mode: str, server: Server) -> None:
     async with connected(mode, server.url) as one, connected(mode, server.url, ttl=LONG) as two:
-        lease = await one.lock("a", fair=True, ttl=0.6).acquire()
-        waiting = begin(mode, two.lock("a", fair=True))
+        lease = await one.lock("a", ttl=0.6).acquire()
+        waiting = begin(mode, two.lock("a"))
         await queued(server, 1)
         server.command("DEL", KEY)
         heir = await asyncio.wait_for(waiting, 0.6 + 1.0)
@@ -350,10 +372,10 @@ async def test_a_key_deleted_by_hand_goes_to_the_next_within_the_ttl(mode: str, 
 
 
 @plain
-async def test_a_cancelled_waiter_leaves_the_queue(server: Server) -> None:
+async def test_cancelled_waiter_leaves_the_queue(server: Server) -> None:
     async with handfast.aio.connect(server.url, ttl=LONG) as one, handfast.aio.connect(server.url, ttl=LONG) as two:
-        async with one.lock("a", fair=True):
-            waiting = [asyncio.create_task(two.lock("a", fair=True).acquire()) for _ in range(2)]
+        async with one.lock("a"):
+            waiting = [asyncio.create_task(two.lock("a").acquire()) for _ in range(2)]
             await queued(server, 1)
             for waiter in waiting:
                 waiter.cancel()
@@ -361,16 +383,16 @@ async def test_a_cancelled_waiter_leaves_the_queue(server: Server) -> None:
                     await waiter
             await queued(server, 0)
             assert server.command("EXISTS", QUEUE) == 0
-        assert server.command("EXISTS", KEY) == 0
+        assert nothing_left(server)
 
 
 @plain
-async def test_a_waiter_that_is_cancelled_at_whatever_moment_leaves_the_queue(server: Server) -> None:
+async def test_waiter_cancelled_at_any_moment_leaves_the_queue(server: Server) -> None:
     """Also before it knows that it is in there: a claim that nobody stands for any more would be given the lock."""
     async with handfast.aio.connect(server.url, ttl=LONG) as one, handfast.aio.connect(server.url, ttl=LONG) as two:
-        lease = await one.lock("a", fair=True).acquire()
+        lease = await one.lock("a").acquire()
         for turns in range(60):
-            waiter = asyncio.create_task(two.lock("a", fair=True).acquire())
+            waiter = asyncio.create_task(two.lock("a").acquire())
             for _ in range(turns % 12):
                 await asyncio.sleep(0)
             waiter.cancel()
@@ -378,44 +400,44 @@ async def test_a_waiter_that_is_cancelled_at_whatever_moment_leaves_the_queue(se
                 await waiter
         await queued(server, 0)
         assert await lease.release()
-        assert server.command("EXISTS", KEY) == 0
+        assert nothing_left(server)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_waiter_that_is_interrupted_leaves_the_queue(mode: str, server: Server) -> None:
-    with handfast.connect(server.url) as client, Agent(mode, server.url, "a", fair=True, ttl=LONG) as agent:
-        with client.lock("a", fair=True, ttl=LONG):
+def test_interrupted_waiter_leaves_the_queue(mode: str, server: Server) -> None:
+    with handfast.connect(server.url) as client, Agent(mode, server.url, "a", ttl=LONG) as agent:
+        with client.lock("a", ttl=LONG):
             agent.acquire()
-            eventually(lambda: len(claims(server)) == 1)
+            eventually(lambda: length(server) == 1)
             agent.interrupt()
             assert agent.hear() == ["failed", "KeyboardInterrupt"]
-            eventually(lambda: claims(server) == [])
-        assert server.command("EXISTS", KEY) == 0
+            eventually(lambda: length(server) == 0)
+        assert nothing_left(server)
         agent.acquire()
         assert agent.held().token
         assert agent.release()
 
 
 @both
-async def test_a_waiter_whose_time_is_over_leaves_the_queue(mode: str, server: Server) -> None:
+async def test_waiter_that_timed_out_leaves_the_queue(mode: str, server: Server) -> None:
     async with connected(mode, server.url, ttl=LONG) as one, connected(mode, server.url, ttl=LONG) as two:
-        lease = await one.lock("a", fair=True).acquire()
+        lease = await one.lock("a").acquire()
         for wait in [0.05, *[random.uniform(0, 0.002) for _ in range(40)]]:
             with pytest.raises(NotAcquired) as caught:
-                await two.lock("a", fair=True).acquire(wait=wait)
+                await two.lock("a").acquire(wait=wait)
             if wait == 0.05:
                 assert lease.owner in str(caught.value)
         # Also those of which the server's answer had not come.
         await queued(server, 0)
         assert await lease.release()
-        assert server.command("EXISTS", KEY, QUEUE) == 0
+        assert nothing_left(server)
 
 
 @plain
-async def test_one_that_is_cancelled_as_it_is_handed_the_lock_passes_it_on(server: Server) -> None:
+async def test_waiter_cancelled_during_hand_over_passes_the_lock_on(server: Server) -> None:
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(handfast.aio.connect(server.url, ttl=LONG)) for _ in range(3)]
-        locks = [client.lock("a", fair=True) for client in clients]
+        locks = [client.lock("a") for client in clients]
         cancelled = 0
         for turns in range(30):
             lease = await locks[0].acquire()
@@ -436,22 +458,22 @@ async def test_one_that_is_cancelled_as_it_is_handed_the_lock_passes_it_on(serve
                 cancelled += 1
             assert await (await asyncio.wait_for(heir, SOON)).release()
         assert cancelled > 3
-        assert server.command("EXISTS", KEY, QUEUE) == 0
+        assert nothing_left(server)
 
 
 @pytest.mark.slow
 @both
-async def test_one_whose_time_is_over_as_it_is_handed_the_lock_has_it_or_passes_it_on(mode: str, server: Server) -> None:
+async def test_waiter_that_times_out_during_hand_over_has_the_lock_or_passes_it_on(mode: str, server: Server) -> None:
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connected(mode, server.url, ttl=LONG)) for _ in range(3)]
-        locks = [client.lock("a", fair=True) for client in clients]
+        locks = [client.lock("a") for client in clients]
         outcomes: set[bool] = set()
         for i in range(30):
             lease = await locks[0].acquire()
             began = time.monotonic()
             short = begin(mode, locks[1], wait=0.03)
             heir = begin(mode, locks[2])
-            await eventually_async(lambda: len(claims(server)) >= 1)
+            await eventually_async(lambda: length(server) >= 1)
             await asyncio.sleep(max(0.0, began + 0.03 + (i % 5 - 2) * 0.002 - time.monotonic()))  # around the end
             assert await lease.release()
             try:
@@ -461,69 +483,70 @@ async def test_one_whose_time_is_over_as_it_is_handed_the_lock_has_it_or_passes_
                 outcomes.add(False)
             assert await (await asyncio.wait_for(heir, SOON)).release()
         assert outcomes == {True, False}
-        assert server.command("EXISTS", KEY, QUEUE) == 0
+        assert nothing_left(server)
 
 
 @both
-async def test_a_client_that_is_closed_leaves_the_queue(mode: str, server: Server) -> None:
+async def test_closed_client_leaves_the_queue(mode: str, server: Server) -> None:
     async with connected(mode, server.url, ttl=LONG) as one:
-        lease = await one.lock("a", fair=True).acquire()
+        lease = await one.lock("a").acquire()
         async with connected(mode, server.url, ttl=LONG) as two:
-            waiting = begin(mode, two.lock("a", fair=True))
+            waiting = begin(mode, two.lock("a"))
             await queued(server, 1)
             await two.close()
             with pytest.raises(ConfigError, match="closed"):
                 await waiting
         await queued(server, 0)
         assert await lease.release()
-        assert server.command("EXISTS", KEY) == 0
+        assert nothing_left(server)
 
 
 @both
-async def test_a_queue_whose_waiters_have_all_died_ends_by_itself(mode: str, server: Server) -> None:
+async def test_queue_of_dead_waiters_ends_by_itself(mode: str, server: Server) -> None:
     async with connected(mode, server.url, ttl=LONG) as client:
-        lease = await client.lock("a", fair=True).acquire()
+        lease = await client.lock("a").acquire()
         assert server.command("EXISTS", QUEUE) == 0
-        with Agent(mode, server.url, "a", fair=True, ttl=LONG) as dead:
+        with Agent(mode, server.url, "a", ttl=LONG) as dead:
             dead.acquire()
             await queued(server, 1)
             dead.kill()
         # Longer than any claim in it, but not for ever.
         assert 2 * LONG * 1000 < left_ms(server, QUEUE) <= 600_000
         assert await lease.release()
-        assert server.command("EXISTS", KEY, QUEUE) == 0
+        assert nothing_left(server)
 
 
 # -- connections that are cut --------------------------------------------------------------------------------------
 
 
 @both
-async def test_a_waiter_whose_connection_is_cut_comes_back_into_the_queue(mode: str, server: Server) -> None:
+async def test_waiter_keeps_its_place_when_its_connection_is_cut(mode: str, server: Server) -> None:
     async with connected(mode, server.url, ttl=LONG) as one, connected(mode, server.url, ttl=LONG) as two:
-        lease = await one.lock("a", fair=True).acquire()
-        waiting = begin(mode, two.lock("a", fair=True))
+        lease = await one.lock("a").acquire()
+        waiting = begin(mode, two.lock("a"))
         await queued(server, 1)
-        before, (owner,) = claims(server), queue(server)
+        (owner,) = waiters(server)
+        before = claim_of(server, owner)
         for connection in listeners(server):
             server.command("CLIENT", "KILL", "ID", connection)
-        await eventually_async(lambda: claims(server) != before, what="it has claimed it again, from elsewhere")
-        assert queue(server) == [owner]
+        await eventually_async(lambda: claim_of(server, owner) != before, what="a claim with another channel")
+        assert waiters(server) == [owner]
         assert await lease.release()
         heir = await asyncio.wait_for(waiting, SOON)
         assert heir.owner == holder(server) == owner
-        assert claims(server) == []
+        assert length(server) == 0
         assert await heir.release()
-        assert server.command("EXISTS", KEY, QUEUE) == 0
+        assert nothing_left(server)
 
 
 @both
-async def test_a_waiter_whose_connection_is_cut_just_after_the_hand_over_has_the_lock(mode: str, server: Server) -> None:
+async def test_waiter_whose_connection_is_cut_after_hand_over_has_the_lock(mode: str, server: Server) -> None:
     with Relay(server.url) as relay:
         async with connected(mode, server.url, ttl=LONG) as one, connected(mode, relay.url, ttl=LONG) as two:
-            lease = await one.lock("a", fair=True).acquire()
-            waiting = begin(mode, two.lock("a", fair=True))
+            lease = await one.lock("a").acquire()
+            waiting = begin(mode, two.lock("a"))
             await queued(server, 1)
-            (owner,) = queue(server)
+            (owner,) = waiters(server)
             relay.replies.clear()
             assert await lease.release()
             assert holder(server) == owner
@@ -536,114 +559,82 @@ async def test_a_waiter_whose_connection_is_cut_just_after_the_hand_over_has_the
             assert heir.owner == holder(server) == owner
             assert heir.remaining() * 1000 <= before
             assert heir.token > lease.token
-            assert claims(server) == []
+            assert length(server) == 0
             assert await heir.release()
-            assert server.command("EXISTS", KEY, QUEUE) == 0
+            assert nothing_left(server)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_push_that_arrives_with_the_end_of_the_connection_counts_once(mode: str, server: Server) -> None:
+def test_push_before_the_end_of_a_connection_counts_once(mode: str, server: Server) -> None:
     with (
         handfast.connect(server.url, ttl=LONG) as client,
-        Agent(mode, server.url, "a", fair=True, ttl=LONG) as agent,
+        Agent(mode, server.url, "a", ttl=LONG) as agent,
     ):
-        lease = client.lock("a", fair=True).acquire()
+        lease = client.lock("a").acquire()
         agent.acquire()
-        eventually(lambda: len(claims(server)) == 1)
-        (owner,) = queue(server)
+        eventually(lambda: length(server) == 1)
+        (owner,) = waiters(server)
         agent.stop()
         assert lease.release()
         for connection in listeners(server):
             server.command("CLIENT", "KILL", "ID", connection)
         agent.resume()
         assert agent.held(within=SOON).owner == owner == holder(server)
-        assert claims(server) == []
+        assert length(server) == 0
         assert agent.release()
         # Its release may have met the dead connection, and then takes another way.
-        eventually(lambda: server.command("EXISTS", KEY, QUEUE) == 0)
+        eventually(lambda: nothing_left(server))
 
 
 @both
-async def test_a_question_that_goes_unanswered_does_not_queue_twice(mode: str, server: Server) -> None:
+async def test_unanswered_claim_is_queued_once(mode: str, server: Server) -> None:
     """Asked again on the same connection: one that stood in the queue twice would be given the lock twice."""
     with Relay(server.url) as relay:
         async with connected(mode, server.url, ttl=LONG) as one, connected(mode, relay.url, ttl=LONG) as two:
-            patient, restless = two.lock("a", fair=True), two.lock("a", fair=True, node_timeout=0.1)
+            patient, restless = two.lock("a"), two.lock("a", node_timeout=0.1)
             assert await (await patient.acquire()).release()
-            lease = await one.lock("a", fair=True).acquire()
+            lease = await one.lock("a").acquire()
             relay.replies.clear()
             before = calls(server, "evalsha")
             waiting = begin(mode, restless)
             await eventually_async(lambda: calls(server, "evalsha") >= before + 2, what="it has asked twice")
             relay.replies.set()
-            assert len(queue(server)) == 1
+            assert len(waiters(server)) == 1
             assert await lease.release()
             heir = await asyncio.wait_for(waiting, SOON)
-            assert claims(server) == []
+            assert length(server) == 0
             assert await heir.release()
-            assert server.command("EXISTS", KEY) == 0
+            assert nothing_left(server)
 
 
 @both
-async def test_siblings_of_one_that_waits_briefly_know_that_the_lock_is_held(mode: str, server: Server) -> None:
-    """The first of them has been told so little that it has not even looked at it."""
-    async with connected(mode, server.url, ttl=LONG) as one, connected(mode, server.url, ttl=LONG) as two:
-        lease = await one.lock("a", fair=True).acquire()
-        for _ in range(5):
-            waiting = begin(mode, two.lock("a", fair=True))
-            await queued(server, 1)
-            with pytest.raises(Contended):
-                await two.lock("a", fair=True).acquire(wait=0.01)
-            await lease.release()
-            lease = await asyncio.wait_for(waiting, SOON)
-            await lease.release()
-            lease = await one.lock("a", fair=True).acquire()
-
-
-@both
-async def test_one_whose_answers_come_from_far_away_is_not_told_of_an_outage(mode: str, one: Server) -> None:
+async def test_slow_answers_are_contention_and_not_an_outage(mode: str, one: Server) -> None:
     """What it asked for first was answered, and there is no time for another answer."""
     with Proxy(one) as proxy:
         proxy.delay(0.1)
         async with connected(mode, one.url, ttl=LONG) as near, connected(mode, proxy.url, ttl=LONG) as far:
-            await (await far.lock("b", fair=True).acquire()).release()
-            lease = await near.lock("a", fair=True).acquire()
+            await (await far.lock("b").acquire()).release()
+            lease = await near.lock("a").acquire()
             with pytest.raises(Contended):
-                await far.lock("a", fair=True).acquire(wait=0.35)
+                await far.lock("a").acquire(wait=0.35)
             await lease.release()
         async with connected(mode, one.url, ttl=LONG) as near, connected(mode, proxy.url, ttl=LONG) as far:
-            await (await far.lock("b", fair=True).acquire()).release()
-            lease = await near.lock("a", fair=True).acquire()
-            waiting = begin(mode, far.lock("a", fair=True), wait=0.39)
+            await (await far.lock("b").acquire()).release()
+            lease = await near.lock("a").acquire()
+            waiting = begin(mode, far.lock("a"), wait=0.39)
             await queued(one, 1)
             await lease.release()
             await (await asyncio.wait_for(waiting, SOON)).release()
 
 
 @plain
-async def test_where_a_socket_cannot_wait_for_more_bytes_hand_overs_are_the_same(
-    one: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("handfast.net.threads_connections._can_wait_for_more", lambda sock: False)
-    async with connected("threads", one.url, ttl=LONG) as first, connected("threads", one.url, ttl=LONG) as second:
-        lease = await first.lock("a", fair=True).acquire()
-        for client in (second, first) * 5:
-            waiting = begin("threads", client.lock("a", fair=True))
-            await queued(one, 1)
-            await lease.release()
-            lease = await asyncio.wait_for(waiting, SOON)
-        await lease.release()
-        assert one.command("EXISTS", KEY, QUEUE) == 0
-
-
-@plain
-async def test_a_queue_is_never_told_to_end_sooner(server: Server) -> None:
+async def test_queue_is_never_shortened(server: Server) -> None:
     options: Any = {"ttl": 2000, "max_ttl": 4000}
     async with connected("asyncio", server.url, **options) as one, connected("asyncio", server.url, **options) as two:
-        lease = await one.lock("a", fair=True).acquire()
-        first = begin("asyncio", two.lock("a", fair=True, ttl=1500))
+        lease = await one.lock("a").acquire()
+        first = begin("asyncio", two.lock("a", ttl=1500))
         await eventually_async(lambda: server.command("PTTL", KEY + ":q") > 3_500_000)  # type: ignore[operator]
-        second = begin("asyncio", one.lock("a", fair=True, ttl=10))
+        second = begin("asyncio", one.lock("a", ttl=10))
         await queued(server, 2)
         assert server.command("PTTL", KEY + ":q") > 3_500_000  # type: ignore[operator]
         await lease.release()
@@ -653,7 +644,7 @@ async def test_a_queue_is_never_told_to_end_sooner(server: Server) -> None:
 
 @pytest.mark.slow
 @both
-async def test_a_push_that_comes_after_the_lock_has_gone_on_is_not_believed(mode: str, server: Server) -> None:
+async def test_push_that_arrives_after_the_lock_moved_on_does_not_count(mode: str, server: Server) -> None:
     """It was ours, for a time in which we heard nothing; the server has told us since that another has it."""
     with Relay(server.url) as relay:
         async with (
@@ -661,17 +652,16 @@ async def test_a_push_that_comes_after_the_lock_has_gone_on_is_not_believed(mode
             connected(mode, relay.url, node_timeout=5.0) as two,
             connected(mode, server.url, ttl=LONG) as three,
         ):
-            lease = await one.lock("a", fair=True, renew=False, ttl=1.2).acquire()
-            before = calls(server, "lset")
-            waiting = begin(mode, two.lock("a", fair=True, ttl=0.3))
-            await eventually_async(lambda: calls(server, "lset") > before, what="it has waited briefly, and will stay")
-            # From now on it hears nothing: neither that it is handed the lock, nor what it asks when it becomes restless.
+            lease = await one.lock("a", renew=False, ttl=1.2).acquire()
+            waiting = begin(mode, two.lock("a", ttl=0.3))
+            await queued(server, 1)
+            # From now on it hears nothing: neither the hand-over, nor the answer to its next claim.
             relay.replies.clear()
             assert await lease.release()
             late = holder(server)
-            other = await three.lock("a", fair=True).acquire(wait=SOON)
+            other = await three.lock("a").acquire(wait=SOON)
             assert other.owner == holder(server) != late
-            await eventually_async(lambda: len(claims(server)) == 1, what="it has asked again, and is told to wait")
+            await eventually_async(lambda: length(server) == 1, what="it has asked again, and is told to wait")
             relay.replies.set()
             for _ in range(40):
                 assert not waiting.done(), f"{waiting.result()} though {other} is held"
@@ -696,11 +686,11 @@ def sound(server: Server, lease: Any) -> None:
 
 
 @both
-async def test_a_lease_that_was_handed_over_ends_before_its_key_does(mode: str, server: Server) -> None:
+async def test_handed_over_lease_ends_before_its_key(mode: str, server: Server) -> None:
     async with connected(mode, server.url) as one, connected(mode, server.url) as two:
         for ttl in (0.4, 5.0, LONG):
-            lease = await one.lock("a", fair=True, ttl=LONG).acquire()
-            waiting = begin(mode, two.lock("a", fair=True, ttl=ttl, renew=False))
+            lease = await one.lock("a", ttl=LONG).acquire()
+            waiting = begin(mode, two.lock("a", ttl=ttl, renew=False))
             await queued(server, 1)
             assert await lease.release()
             heir = await asyncio.wait_for(waiting, SOON)
@@ -711,11 +701,11 @@ async def test_a_lease_that_was_handed_over_ends_before_its_key_does(mode: str, 
 
 
 @both
-async def test_a_push_that_is_late_does_not_prolong_the_lease(mode: str, server: Server) -> None:
+async def test_late_push_does_not_prolong_the_lease(mode: str, server: Server) -> None:
     with Relay(server.url) as relay:
         async with connected(mode, server.url) as one, connected(mode, relay.url) as two:
-            lease = await one.lock("a", fair=True, ttl=LONG).acquire()
-            waiting = begin(mode, two.lock("a", fair=True, ttl=5.0, renew=False))
+            lease = await one.lock("a", ttl=LONG).acquire()
+            waiting = begin(mode, two.lock("a", ttl=5.0, renew=False))
             await queued(server, 1)
             relay.replies.clear()
             assert await lease.release()
@@ -729,23 +719,23 @@ async def test_a_push_that_is_late_does_not_prolong_the_lease(mode: str, server:
 
 @pytest.mark.slow
 @both
-async def test_a_long_wait_over_holders_that_renew_leaves_a_sound_lease(mode: str, server: Server) -> None:
+async def test_lease_after_a_long_wait_ends_before_its_key(mode: str, server: Server) -> None:
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connected(mode, server.url)) for _ in range(4)]
-        lease = await clients[0].lock("a", fair=True, ttl=0.3).acquire()
+        lease = await clients[0].lock("a", ttl=0.3).acquire()
         waiting: list[asyncio.Future[Any]] = []
         for client in clients[1:3]:
-            waiting.append(begin(mode, client.lock("a", fair=True, ttl=0.3)))
+            waiting.append(begin(mode, client.lock("a", ttl=0.3)))
             await queued(server, len(waiting))
-        last = begin(mode, clients[3].lock("a", fair=True, ttl=0.5, renew=False))
+        last = begin(mode, clients[3].lock("a", ttl=0.5, renew=False))
         await queued(server, 3)
-        owner = queue(server)[-1]
+        owner = waiters(server)[-1]
         for waiter in [*waiting, last]:
             # It is renewed a few times, and those who wait ask again and again.
             before = calls(server, "evalsha")
             await eventually_async(lambda before=before: calls(server, "evalsha") > before + 6)
             assert lease.valid
-            assert queue(server)[-1] == owner
+            assert waiters(server)[-1] == owner
             assert await lease.release()
             lease = await asyncio.wait_for(waiter, SOON)
         assert lease.owner == owner
@@ -756,10 +746,10 @@ async def test_a_long_wait_over_holders_that_renew_leaves_a_sound_lease(mode: st
 
 @pytest.mark.slow
 @both
-async def test_a_lease_that_was_handed_over_is_renewed(mode: str, server: Server) -> None:
+async def test_handed_over_lease_is_renewed(mode: str, server: Server) -> None:
     async with connected(mode, server.url) as one, connected(mode, server.url) as two:
-        lease = await one.lock("a", fair=True, ttl=LONG).acquire()
-        waiting = begin(mode, two.lock("a", fair=True, ttl=0.3))
+        lease = await one.lock("a", ttl=LONG).acquire()
+        waiting = begin(mode, two.lock("a", ttl=0.3))
         await queued(server, 1)
         assert await lease.release()
         heir = await asyncio.wait_for(waiting, SOON)
@@ -771,13 +761,13 @@ async def test_a_lease_that_was_handed_over_is_renewed(mode: str, server: Server
         await heir.extend(ttl=LONG)
         assert LONG - 2 < heir.remaining() <= left_ms(server) / 1000
         assert await heir.release()
-        assert server.command("EXISTS", KEY) == 0
+        assert nothing_left(server)
 
 
 @both
-async def test_tokens_grow_over_hand_overs_expiries_and_other_locks_on_the_name(mode: str, server: Server) -> None:
+async def test_tokens_grow_over_hand_overs_expiries_and_barging(mode: str, server: Server) -> None:
     async with connected(mode, server.url) as one, connected(mode, server.url) as two:
-        fair, other = one.lock("a", fair=True, ttl=LONG), two.lock("a", fair=True, ttl=LONG)
+        lock, other = one.lock("a", ttl=LONG), two.lock("a", ttl=LONG)
         tokens: list[int] = []
 
         async def took(lease: Any) -> Any:
@@ -787,23 +777,23 @@ async def test_tokens_grow_over_hand_overs_expiries_and_other_locks_on_the_name(
 
         for _ in range(3):
             # A hand-over, and back.
-            lease = await took(await fair.acquire())
+            lease = await took(await lock.acquire())
             waiting = begin(mode, other)
             await queued(server, 1)
             assert await lease.release()
             lease = await took(await asyncio.wait_for(waiting, SOON))
-            waiting = begin(mode, one.lock("a", fair=True, ttl=0.1, renew=False))
+            waiting = begin(mode, one.lock("a", ttl=0.1, renew=False))
             await queued(server, 1)
             assert await lease.release()
             # That one is left to expire.
             await took(await asyncio.wait_for(waiting, SOON))
             lease = await took(await other.acquire(wait=SOON))
             assert await lease.release()
-            # One that is not fair, and one that does not wait.
-            lease = await took(await two.lock("a", ttl=LONG).acquire())
-            assert await fair.try_acquire() is None
+            # One that barges, and one that does not wait.
+            lease = await took(await two.lock("a", ttl=LONG, fair=False).acquire())
+            assert await lock.try_acquire() is None
             assert await lease.release()
-            lease = await took(await fair.try_acquire())
+            lease = await took(await lock.try_acquire())
             # One that leaves the queue and comes again.
             with pytest.raises(NotAcquired):
                 await other.acquire(wait=0.02)
@@ -816,24 +806,24 @@ async def test_tokens_grow_over_hand_overs_expiries_and_other_locks_on_the_name(
 
 
 @both
-async def test_a_fair_lock_waits_for_one_that_is_not_fair(mode: str, server: Server) -> None:
+async def test_fair_waiter_comes_after_a_barging_holder(mode: str, server: Server) -> None:
     async with connected(mode, server.url) as one, connected(mode, server.url) as two:
-        lease = await one.lock("a", ttl=0.6).acquire()
-        waiting = begin(mode, two.lock("a", fair=True, ttl=LONG))
+        lease = await one.lock("a", ttl=LONG, fair=False).acquire()
+        waiting = begin(mode, two.lock("a", ttl=LONG))
         await queued(server, 1)
         assert await lease.release()
-        heir = await asyncio.wait_for(waiting, 0.6 + SOON)
+        heir = await asyncio.wait_for(waiting, SOON)
         assert heir.token > lease.token
-        assert await one.lock("a", ttl=LONG).try_acquire() is None
+        assert await one.lock("a", ttl=LONG, fair=False).try_acquire() is None
         assert await heir.release()
 
 
 @both
-async def test_a_fair_lock_without_a_token(mode: str, server: Server) -> None:
+async def test_hand_over_without_tokens_leaves_no_key(mode: str, server: Server) -> None:
     async with connected(mode, server.url, ttl=LONG, fence=False) as one:
-        lease = await one.lock("a", fair=True).acquire()
+        lease = await one.lock("a").acquire()
         async with connected(mode, server.url, ttl=LONG, fence=False) as two:
-            waiting = begin(mode, two.lock("a", fair=True))
+            waiting = begin(mode, two.lock("a"))
             await queued(server, 1)
             assert await lease.release()
             heir = await asyncio.wait_for(waiting, SOON)
@@ -843,30 +833,30 @@ async def test_a_fair_lock_without_a_token(mode: str, server: Server) -> None:
 
 
 @both
-async def test_a_fair_lock_on_a_guarded_node(mode: str, server: Server) -> None:
+async def test_hand_over_on_a_guarded_node(mode: str, server: Server) -> None:
     async with (
         connected(mode, server.url, ttl=LONG, guard=True) as one,
         connected(mode, server.url, ttl=LONG, guard=True) as two,
     ):
         await bootstrap(one)
-        lease = await one.lock("a", fair=True).acquire()
-        assert await two.lock("a", fair=True).try_acquire() is None
-        waiting = begin(mode, two.lock("a", fair=True))
+        lease = await one.lock("a").acquire()
+        assert await two.lock("a").try_acquire() is None
+        waiting = begin(mode, two.lock("a"))
         await queued(server, 1)
         assert await lease.release()
         heir = await asyncio.wait_for(waiting, SOON)
         assert heir.token > lease.token
         sound(server, heir)
         assert await heir.release()
-        assert server.command("EXISTS", KEY, QUEUE) == 0
+        assert nothing_left(server)
 
 
 @pytest.mark.parametrize("wait", [0, 0.2])
 @both
-async def test_a_fair_lock_on_a_node_that_may_not_vote_yet_says_so(mode: str, wait: float, one: Server) -> None:
+async def test_quarantined_node_is_named_in_the_error(mode: str, wait: float, one: Server) -> None:
     async with connected(mode, one.url, guard=True) as client:
         with pytest.raises(NoQuorum, match=r"restarted or new, no vote for another \d+"):
-            await client.lock("a", fair=True).acquire(wait=wait)
+            await client.lock("a").acquire(wait=wait)
     assert one.command("EXISTS", KEY, QUEUE) == 0
 
 
@@ -876,13 +866,13 @@ async def test_a_fair_lock_on_a_node_that_may_not_vote_yet_says_so(mode: str, wa
     ids=["prefix", "cohort", "ttl", "label"],
 )
 @both
-async def test_the_longest_words_are_understood(mode: str, words: dict[str, Any], server: Server) -> None:
-    options: dict[str, Any] = {"fair": True, "ttl": LONG, **words}
+async def test_longest_options_fit_into_a_claim(mode: str, words: dict[str, Any], server: Server) -> None:
+    options: dict[str, Any] = {"ttl": LONG, **words}
     key = words.get("prefix", "handfast:") + "{a}"
     async with connected(mode, server.url, **options) as one, connected(mode, server.url, **options) as two:
         lease = await one.lock("a").acquire()
         waiting = begin(mode, two.lock("a"))
-        await eventually_async(lambda: server.command("LLEN", key + ":q") == 1)
+        await eventually_async(lambda: server.command("ZCARD", key + ":q") == 1)
         assert await lease.release()
         heir = await asyncio.wait_for(waiting, SOON)
         assert server.command("GET", key) == heir.owner.encode()
@@ -891,81 +881,79 @@ async def test_the_longest_words_are_understood(mode: str, words: dict[str, Any]
         assert await heir.release()
 
 
-# -- what is refused -----------------------------------------------------------------------------------------------
+# -- servers that cannot push ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("connect", [handfast.connect, handfast.aio.connect])
-def test_a_quorum_cannot_be_fair_and_says_why(connect: Any, three: Servers) -> None:
-    with pytest.raises(ConfigError, match="fair=True needs one node: on a quorum each node would hand its vote to whom"):
-        connect(three.urls).lock("a", fair=True)
-
-
-@pytest.mark.parametrize("connect", [handfast.connect, handfast.aio.connect])
-@pytest.mark.parametrize(
-    ("name", "options", "why"),
-    [
-        (["a", "b"], {}, "takes one name"),
-        ("a", {"owner": "job-42"}, "an owner for each acquisition"),
-        ("a", {"replicas": 1}, "waits for no copies"),
-        ("a", {"durable": True}, "waits for no copies"),
-        ("a", {"fair": 1}, "fair must be True or False"),
-    ],
-)
-def test_what_cannot_be_fair_is_refused(connect: Any, name: Any, options: Any, why: str, one: Server) -> None:
-    client = connect(one.url)
-    with pytest.raises(ConfigError, match=why):
-        client.lock(name, **{"fair": True, **options})
-    assert one.command("DBSIZE") == 0
-
-
-@both
-async def test_a_user_who_may_not_use_the_channel_is_told_so(mode: str, server: Server) -> None:
+@contextlib.contextmanager
+def quiet_user(server: Server) -> Iterator[str]:
+    """The URL of a user without the right to any channel."""
     server.command("ACL", "SETUSER", "quiet", "on", ">secret", "~*", "+@all", "resetchannels")
     try:
-        url = server.url.replace("redis://", "redis://quiet:secret@")
-        async with connected(mode, url, ttl=LONG) as quiet, connected(mode, server.url, ttl=LONG) as client:
-            with pytest.raises(NoQuorum, match=r"NOPERM.*channel"):
-                await quiet.lock("a", fair=True).acquire(wait=SOON)
-            lease = await client.lock("a", fair=True).acquire()
-            assert await lease.release()
-            # It may use locks that need no channel.
-            lease = await quiet.lock("a").acquire()
-            assert await lease.release()
+        yield server.url.replace("redis://", "redis://quiet:secret@")
     finally:
         server.command("ACL", "DELUSER", "quiet")
-    assert server.command("EXISTS", KEY, QUEUE) == 0
 
 
 @both
-async def test_a_user_who_may_not_use_the_channel_does_not_keep_the_lock_from_others(mode: str, server: Server) -> None:
-    """It does not wait, so it needs no channel for itself; but whoever waits for it has one."""
-    server.command("ACL", "SETUSER", "quiet", "on", ">secret", "~*", "+@all", "resetchannels")
-    try:
-        url = server.url.replace("redis://", "redis://quiet:secret@")
+async def test_user_without_channel_rights_polls_and_is_warned(
+    mode: str, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    with quiet_user(server) as url:
         async with connected(mode, url, ttl=LONG) as quiet, connected(mode, server.url, ttl=LONG) as client:
-            lease: Any = None
-            with contextlib.suppress(NoQuorum):
-                lease = await quiet.lock("a", fair=True).try_acquire()
-            # Either it is refused or it can let go of it.
-            waiting = begin(mode, client.lock("a", fair=True))
-            if lease is not None:
-                await queued(server, 1)
-                assert await lease.release()
+            lease = await client.lock("a").acquire()
+            waiting = begin(mode, quiet.lock("a"))
+            await eventually_async(lambda: "waiting for locks there means asking now and then" in caplog.text)
+            assert length(server) == 0
+            assert await lease.release()
             heir = await asyncio.wait_for(waiting, SOON)
+            assert heir.token > lease.token
             assert await heir.release()
-            assert server.command("EXISTS", KEY, QUEUE) == 0
-    finally:
-        server.command("ACL", "DELUSER", "quiet")
+    assert nothing_left(server)
 
 
 @both
-async def test_a_reentrant_fair_lock(mode: str, one: Server) -> None:
+async def test_user_without_channel_rights_does_not_block_waiters(mode: str, server: Server) -> None:
+    """Its release cannot push to the next waiter, which must notice all the same."""
+    with quiet_user(server) as url:
+        async with connected(mode, url, ttl=1.0) as quiet, connected(mode, server.url, ttl=LONG) as client:
+            lease = await quiet.lock("a").try_acquire()
+            waiting = begin(mode, client.lock("a"))
+            await queued(server, 1)
+            assert await lease.release()
+            heir = await asyncio.wait_for(waiting, 1.0 + SOON)
+            assert await heir.release()
+    assert nothing_left(server)
+
+
+@both
+async def test_resp2_connection_polls(mode: str, server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    server.command("ACL", "SETUSER", "old", "on", ">secret", "~*", "&*", "+@all", "-hello")
+    try:
+        url = server.url.replace("redis://", "redis://old:secret@")
+        async with connected(mode, url, ttl=LONG) as old, connected(mode, server.url, ttl=LONG) as client:
+            lease = await client.lock("a").acquire()
+            waiting = begin(mode, old.lock("a"))
+            await eventually_async(lambda: "waiting for locks there means asking now and then" in caplog.text)
+            assert length(server) == 0
+            assert await lease.release()
+            heir = await asyncio.wait_for(waiting, SOON)
+            next_one = begin(mode, client.lock("a"))
+            await queued(server, 1)
+            assert await heir.release()
+            assert await (await asyncio.wait_for(next_one, SOON)).release()
+    finally:
+        server.command("ACL", "DELUSER", "old")
+    assert nothing_left(server)
+
+
+@both
+async def test_reentrant_lock_is_handed_over_by_its_last_release(mode: str, one: Server) -> None:
     async with connected(mode, one.url, ttl=LONG) as client, connected(mode, one.url, ttl=LONG) as other:
-        lock = client.rlock("a", fair=True)
+        lock = client.rlock("a")
         outer = await lock.acquire()
         inner = await lock.acquire()
         assert (inner.token, inner.owner) == (outer.token, outer.owner)
-        waiting = begin(mode, other.lock("a", fair=True))
+        waiting = begin(mode, other.lock("a"))
         await queued(one, 1)
         assert await inner.release()
         assert holder(one) == outer.owner
