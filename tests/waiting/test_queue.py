@@ -281,61 +281,38 @@ def test_hung_waiter_loses_its_claim_when_it_expires(server: Server) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ttl", [0.8, LONG], ids=["alike", "longer"])
-@pytest.mark.parametrize("mode", MODES)
-def test_lock_handed_to_hung_waiter_moves_on_after_its_ttl(mode: str, ttl: float, server: Server) -> None:
-    """Also if those behind it have seen a holder before it whose ttl was far longer."""
+def test_lock_handed_to_hung_waiter_moves_on_after_its_ttl(ttl: float, server: Server) -> None:
+    """Also if the next waiter is dead, and the one behind it has only seen a holder with a far longer ttl."""
+    looks_again = min(ttl, 5.0)
     with (
-        Agent(mode, server.url, "a", ttl=ttl) as first,
-        Agent(mode, server.url, "a", ttl=0.8) as hanging,
-        Agent(mode, server.url, "a", ttl=ttl) as heir,
+        Agent("threads", server.url, "a", ttl=ttl) as first,
+        Agent("asyncio", server.url, "a", ttl=0.8) as hung,
+        Agent("threads", server.url, "a", ttl=ttl) as dead,
+        Agent("asyncio", server.url, "a", ttl=ttl) as heir,
     ):
         first.acquire()
         first.held()
-        for place, agent in enumerate((hanging, heir), 1):
-            agent.acquire()
-            eventually(lambda place=place: length(server) == place)
-        hanging.stop()
-        assert first.release()
-        handed_over = time.monotonic()
-        # It is its own, though it can do nothing about it: the server alone has handed it over.
-        assert f":{hanging.pid}:" in holder(server)
-        assert 0 < left_ms(server) <= 800
-        held = heir.held()
-        assert time.monotonic() - handed_over < 0.8 + SOON
-        # What it finds when it comes back is a message of something that is over.
-        hanging.resume()
-        eventually(lambda: length(server) == 1)
-        assert hanging.silent
-        assert holder(server) == held.owner
-        assert heir.release()
-        assert hanging.held(within=SOON).token > held.token
-        assert hanging.release()
-    assert nothing_left(server)
-
-
-@pytest.mark.slow
-def test_hung_waiter_before_a_dead_one_costs_its_ttl(server: Server) -> None:
-    """Those behind have seen a holder with a long ttl: whoever is there must learn that the new one's is shorter."""
-    with (
-        Agent("threads", server.url, "a", ttl=LONG) as first,
-        Agent("asyncio", server.url, "a", ttl=0.5) as hanging,
-        Agent("threads", server.url, "a", ttl=LONG) as dead,
-        Agent("asyncio", server.url, "a", ttl=LONG) as heir,
-    ):
-        first.acquire()
-        first.held()
-        for place, agent in enumerate((hanging, dead, heir), 1):
+        for place, agent in enumerate((hung, dead, heir), 1):
             agent.acquire()
             eventually(lambda place=place: length(server) == place)
         dead.kill()
-        eventually(lambda: len(listeners(server)) == 3, what="the server has noticed")
-        hanging.stop()
+        hung.stop()
         assert first.release()
         handed_over = time.monotonic()
-        assert f":{hanging.pid}:" in holder(server)
-        heir.held()
-        assert time.monotonic() - handed_over < 0.5 + SOON
+        # The server alone has handed it over, to a process that can do nothing about it.
+        assert f":{hung.pid}:" in holder(server)
+        assert 0 < left_ms(server) <= 800
+        held = heir.held()
+        assert time.monotonic() - handed_over < 0.8 + looks_again + SOON
+        # What the hung process finds when it comes back is a push about a vote that is over.
+        hung.resume()
+        eventually(lambda: length(server) == 1)
+        assert hung.silent
+        assert holder(server) == held.owner
         assert heir.release()
+        assert hung.held(within=SOON).token > held.token
+        assert hung.release()
+    assert nothing_left(server)
 
 
 @pytest.mark.slow
@@ -649,7 +626,7 @@ async def test_push_that_arrives_after_the_lock_moved_on_does_not_count(mode: st
     with Relay(server.url) as relay:
         async with (
             connected(mode, server.url, ttl=LONG) as one,
-            connected(mode, relay.url, node_timeout=5.0) as two,
+            connected(mode, relay.url, node_timeout=0.2) as two,
             connected(mode, server.url, ttl=LONG) as three,
         ):
             lease = await one.lock("a", renew=False, ttl=1.2).acquire()
@@ -925,25 +902,20 @@ async def test_user_without_channel_rights_does_not_block_waiters(mode: str, ser
     assert nothing_left(server)
 
 
+@pytest.mark.slow
 @both
-async def test_resp2_connection_polls(mode: str, server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    server.command("ACL", "SETUSER", "old", "on", ">secret", "~*", "&*", "+@all", "-hello")
-    try:
-        url = server.url.replace("redis://", "redis://old:secret@")
-        async with connected(mode, url, ttl=LONG) as old, connected(mode, server.url, ttl=LONG) as client:
-            lease = await client.lock("a").acquire()
-            waiting = begin(mode, old.lock("a"))
+async def test_server_without_resp3_is_polled(mode: str, any_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    with Server(any_server.binary, config={"rename-command": "HELLO NOHELLO"}) as server:
+        async with connected(mode, server.url, ttl=LONG) as one, connected(mode, server.url, ttl=LONG) as two:
+            lease = await one.lock("a").acquire()
+            waiting = begin(mode, two.lock("a"))
             await eventually_async(lambda: "waiting for locks there means asking now and then" in caplog.text)
             assert length(server) == 0
             assert await lease.release()
             heir = await asyncio.wait_for(waiting, SOON)
-            next_one = begin(mode, client.lock("a"))
-            await queued(server, 1)
+            assert heir.token > lease.token
             assert await heir.release()
-            assert await (await asyncio.wait_for(next_one, SOON)).release()
-    finally:
-        server.command("ACL", "DELUSER", "old")
-    assert nothing_left(server)
+            assert nothing_left(server)
 
 
 @both
