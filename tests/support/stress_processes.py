@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -77,8 +77,9 @@ class Held(NamedTuple):
 class Agent:
     """One process with one client and one lock. Ends with its block."""
 
-    def __init__(self, mode: str, url: str, name: str, **options: Any) -> None:
-        self.process = _start("agent", mode, url, name, json.dumps(options))
+    def __init__(self, mode: str, urls: str | Sequence[str], name: str | Sequence[str], **options: Any) -> None:
+        client = {"urls": urls, "name": name, "guard": options.pop("guard", None)}
+        self.process = _start("agent", mode, json.dumps(client), json.dumps(options))
         self._said = b""
         assert self.hear() == ["ready"]
 
@@ -88,9 +89,11 @@ class Agent:
 
     @classmethod
     @contextmanager
-    def several(cls, count: int, mode: str, url: str, name: str, **options: Any) -> Iterator[list[Agent]]:
+    def several(
+        cls, count: int, mode: str, urls: str | Sequence[str], name: str | Sequence[str], **options: Any
+    ) -> Iterator[list[Agent]]:
         with contextlib.ExitStack() as stack:
-            yield [stack.enter_context(cls(mode, url, name, **options)) for _ in range(count)]
+            yield [stack.enter_context(cls(mode, urls, name, **options)) for _ in range(count)]
 
     def __enter__(self) -> Agent:
         return self
@@ -153,15 +156,16 @@ class Agent:
         os.kill(self.pid, signal.SIGINT)
 
 
-def _agent(mode: str, url: str, name: str, options: str) -> None:
+def _agent(mode: str, connection: str, options: str) -> None:
     """The life of an agent."""
+    told = json.loads(connection)
     with asyncio.Runner() as runner:
 
         def done(what: Any) -> Any:
             return runner.run(_awaited(what)) if mode == "asyncio" else what
 
-        client: Any = (handfast.aio if mode == "asyncio" else handfast).connect(url)
-        lock = client.lock(name, **json.loads(options))
+        client: Any = (handfast.aio if mode == "asyncio" else handfast).connect(told["urls"], guard=told["guard"])
+        lock = client.lock(told["name"], **json.loads(options))
         lease: Any = None
         print("ready", flush=True)
         for line in sys.stdin:
@@ -169,7 +173,7 @@ def _agent(mode: str, url: str, name: str, options: str) -> None:
             try:
                 if word == "acquire":
                     lease = done(lock.acquire(wait=None if rest == ["-"] else float(rest[0])))
-                    print("held", lease.owner, lease.token, lease.remaining(), flush=True)
+                    print("held", lease.owner, lease.token or 0, lease.remaining(), flush=True)
                 elif word == "release":
                     print("released", done(lease.release()), flush=True)
                 elif word == "valid":

@@ -1,4 +1,4 @@
-"""Those who wait for a lock, as tasks or as threads, and what can be told of them from outside."""
+"""Waiters for a lock, as tasks or as threads, and what can be seen of them from outside."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ from tests.support.sync_and_async import Awaited
 
 __all__ = [
     "FAIR",
+    "FOREIGN",
+    "FOREIGN_KEY",
     "IN_TIME",
     "KEY",
     "KINDS",
     "LONG",
+    "QUEUE",
     "STALLED",
     "Got",
     "Peer",
@@ -45,21 +48,26 @@ __all__ = [
 ]
 
 KEY = "handfast:{a}"
-"""Of the lock that nearly everybody here waits for."""
+"""The key of the lock `a`, which most tests use."""
+QUEUE = KEY + ":q"
+FOREIGN: dict[str, Any] = {"prefix": "", "fence": False}
+"""The options of a lock whose key is shared with other programs."""
+FOREIGN_KEY = "a"
+"""The key of the lock `a` with these options."""
 LONG = 20_000
-"""Milliseconds: who got the lock before they were over was woken, and did not wait for an expiry."""
+"""Milliseconds of a ttl. A waiter that gets the lock sooner was woken, and did not wait for an expiry."""
 KINDS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "fair": {"fair": True},
+    "fair": {},
+    "barging": {"fair": False},
     "cohort": {"cohort": 4},
-    "fair-cohort": {"fair": True, "cohort": 4},
+    "barging-cohort": {"fair": False, "cohort": 4},
 }
 """The ways to wait."""
-FAIR = pytest.mark.parametrize("fair", [False, True], ids=["plain", "fair"])
+FAIR = pytest.mark.parametrize("fair", [True, False], ids=["fair", "barging"])
 STALLED = 2.0
 """Seconds. A busy machine is late, but not so late."""
 IN_TIME = 0.03
-"""Seconds by which a waiting may end too late."""
+"""Seconds by which a wait may end too late."""
 
 
 @pytest.fixture(autouse=True)
@@ -137,38 +145,34 @@ async def until(so: Callable[[], Awaitable[bool]], what: str, within: float = 3.
 
 
 async def in_line(lock: Any, n: int) -> None:
-    """Until so many of the lock's client wait for it."""
+    """Wait until so many wait for the lock: this client's waiters, and one for each other process."""
 
     async def so() -> bool:
         return len(await told(lock.waiters())) == n
 
-    await until(so, f"{n} stand in line")
+    await until(so, f"{n} waiters")
 
 
 async def parked(lock: Any, n: int, *servers: Server) -> None:
-    """Until so many wait for it, and the first of them sleeps: it has asked the servers to be told of changes.
-
-    Seen on one of them, it is the same on all: what is late there must do no harm.
-    """
+    """Wait until so many wait for the lock, and the first of them has done its part: one server knows it."""
     await in_line(lock, n)
-    fair = lock.settings.fair
 
     async def so() -> bool:
-        if fair:
-            return any(server.command("EXISTS", KEY + ":q") for server in servers)
-        return any(int(server.info("tracking_total_keys")) for server in servers)
+        if lock.config.exact:
+            return any(int(server.info("tracking_total_keys")) for server in servers)
+        return any(server.command("EXISTS", QUEUE) for server in servers)
 
-    await until(so, "the first in line listens")
+    await until(so, "the first waiter is known to a server")
 
 
 @contextlib.contextmanager
-def held(*servers: Server, ms: int = LONG) -> Iterator[None]:
-    """A stranger holds the lock: nobody renews it, and its end is a plain DEL."""
+def held(*servers: Server, key: str = FOREIGN_KEY, ms: int = LONG) -> Iterator[None]:
+    """Another program holds the key: nothing renews it, and its release is a plain DEL."""
     for server in servers:
-        server.command("SET", KEY, "a stranger", "PX", ms)
+        server.command("SET", key, "a stranger", "PX", ms)
     yield
     for server in servers:
-        server.command("DEL", KEY)
+        server.command("DEL", key)
 
 
 async def promptly(attempt: Callable[[], Awaitable[float]], within: float = 0.05, tries: int = 4) -> None:
@@ -205,7 +209,8 @@ def commands(*servers: Server) -> Counter[str]:
         stats = server.command("INFO", "commandstats")
         assert isinstance(stats, bytes)
         counts.update({name: int(n) for name, n in re.findall(r"cmdstat_(\S+):calls=(\d+)", stats.decode())})
-    del counts["info"]
+    for asking in ("info", "zrange", "hgetall", "exists", "zcard"):
+        del counts[asking]
     return counts
 
 
@@ -225,7 +230,8 @@ for line in sys.stdin:
         key = tuple(urls)
         if key not in clients:
             clients[key] = handfast.connect(urls if len(urls) > 1 else urls[0], ttl=20.0)
-        lease = clients[key].lock("a", fair=verb == "fair").acquire(wait=5)
+        options = {"fair": {}, "barging": {"fair": False}, "foreign": {"prefix": "", "fence": False}}[verb]
+        lease = clients[key].lock("a", **options).acquire(wait=5)
     print("done", flush=True)
 """
 
@@ -244,8 +250,9 @@ class Peer:
         self._process.stdin.write(" ".join(words) + "\n")
         assert self._process.stdout.readline() == "done\n"
 
-    def acquire(self, *urls: str, fair: bool = False) -> None:
-        self._say("fair" if fair else "acquire", *urls)
+    def acquire(self, *urls: str, kind: str = "fair") -> None:
+        """`kind`: fair, barging or foreign."""
+        self._say(kind, *urls)
 
     def release(self) -> None:
         self._say("release")

@@ -169,6 +169,9 @@ async def _wait_at_head(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ball
     """Nobody of this process is before us: wait for the servers."""
     acquisition = waiter.acquisition
     config = acquisition.request.config
+    if config.tries is None and not config.exact and not all(io.channels):
+        # A refusal shows which nodes cannot push.
+        await io.subscribe(acquisition.timeout(acquisition.timing.timeout, io.now()))
     if config.tries is not None or not (config.exact or can_queue(io, acquisition)):
         return await _retry(io, queues, waiter, ballot)
     if config.exact:

@@ -48,7 +48,7 @@ __all__ = ["ServerQueue", "can_queue", "wait_in_queue"]
 
 NEVER: Final = float("inf")
 LOOK_AGAIN: Final = 5.0
-"""Seconds after which to look again at a key that has no end."""
+"""Seconds after which to look again in any case: the key may have no end, or a new holder with a shorter ttl may hang."""
 OVERDUE: Final = 0.001
 """Seconds after the end of a ttl at which the key is surely gone: servers count whole milliseconds."""
 RETRY: Final = 0.1
@@ -183,7 +183,7 @@ class ServerQueue:
         if self._foreign(refusal) and not self.tracked:
             return FOREIGN_LOOK
         left = LOOK_AGAIN if refusal.left_ms < 0 else refusal.left_ms / 1000
-        return min(left, self.acquisition.timing.ttl) + OVERDUE
+        return min(left, self.acquisition.timing.ttl, LOOK_AGAIN) + OVERDUE
 
     @staticmethod
     def _foreign(refusal: Any) -> bool:

@@ -335,5 +335,5 @@ class Servers:
 
 def _words(name: str, value: str) -> list[str]:
     """`replicaof` and their like take several words; a password or a path with a blank is one."""
-    several = name in {"replicaof", "client-output-buffer-limit", "save", "user"}
+    several = name in {"replicaof", "client-output-buffer-limit", "rename-command", "save", "user"}
     return value.split() or [""] if several else [value]
