@@ -294,13 +294,16 @@ class Observer:
             words = claims.get(id, b"").split(b" ")
             if id != by and len(words) > 6 and int(words[0]) >= second and words[5] in node.channels:
                 alive.append((ticket, id))
-        record = node.table(key + b":c").get(b"*", b"").split(b" ")
-        if not alive or by == record[2:3]:
+        given = node.table(key + b":c").get(b"*", b"")
+        if not alive:
             return
+        ticket, heir = min(alive)
         if node.shows(key) is None:
-            self.complain(11, f"{key!r} was let go, and {min(alive)[1]!r}, who waits for it, was not told")
-        if len(record) > 2 and record[2] != min(alive)[1]:
-            self.complain(11, f"{key!r} went to {record[2]!r}, whose turn it is not; the next is {min(alive)[1]!r}")
+            self.complain(11, f"{key!r} was let go, and {heir!r}, who waits for it, was not told")
+        if given != claims.get(b"*", b""):  # else other acquisitions of the same owner go on
+            words = given.split(b" ")
+            if (float(words[1]), words[2]) > (ticket, heir):
+                self.complain(11, f"{key!r} went to {words[2]!r}, whose turn it is not; the next is {heir!r}")
 
     def _splits_end(self) -> None:
         """Where a majority of the votes is with waiters and nobody holds the lock, one of the waiters soon does."""

@@ -51,15 +51,17 @@ class Schedule:
 
     def add(self, hold: Hold) -> None:
         """Watch over a new hold."""
-        due = renew.due(hold, hold.renew_from)
-        # One that has waited may have little of its ttl left.
-        if hold.ttl < UNSCHEDULED_TTL or due < self.now() + 2 * UNSCHEDULED_SHARE * hold.ttl:
+        due, look = renew.due(hold, hold.renew_from), self.now() + UNSCHEDULED_SHARE * hold.ttl
+        # A hold that was waited for may have little of its ttl left.
+        if hold.ttl < UNSCHEDULED_TTL or due < look + UNSCHEDULED_SHARE * hold.ttl:
             self.reschedule(hold, due)
             return
         self.unscheduled[hold] = None
         # After the hold was added: the plan may be given up until then.
         if hold.ttl < self.shortest:
             self.shortest = hold.ttl
+            # Counted from now: the process may be stopped before its watchdog wakes.
+            self._look_at = min(self._look_at, look)
             self._wake()
 
     def remove(self, hold: Hold) -> None:
