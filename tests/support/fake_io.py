@@ -31,7 +31,7 @@ from handfast.net.push_router import PushRouter
 from handfast.net.threads import run
 from handfast.options import policy
 from handfast.protocol import commands
-from handfast.protocol.claims import decode_push, decode_vote
+from handfast.protocol.claims import Yours, decode_push, decode_vote
 from handfast.protocol.commands import Identity
 from tests.support.fake_node import FakeNode, commands_in, name_of
 
@@ -404,6 +404,10 @@ class Rival:
         payload = commands.pass_on(self.request.key, config.guard_keys, self.who, b"0", config.retention_arg)
         for i in only or range(len(self.nodes)):
             self.nodes[i].run(payload)
+
+    def hand_overs(self) -> list[tuple[int, Yours]]:
+        """The votes that were handed over to it."""
+        return [(i, push) for i, push in self.pushes if type(push) is Yours]
 
     def renew(self) -> None:
         config = self.request.config
