@@ -14,10 +14,9 @@ from typing import Any, Final
 import pytest
 
 from handfast import Lease
-from handfast.core.hold import HELD, RELEASED
-from handfast.core.io import Fault
+from handfast.core.hold import RELEASED
 from handfast.core.local_queue import Acquisition, Waiter
-from handfast.errors import LeaseLost, NotAcquired
+from handfast.errors import NotAcquired
 from tests.support.fake_io import FakeClient, FakeWakeup, Rival
 from tests.support.fake_node import FakeNode
 
@@ -76,7 +75,9 @@ class Scene:
         found = []
         for node in self.nodes:
             for key, value in node.data.items():
-                words = [value] if isinstance(value, bytes) else [*value, *(value.values() if type(value) is dict else ())]
+                words = [value] if isinstance(value, bytes) else list(value)
+                if type(value) is dict:  # a hash: its values too
+                    words += value.values()
                 found += [(key, word) for word in words if start in word]
         return found
 
