@@ -1,4 +1,4 @@
-"""One connection without I/O: bytes in, answers out."""
+"""One connection without I/O: bytes in, replies out."""
 
 from __future__ import annotations
 
@@ -10,28 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handfast import lua
-from handfast.core.effects import Fault
-from handfast.core.group import Group
-from handfast.core.handshake import Rejected, Steps, load_scripts
-from handfast.core.resp import encode
-from handfast.net.connection import DISCARD, Connection
+from handfast.core.handshake import Rejected, Steps
+from handfast.core.io import Fault
+from handfast.net.connection import DISCARD, Connection, Subscription
 from handfast.net.forwarded import ForwardedReply
-from handfast.options import policy
+from handfast.protocol.resp import encode
+from handfast.protocol.scripts import NAMES, SHA, load_scripts
 
 NODE = 3
 
 
-class Asked:
-    """A poll that keeps what it is given; decided by the first answer unless told otherwise."""
+class Replies:
+    """A collector that keeps what it is given, and is decided by the first reply."""
 
-    def __init__(
-        self, width: int = 1, waiter: Any = None, sent: bytes = b"", guarded: bool = False, until: float = 1.0
-    ) -> None:
+    def __init__(self, width: int = 1, waiter: Any = None, until: float = 1.0) -> None:
         self.until = until
         self.width = width
-        self.guarded = guarded
-        self.sent = sent
         self.decided = False
         self.over = False
         self.waiter = waiter
@@ -44,38 +38,25 @@ class Asked:
         return first
 
 
-class ReplyFuture:
+class Waiting:
     """A future, as far as a connection knows them."""
 
-    wakes = True
-
-    def __init__(self, done: bool = False) -> None:
-        self.set = 0
-        self.over = done
-        self.reply: Any = None
-
-    def wake(self) -> None:
-        assert self.over
-        self.set += 1
+    def __init__(self, over: bool = False) -> None:
+        self.calls = 0
+        self.over = over
 
     def set_result(self, reply: Any) -> None:
         assert not self.over
-        self.reply, self.over = reply, True
-        self.wake()
+        self.calls += 1
+        self.over = True
 
 
 def no_handshake() -> Steps:
     yield from ()
 
 
-def group(*, guard: bool = False) -> Group:
-    return Group([f"node {i}" for i in range(NODE + 1)], policy({}), guard=guard)
-
-
-def connection(steps: Steps | None = None, of: Group | None = None) -> Connection:
-    it = Connection(NODE, of or group(), steps if steps is not None else no_handshake(), ReplyFuture, lambda: 0.0)
-    it._sealed_at = 0.0  # just used: its seals ask for no promotions
-    return it
+def connect(steps: Steps | None = None) -> Connection:
+    return Connection(NODE, steps if steps is not None else no_handshake(), lambda: 0.0)
 
 
 def taken(of: Connection) -> bytes:
@@ -85,100 +66,86 @@ def taken(of: Connection) -> bytes:
     return data
 
 
-def asks(of: Connection, *words: bytes, width: int = 1, guarded: bool = False) -> Asked:
-    poll = Asked(width, sent=encode(*words) * width, guarded=guarded)
-    of.request(poll.sent, poll)
-    return poll
+def ask(of: Connection, *words: bytes, width: int = 1) -> Replies:
+    replies = Replies(width)
+    of.request(encode(*words) * width, replies)
+    return replies
 
 
-# -- answers -----------------------------------------------------------------------------------------------------------
+# -- replies -----------------------------------------------------------------------------------------------------------
 
 
-def test_answers_go_to_those_who_asked_in_the_order_of_asking() -> None:
-    it = connection()
-    polls = [asks(it, b"GET", b"k%d" % i) for i in range(100)]
+def test_replies_go_to_their_requests_in_order() -> None:
+    it = connect()
+    asked = [ask(it, b"GET", b"k%d" % i) for i in range(100)]
     assert taken(it) == b"".join(encode(b"GET", b"k%d" % i) for i in range(100))
     it.feed(b"".join(b":%d\r\n" % i for i in range(100)))
-    assert [poll.got for poll in polls] == [[i] for i in range(100)]
+    assert [replies.got for replies in asked] == [[i] for i in range(100)]
     assert not it.pending
 
 
-def test_a_request_may_be_made_while_earlier_ones_wait() -> None:
-    it = connection()
-    first = asks(it, b"A")
+def test_request_can_be_made_in_the_middle_of_a_reply() -> None:
+    it = connect()
+    first = ask(it, b"A")
     it.feed(b"+on")
-    second = asks(it, b"B")
+    second = ask(it, b"B")
     it.feed(b"e\r\n+two\r\n")
     assert (first.got, second.got) == ([b"one"], [b"two"])
 
 
-def test_a_wide_request_gets_all_its_replies_at_once_and_only_when_complete() -> None:
-    it = connection()
-    wide = asks(it, b"PING", width=3)
-    narrow = asks(it, b"PING")
+def test_request_of_several_commands_gets_all_its_replies_at_once() -> None:
+    it = connect()
+    wide = ask(it, b"PING", width=3)
+    narrow = ask(it, b"PING")
     it.feed(b":1\r\n$-1\r\n")
     assert wide.got == []
     it.feed(b"*2\r\n:2\r\n:3\r\n:4\r\n")
     assert (wide.got, narrow.got) == ([[1, None, [2, 3]]], [4])
 
 
-def test_an_error_is_a_fault_and_does_not_disturb_its_neighbours() -> None:
-    it = connection()
-    polls = [asks(it, b"X") for _ in range(3)]
+def test_error_reply_is_a_fault_and_disturbs_no_other_request() -> None:
+    it = connect()
+    asked = [ask(it, b"X") for _ in range(3)]
     it.feed(b":1\r\n-OOM command not allowed\r\n:3\r\n")
-    assert polls[0].got == [1]
-    assert polls[2].got == [3]
-    (fault,) = polls[1].got
+    assert asked[0].got == [1]
+    assert asked[2].got == [3]
+    (fault,) = asked[1].got
     assert isinstance(fault, Fault)
     assert (fault.kind, fault.text) == ("OOM", "OOM: is out of memory")
     assert it.fault is None
 
 
-def test_an_error_in_a_wide_answer_is_a_fault_in_its_place() -> None:
-    it = connection()
-    wide = asks(it, b"X", width=3)
+def test_error_among_several_replies_is_a_fault_in_its_place() -> None:
+    it = connect()
+    wide = ask(it, b"X", width=3)
     it.feed(b":1\r\n-READONLY no\r\n:3\r\n")
     one, two, three = wide.got[0]
     assert (one, two.kind, three) == (1, "READONLY", 3)
 
 
-def test_whoever_waits_is_told_once_and_only_if_still_waiting() -> None:
-    it = connection()
-    waiting, gone = ReplyFuture(), ReplyFuture(done=True)
-    it.request(b"x", Asked(waiter=waiting))
-    it.request(b"x", Asked(waiter=gone))
+def test_future_is_completed_once_and_only_if_somebody_still_waits() -> None:
+    it = connect()
+    waiting, gone = Waiting(), Waiting(over=True)
+    it.request(b"x", Replies(waiter=waiting))
+    it.request(b"x", Replies(waiter=gone))
     it.feed(b":1\r\n:2\r\n")
-    assert (waiting.set, gone.set) == (1, 0)
+    assert (waiting.calls, gone.calls) == (1, 0)
 
 
-def test_answers_that_nobody_waits_for_are_dropped_in_their_place() -> None:
-    it = connection()
+def test_discarded_replies_are_dropped_in_their_place() -> None:
+    it = connect()
     it.request(b"x", DISCARD)
     it.request(b"x", DISCARD)
-    last = asks(it, b"X")
+    last = ask(it, b"X")
     it.feed(b":1\r\n-ERR no\r\n:4\r\n")
     assert last.got == [4]
 
 
-def test_a_single_question_is_answered_with_the_reply_itself() -> None:
-    it = connection()
-    asked, gone = ReplyFuture(), ReplyFuture(done=True)
-    for waiter in (asked, gone, asked2 := ReplyFuture()):
-        it.request(b"x", waiter)
-    it.feed(b":1\r\n:2\r\n-OOM no\r\n")
-    assert asked.reply == 1
-    assert gone.set == 0
-    assert asked2.reply.kind == "OOM"
-    it.request(b"x", last := ReplyFuture())
-    it.fail(fault := Fault("closed", "closed the connection"))
-    assert last.reply is fault
-
-
-def test_pushed_messages_are_nobody_s_answer() -> None:
-    it = connection()
+def test_push_is_not_a_reply() -> None:
+    it = connect()
     push = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n"
     it.feed(push)
-    first, wide = asks(it, b"A"), asks(it, b"B", width=2)
+    first, wide = ask(it, b"A"), ask(it, b"B", width=2)
     it.feed(push + b":1\r\n" + push + b":2\r\n" + push + b":3\r\n" + push)
     assert (first.got, wide.got) == ([1], [[2, 3]])
     assert it.fault is None
@@ -187,24 +154,24 @@ def test_pushed_messages_are_nobody_s_answer() -> None:
 # -- the end of a connection -------------------------------------------------------------------------------------------
 
 
-def test_the_end_is_the_answer_to_all_who_wait() -> None:
-    it = connection()
-    answered = asks(it, b"A")
-    wide = asks(it, b"B", width=2)
-    waiter = ReplyFuture()
-    waits = Asked(waiter=waiter)
+def test_end_of_the_connection_is_the_reply_to_all_pending_requests() -> None:
+    it = connect()
+    answered = ask(it, b"A")
+    wide = ask(it, b"B", width=2)
+    waiter = Waiting()
+    waits = Replies(waiter=waiter)
     it.request(b"x", waits)
     it.feed(b":1\r\n:2\r\n")
     fault = Fault("closed", "closed the connection")
     it.fail(fault)
     assert (answered.got, wide.got, waits.got) == ([1], [fault], [fault])
-    assert waiter.set == 1
+    assert waiter.calls == 1
     assert not it.ready
     assert taken(it) == b"", "nothing is sent on a connection that is over"
 
 
-def test_the_first_cause_is_the_one_that_is_told() -> None:
-    it = connection()
+def test_first_fault_is_kept() -> None:
+    it = connect()
     first = Fault("timeout", "no answer for 1.0 s")
     it.fail(first)
     it.fail(Fault("closed", "closed the connection"))
@@ -222,21 +189,21 @@ def test_the_first_cause_is_the_one_that_is_told() -> None:
         pytest.param(b"~1\r\n*0\r\n", id="an array in a set"),
     ],
 )
-def test_garbage_ends_the_connection_and_is_told_to_all_who_wait(garbage: bytes) -> None:
-    it = connection()
-    polls = [asks(it, b"A"), asks(it, b"B", width=2)]
+def test_garbage_ends_the_connection(garbage: bytes) -> None:
+    it = connect()
+    asked = [ask(it, b"A"), ask(it, b"B", width=2)]
     it.feed(garbage)
     if it.fault is None and garbage.startswith(b"~"):
         return  # a parser that reads sets as lists has no quarrel with this one
     assert it.fault is not None
     assert it.fault.kind == "protocol"
     assert "does not speak Redis' protocol" in it.fault.text
-    assert [poll.got for poll in polls] == [[it.fault], [it.fault]]
+    assert [replies.got for replies in asked] == [[it.fault], [it.fault]]
 
 
-def test_an_answer_that_nobody_asked_for_ends_the_connection() -> None:
-    it = connection()
-    asked = asks(it, b"A")
+def test_reply_without_a_request_ends_the_connection() -> None:
+    it = connect()
+    asked = ask(it, b"A")
     it.feed(b":1\r\n:2\r\n")
     assert asked.got == [1]
     assert it.fault is not None
@@ -246,25 +213,25 @@ def test_an_answer_that_nobody_asked_for_ends_the_connection() -> None:
 # -- scripts that the server forgot ------------------------------------------------------------------------------------
 
 NOSCRIPT = b"-NOSCRIPT No matching script.\r\n"
-LOADED = b"".join(b"$40\r\n%b\r\n" % lua.SHA[name] for name in lua.NAMES)
+LOADED = b"".join(b"$40\r\n%b\r\n" % SHA[name] for name in NAMES)
 
 
-def test_a_forgotten_script_is_loaded_and_the_request_sent_once_more() -> None:
-    it = connection()
-    poll = asks(it, b"EVALSHA", b"acquire")
+def test_missing_script_is_loaded_and_the_request_sent_again() -> None:
+    it = connect()
+    replies = ask(it, b"EVALSHA", b"acquire")
     taken(it)
     it.feed(NOSCRIPT)
-    assert poll.got == []
+    assert replies.got == []
     assert taken(it) == load_scripts() + encode(b"EVALSHA", b"acquire")
     it.feed(LOADED + b":7\r\n")
-    assert poll.got == [7]
+    assert replies.got == [7]
     assert not it.pending
 
 
-def test_what_was_sent_again_keeps_its_order() -> None:
+def test_requests_that_are_sent_again_keep_their_order() -> None:
     """So that a release still follows its acquire."""
-    it = connection()
-    acquire, release = asks(it, b"EVALSHA", b"acquire"), asks(it, b"EVALSHA", b"release")
+    it = connect()
+    acquire, release = ask(it, b"EVALSHA", b"acquire"), ask(it, b"EVALSHA", b"release")
     taken(it)
     it.feed(NOSCRIPT + NOSCRIPT)
     sent = taken(it)
@@ -273,73 +240,37 @@ def test_what_was_sent_again_keeps_its_order() -> None:
     assert (acquire.got, release.got) == ([1], [2])
 
 
-def test_a_script_that_is_forgotten_again_is_an_answer() -> None:
-    it = connection()
-    poll = asks(it, b"EVALSHA", b"acquire")
+def test_script_that_is_missing_again_is_a_fault() -> None:
+    it = connect()
+    replies = ask(it, b"EVALSHA", b"acquire")
     it.feed(NOSCRIPT + LOADED + NOSCRIPT)
-    assert [fault.kind for fault in poll.got] == ["NOSCRIPT"]
+    assert [fault.kind for fault in replies.got] == ["NOSCRIPT"]
     assert not it.pending
 
 
-def test_a_wide_request_is_sent_again_as_a_whole() -> None:
-    it = connection()
-    poll = Asked(2, sent=encode(b"EVALSHA", b"acquire") + encode(b"WAIT", b"1", b"40"))
-    it.request(poll.sent, poll)
+def test_request_of_several_commands_is_sent_again_as_a_whole() -> None:
+    it = connect()
+    replies = Replies(2)
+    it.request(encode(b"EVALSHA", b"acquire") + encode(b"WAIT", b"1", b"40"), replies)
     taken(it)
     it.feed(NOSCRIPT + b":0\r\n")
     assert taken(it).endswith(encode(b"EVALSHA", b"acquire") + encode(b"WAIT", b"1", b"40"))
     it.feed(LOADED + b":7\r\n:1\r\n")
-    assert poll.got == [[7, 1]]
+    assert replies.got == [[7, 1]]
 
 
-def test_a_question_is_sent_again_too_and_once() -> None:
-    it = connection()
-    waiter = ReplyFuture()
-    it.request(b"EVALSHA x", waiter)
-    taken(it)
-    it.feed(NOSCRIPT)
-    assert taken(it) == load_scripts() + b"EVALSHA x"
-    it.feed(LOADED + NOSCRIPT)
-    assert waiter.reply.kind == "NOSCRIPT"
-    assert taken(it) == b""
-
-
-def test_an_undoing_that_nobody_waits_for_is_sent_again() -> None:
-    it = connection()
+def test_discarded_request_is_sent_again() -> None:
+    it = connect()
     it.request(b"EVALSHA release", DISCARD)
     taken(it)
     it.feed(NOSCRIPT)
     assert taken(it).endswith(b"EVALSHA release")
 
 
-@pytest.mark.parametrize("kind", ["ballot", "question"])
-def test_a_request_whose_asker_has_gone_is_not_sent_again(kind: str) -> None:
-    """Its undoing needs no script and so has been carried out: sent again, the lock would stay behind."""
-    it = connection()
-    gone = ReplyFuture(done=True)
-    acquire, undo = encode(b"EVALSHA", b"acquire"), encode(b"DELIFEQ", b"key", b"owner")
-    it.request(acquire, Asked(waiter=gone, sent=acquire) if kind == "ballot" else gone)
-    it.request(undo, DISCARD)
-    taken(it)
-    it.feed(NOSCRIPT + b":0\r\n")
-    assert b"EVALSHA" not in taken(it)
-
-
-@pytest.mark.parametrize("kind", ["ballot", "question"])
-def test_what_was_sent_on_to_another_node_that_forgot_its_scripts_is_sent_again_there(kind: str) -> None:
-    home, it, waiter, poll = connection(), connection(), ReplyFuture(), Asked()
-    it.request(b"EVALSHA x", ForwardedReply(home, waiter if kind == "question" else poll, 1, asking=False))
-    taken(it)
-    it.feed(NOSCRIPT)
-    assert taken(it) == load_scripts() + b"EVALSHA x"
-    it.feed(LOADED + b":7\r\n")
-    assert ([waiter.reply] if kind == "question" else poll.got) == [7]
-
-
-def test_what_is_over_is_not_sent_again() -> None:
+def test_request_is_not_sent_again_after_its_end() -> None:
     """A renewal that meets NOSCRIPT when its lease has ended would keep the key for another ttl."""
-    it = connection()
-    over, goes_on = Asked(until=0.0), Asked(until=0.1)
+    it = connect()
+    over, goes_on = Replies(until=0.0), Replies(until=0.1)
     it.request(encode(b"EVALSHA", b"extend"), over)
     it.feed(NOSCRIPT)
     assert [fault.kind for fault in over.got] == ["NOSCRIPT"]
@@ -350,104 +281,94 @@ def test_what_is_over_is_not_sent_again() -> None:
     assert taken(it).endswith(load_scripts() + encode(b"EVALSHA", b"extend"))
 
 
-def test_a_connection_that_ends_while_scripts_are_loaded_answers_all_the_same() -> None:
-    it = connection()
-    poll = asks(it, b"EVALSHA", b"acquire")
+def test_connection_that_ends_while_scripts_are_loaded_answers_all_requests() -> None:
+    it = connect()
+    replies = ask(it, b"EVALSHA", b"acquire")
     it.feed(NOSCRIPT)
     it.fail(Fault("closed", "closed the connection"))
-    assert [fault.kind for fault in poll.got] == ["closed"]
+    assert [fault.kind for fault in replies.got] == ["closed"]
 
 
-# -- votes of a guarded node -------------------------------------------------------------------------------------------
-
-MARKER = b"1 run:repl 17 30000 0"
-SEAL = encode(b"GET", b"handfast:guard") + encode(b"TIME")
-TIME = b"*2\r\n$1\r\n5\r\n$1\r\n0\r\n"
-
-
-def guarded_channel() -> tuple[Connection, Group]:
-    its = group(guard=True)
-    its.set_marker(its.nodes[NODE], MARKER)
-    return connection(of=its), its
-
-
-def bulk(data: bytes) -> bytes:
-    return b"$%d\r\n%b\r\n" % (len(data), data)
-
-
-def test_a_vote_counts_only_behind_the_marker() -> None:
-    it, _ = guarded_channel()
-    vote, wide = asks(it, b"A", guarded=True), asks(it, b"B", width=2, guarded=True)
-    assert it.seal() == SEAL
-    other = asks(it, b"C")
-    it.feed(b":1\r\n:2\r\n:3\r\n")
-    assert (vote.got, wide.got) == ([], [])
-    it.feed(bulk(MARKER) + TIME + b":4\r\n")
-    assert (vote.got, wide.got, other.got) == ([1], [[2, 3]], [4])
-
-
-@pytest.mark.parametrize(
-    ("shown", "kind"),
-    [(bulk(b"1 another:run 17 30000 0"), "UNREADY"), (b"$-1\r\n", "UNREADY"), (b"-LOADING data\r\n", "LOADING")],
-    ids=["another", "none", "an error"],
-)
-def test_votes_without_the_marker_are_faults_and_the_node_votes_no_more(shown: bytes, kind: str) -> None:
-    it, its = guarded_channel()
-    votes = [asks(it, b"A", guarded=True) for _ in range(3)]
-    it.seal()
-    it.feed(b":1\r\n:1\r\n:1\r\n" + shown + TIME)
-    assert [poll.got[0].kind for poll in votes] == [kind] * 3
-    assert its.nodes[NODE].marker == b""
-    assert its.closed(its.nodes[NODE], 0.0) is not None
-    assert it.fault is None, "the connection is as good as before"
-
-
-def test_each_write_has_its_own_seal() -> None:
-    it, _ = guarded_channel()
-    first = asks(it, b"A", guarded=True)
-    it.seal()
-    second = asks(it, b"B", guarded=True)
-    it.seal()
-    it.feed(b":1\r\n" + bulk(MARKER) + TIME + b":2\r\n")
-    assert (first.got, second.got) == ([1], [])
-    it.feed(b"$-1\r\n" + TIME)
-    assert second.got[0].kind == "UNREADY"
-
-
-def test_votes_kept_back_are_told_of_the_end_of_the_connection() -> None:
-    it, _ = guarded_channel()
-    vote = asks(it, b"A", guarded=True)
-    it.seal()
-    it.feed(b":1\r\n")
-    fault = Fault("closed", "closed the connection")
-    it.fail(fault)
-    assert vote.got == [fault]
-
-
-def test_a_vote_that_is_sent_again_is_sealed_again() -> None:
-    it, its = guarded_channel()
-    its.nodes[NODE].incarnation = b":0"
-    vote = asks(it, b"EVALSHA", b"acquire", guarded=True)
-    it.seal()
+def test_request_whose_caller_has_gone_is_not_sent_again() -> None:
+    """Its undoing needs no script and so has been carried out: sent again, the lock would stay behind."""
+    it = connect()
+    undo = encode(b"DELIFEQ", b"key", b"owner")
+    it.request(encode(b"EVALSHA", b"claim"), Replies(waiter=Waiting(over=True)))
+    it.request(undo, DISCARD)
     taken(it)
-    it.feed(NOSCRIPT + bulk(MARKER) + TIME)
-    assert taken(it) == load_scripts() + encode(b"EVALSHA", b"acquire") + SEAL + encode(b"INFO", b"replication")
-    it.feed(LOADED + b":1\r\n")
-    assert vote.got == []
-    it.feed(bulk(MARKER) + TIME + bulk(b"role:master"))
-    assert vote.got == [1]
+    it.feed(NOSCRIPT + b":0\r\n")
+    assert b"EVALSHA" not in taken(it)
 
 
-def test_votes_of_a_node_whose_clock_stepped_forward_do_not_count() -> None:
-    it, its = guarded_channel()
-    for seconds, counts in ((b"5", True), (b"5", True), (b"9", False)):
-        vote = asks(it, b"A", guarded=True)
-        it.seal()
-        it.feed(b":1\r\n" + bulk(MARKER) + b"*2\r\n$1\r\n" + seconds + b"\r\n$1\r\n0\r\n")
-        assert (vote.got == [1]) is counts
-    assert vote.got[0].kind == "clock"
-    assert its.nodes[NODE].marker == b""
-    assert its.suspects == {NODE}
+def test_request_whose_broadcast_is_over_is_not_sent_again() -> None:
+    it = connect()
+    replies = ask(it, b"EVALSHA", b"claim")
+    replies.over = True
+    taken(it)
+    it.feed(NOSCRIPT)
+    assert taken(it) == b""
+    assert [fault.kind for fault in replies.got] == ["NOSCRIPT"]
+
+
+def test_forwarded_request_is_sent_again_where_scripts_are_missing() -> None:
+    home, it, replies = connect(), connect(), Replies()
+    it.request(b"EVALSHA x", ForwardedReply(home, replies, asking=False))
+    taken(it)
+    it.feed(NOSCRIPT)
+    assert taken(it) == load_scripts() + b"EVALSHA x"
+    it.feed(LOADED + b":7\r\n")
+    assert replies.got == [7]
+
+
+# -- pushes ------------------------------------------------------------------------------------------------------------
+
+MESSAGE = b">3\r\n$7\r\nmessage\r\n$2\r\nch\r\n$5\r\nhello\r\n"
+SUBSCRIBED = b">3\r\n$9\r\nsubscribe\r\n$2\r\nch\r\n:1\r\n"
+
+
+def test_push_goes_to_the_listener_of_the_connection() -> None:
+    it = connect()
+    heard: list[Any] = []
+    it.on_push = lambda node, push: heard.append((node, list(push)))
+    it.feed(MESSAGE)
+    assert heard == [(NODE, [b"message", b"ch", b"hello"])]
+
+
+def subscribe(it: Connection) -> list[Any]:
+    """Subscribe, and collect how it went."""
+    done: list[Any] = []
+    subscription = Subscription(it, b"wake:", lambda node, fault: done.append(fault))
+    it.request(subscription.payload, subscription)
+    return done
+
+
+def test_subscription_is_confirmed_by_the_reply_behind_it() -> None:
+    it = connect()
+    done = subscribe(it)
+    it.feed(SUBSCRIBED)
+    assert (done, it.channel) == ([], b"")
+    it.feed(b"+PONG\r\n")
+    assert done == [None]
+    assert it.channel.startswith(b"wake:")
+    assert it.channel in taken(it)
+    assert not it.pending
+
+
+def test_refused_subscription_leaves_the_connection_usable() -> None:
+    it = connect()
+    done, after = subscribe(it), ask(it, b"GET", b"k")
+    it.feed(b"-NOPERM No permissions to access a channel\r\n+PONG\r\n:5\r\n")
+    assert [fault.kind for fault in done] == ["NOPERM"]
+    assert it.channel == b""
+    assert after.got == [5]
+    assert not it.pending
+
+
+def test_subscription_on_a_connection_that_ends_is_answered_with_the_fault() -> None:
+    it = connect()
+    done = subscribe(it)
+    it.fail(Fault("closed", "closed the connection"))
+    assert [fault.kind for fault in done] == ["closed"]
 
 
 # -- the handshake -----------------------------------------------------------------------------------------------------
@@ -458,9 +379,9 @@ def two_steps(log: list[Any]) -> Steps:
     log.append((yield encode(b"A") + encode(b"B"), 2))
 
 
-def test_nothing_is_ready_before_the_handshake_has_ended() -> None:
+def test_connection_is_ready_when_the_handshake_has_ended() -> None:
     log: list[Any] = []
-    it = connection(two_steps(log))
+    it = connect(two_steps(log))
     assert taken(it) == encode(b"HELLO", b"3")
     assert not it.ready
     it.feed(b"%1\r\n$6\r\nserver\r\n$6\r\nvalkey\r\n")
@@ -471,34 +392,34 @@ def test_nothing_is_ready_before_the_handshake_has_ended() -> None:
     assert log[0] == [{b"server": b"valkey"}]
     assert log[1][0] == 1
     assert log[1][1].lasting
-    poll = asks(it, b"GET", b"k")
+    replies = ask(it, b"GET", b"k")
     it.feed(b":5\r\n")
-    assert poll.got == [5]
+    assert replies.got == [5]
 
 
-def test_a_node_that_will_not_do_is_rejected_with_its_reason() -> None:
+def test_rejected_node_keeps_its_reason() -> None:
     why = Fault("replica", "is a replica")
 
     def refuses() -> Steps:
         yield encode(b"HELLO", b"3"), 1
         raise Rejected(why)
 
-    it = connection(refuses())
+    it = connect(refuses())
     it.feed(b"+OK\r\n")
     assert it.fault is why
     assert not it.ready
 
 
-def test_an_error_in_the_handshake_reaches_it_as_a_fault() -> None:
+def test_error_reply_reaches_the_handshake_as_a_fault() -> None:
     log: list[Any] = []
-    it = connection(two_steps(log))
+    it = connect(two_steps(log))
     it.feed(b"-NOAUTH HELLO must be called with the client already authenticated\r\n")
     assert log[0][0].kind == "NOAUTH"
 
 
-def test_a_connection_that_ends_inside_the_handshake_is_at_fault_and_asks_nothing_more() -> None:
+def test_connection_that_ends_in_the_handshake_asks_nothing_more() -> None:
     log: list[Any] = []
-    it = connection(two_steps(log))
+    it = connect(two_steps(log))
     taken(it)
     why = Fault("closed", "closed the connection")
     it.fail(why)
@@ -532,14 +453,14 @@ def seen(value: Any) -> Any:
 
 
 def answers(pieces: Iterator[bytes], widths: list[int]) -> tuple[list[Any], Any, bytes]:
-    it = connection()
-    polls = [asks(it, b"X%d" % i, width=width) for i, width in enumerate(widths)]
+    it = connect()
+    asked = [ask(it, b"X%d" % i, width=width) for i, width in enumerate(widths)]
     taken(it)
     for piece in pieces:
         it.feed(piece)
         if it.fault is not None:
             break
-    return [seen(poll.got) for poll in polls], seen(it.fault), taken(it)
+    return [seen(replies.got) for replies in asked], seen(it.fault), taken(it)
 
 
 @given(
@@ -549,7 +470,7 @@ def answers(pieces: Iterator[bytes], widths: list[int]) -> tuple[list[Any], Any,
     forgets=st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
-def test_any_split_of_the_stream_gives_the_same_answers(
+def test_any_split_of_the_stream_gives_the_same_replies(
     replies: list[tuple[bytes, list[bytes]]], widths: list[int], cuts: list[int], forgets: bool
 ) -> None:
     stream = b"".join(each + b"".join(pushes) for each, pushes in replies)
