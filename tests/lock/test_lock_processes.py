@@ -171,6 +171,7 @@ def _attempts(server: Server) -> int:
     return int(server.info("cmdstat_evalsha").split("calls=")[1].split(",")[0])
 
 
+@pytest.mark.skipif("COVERAGE_RUN" in os.environ, reason="an interrupt inside coverage's tracer breaks that")
 @pytest.mark.parametrize("kind", ["plain", "fair"])
 @pytest.mark.parametrize(("connection", "rounds"), [("warm", 400), ("fresh", 80)])
 def test_an_interrupt_at_whatever_moment_leaves_no_key(one: Server, connection: str, rounds: int, kind: str) -> None:

@@ -44,11 +44,11 @@ class RedirectingIO(ThreadIO):
         self.redirected = False
         """It leads to another node than before."""
 
-    def _wait(self, seconds: float | None) -> None:
+    def _wait(self, seconds: float | None, *, spin: bool = False) -> None:
         if self._redirects:
             self._follow(self._redirects.popleft(), seconds)
         else:
-            super()._wait(seconds)
+            super()._wait(seconds, spin=spin)
 
     def round_trip(self, payloads: Payloads, collector: Collector, timeout: float) -> None:
         super().round_trip(payloads, collector, timeout)

@@ -29,6 +29,7 @@ from handfast.net.faults import from_socket, wants_more
 from handfast.net.link import CONNECT_TIMEOUT, GRACE, NOT_CONNECTED, NodeLink
 from handfast.net.push_router import PushRouter
 from handfast.net.sockets import converse, hang_up
+from handfast.net.spinning import Spinner
 from handfast.net.wakeup import wake_up
 
 __all__ = ["ThreadConnections", "ThreadLink"]
@@ -76,6 +77,7 @@ class ThreadConnections(PushRouter):
         self._arrived: deque[tuple[int, socket.socket | None, Connection | None, Fault | None]] = deque()
         self._by_fd: dict[int, ThreadLink] = {}
         self._poller = select.poll()
+        self._spinner = Spinner()
         # Sockets rather than a pipe: a thread that comes late finds a closed object, not a number that is in use again.
         self._woken_socket, self._wake_socket = socket.socketpair()
         self._woken_socket.setblocking(False)
@@ -204,7 +206,7 @@ class ThreadConnections(PushRouter):
         try:
             end = now + timeout
             while not collector.decided and (left := end - _clock()) > 0:
-                self._wait(left)
+                self._wait(left, spin=True)
         finally:
             self._current = _NOBODY
             collector.over = True
@@ -295,9 +297,12 @@ class ThreadConnections(PushRouter):
             connection.out.append(data[sent:])
             self._poller.modify(sock.fileno(), _READ | select.POLLOUT)
 
-    def _wait(self, seconds: float | None) -> None:
-        """Poll once and handle what came; None: however long it takes."""
-        self._handle(self._poller.poll(None if seconds is None else seconds * 1000))
+    def _wait(self, seconds: float | None, *, spin: bool = False) -> None:
+        """Poll once and handle what came; None: however long it takes. `spin`: a reply is expected soon."""
+        if spin and seconds is not None:
+            self._handle(self._spinner.poll(self._poller, seconds))
+        else:
+            self._handle(self._poller.poll(None if seconds is None else seconds * 1000))
 
     def _handle(self, events: Sequence[tuple[int, int]]) -> None:
         self.inconsistent = True
