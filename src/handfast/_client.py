@@ -218,8 +218,12 @@ class BaseClient(Generic[L, G]):
     def _released(self, hold: Hold) -> None:
         """A release has ended."""
         self._forget(hold)
-        if hold.release_unconfirmed and not self._closed:
+        if self._closed:
+            return
+        if hold.release_unconfirmed:
             self._watchdog().finish(hold)
+        elif self._group.n > 1 and self._dog is not None:
+            hold.repeat_release = self._dog.finish
 
     def _hand_over(self, hold: Hold) -> bool:
         """Give what a cohort holds to the next waiter of this client."""

@@ -81,7 +81,11 @@ class Hold(LockKeys):
     healed = False
     """A vote was restored on the watchdog's connections, so the release must follow it there too."""
     release_unconfirmed = False
-    """No majority has confirmed the release: the watchdog repeats it."""
+    """Some node may not have carried out the release: the watchdog repeats it."""
+    repeat_release: Callable[[Hold], Any] | None = None
+    """Has the watchdog repeat the release, if a node fails after a majority has confirmed it."""
+    claimed = 0
+    """Nodes, as bits, in whose queues it waited: a claim may be left there."""
     on_lost: tuple[Callable[[], Any], ...] = ()
     """Called, in the thread that notices, when the hold is lost."""
     reserved_tokens = 0
@@ -173,6 +177,15 @@ class Hold(LockKeys):
     def late_vote(self, node: int) -> None:
         """A node granted after the majority was reached: one more vote."""
         self.votes |= 1 << node
+
+    def is_on(self, node: int) -> bool:
+        """A vote or a claim of it may be on this node."""
+        return bool((self.votes | self.claimed) >> node & 1)
+
+    def release_failed(self, node: int) -> None:
+        """A node failed after a majority had confirmed the release. It may keep a dead vote, and with it its queue."""
+        if self.repeat_release is not None and self.is_on(node):
+            self.repeat_release(self)
 
     def late_loss(self, node: int) -> None:
         """A node said "not yours" after the round was decided: the next round heals it."""

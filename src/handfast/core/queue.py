@@ -146,6 +146,8 @@ class ServerQueue:
         self.votes = [NodeVote() for _ in self.group.nodes]
         self.ticket = ARRIVAL
         self.proposal = b"0"
+        self.claimed = 0
+        """Nodes, as bits, in whose queues it waits."""
         self.holds = False
         """It has a majority: inquiries are ignored from now on."""
         self.unreachable_since: float | None = None
@@ -332,6 +334,7 @@ class ServerQueue:
             vote.due = now + RETRY  # the nodes did not tell their time
             return None
         self.acquisition.touched |= 1 << node
+        self.claimed |= 1 << node
         if vote.to_yield:
             stamp, vote.to_yield = vote.to_yield, 0
             keys = self.acquisition.request.queue_keys
@@ -362,6 +365,7 @@ class ServerQueue:
             self._uncount(counted)
             return None
         hold = make_hold(acquisition, deadline, deadline - timing.validity, sum(1 << node for node in counted), token)
+        hold.claimed = self.claimed
         return hold if timing.copies is None or await self._copied(hold) else None
 
     def _uncount(self, nodes: list[int]) -> None:

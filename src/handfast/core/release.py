@@ -85,7 +85,9 @@ async def release(io: IO, hold: Hold) -> bool:
     ballot = _ballot(hold, group.need)
     await io.broadcast(payloads(hold, hold.who, hold.token_floor), ballot, config.timing.timeout)
     gone = not ballot.won and ballot.refused() > group.n - group.need
-    hold.release_unconfirmed = hold.healed or not (ballot.won or gone)
+    failed = any(type(answer) is Fault and hold.is_on(node) for node, answer in enumerate(ballot.answers))
+    hold.release_unconfirmed = hold.healed or failed or not (ballot.won or gone)
+    ballot.failed = hold.release_failed
     hold.finish_release()
     # Unknown is not a loss: within the deadline the lease was valid, though its end could not be confirmed.
     if in_time and not gone:

@@ -44,6 +44,8 @@ class Ballot:
     """Told of yeses that come after the decision."""
     missed: Callable[[int], None] | None = None
     """Told of noes that come after the decision."""
+    failed: Callable[[int], None] | None = None
+    """Told of faults that come after the decision."""
     over = False
     """Nobody waits for it any more, decided or not."""
     until = float("inf")
@@ -71,13 +73,20 @@ class Ballot:
             certain = self.yeses >= self.need
         else:
             self.noes += 1
-            if self.decided and self.missed is not None and reply == 0:
-                self.missed(node)
+            if self.decided:
+                self._late_no(node, reply)
             certain = self.asked - self.noes < self.need
         if self.decided or not certain:
             return False
         self.decided = True
         return True
+
+    def _late_no(self, node: int, reply: Any) -> None:
+        if type(reply) is Fault:
+            if self.failed is not None:
+                self.failed(node)
+        elif self.missed is not None and reply == 0:
+            self.missed(node)
 
     @property
     def won(self) -> bool:
