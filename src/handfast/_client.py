@@ -188,8 +188,10 @@ class BaseClient(Generic[L, G]):
 
     # -- holds and leases
 
-    def _grant(self, hold: Hold) -> G:
+    def _grant(self, hold: Hold, acquisition: Acquisition) -> G:
         """Make a lease of a hold: the only place."""
+        if hold.who is not acquisition.who and acquisition.touched:
+            self._abandon(acquisition.remains())  # a sibling was quicker, and the claims could not be taken back
         if self._closed:
             raise ConfigError("this client was closed while it waited for the lock")
         if not hold.handovers:  # what was handed over inside the process is watched already
@@ -204,7 +206,7 @@ class BaseClient(Generic[L, G]):
         hold = acquisition.hold
         if hold is not None and hold.state == HELD:
             self._abandon(hold)
-        elif acquisition.unfinished:
+        elif acquisition.touched:
             self._abandon(acquisition.remains())
 
     def _abandon(self, hold: Hold) -> None:

@@ -310,7 +310,7 @@ class Client(BaseClient[Lock, Lease]):
         io = self._io_for(lock.key)
         acquisition = Acquisition(lock, timing, wait, self._now())
         try:
-            return self._grant(await acquire(io, self._queues, acquisition))
+            return self._grant(await acquire(io, self._queues, acquisition), acquisition)
         except BaseException:
             self._take_back(acquisition)
             raise

@@ -156,23 +156,27 @@ class Lock(BaseLock):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        entered = self._entered
-        assert entered is not None
-        thread = threading.get_ident()
-        if thread not in entered:
-            # Another thread entered it, as generators that wander between the threads of a pool do.
-            thread = next(iter(entered))
-        leases = entered[thread]
         # Until it has ended it stays entered: an interrupt must not separate us from it.
         try:
-            leases[-1].__exit__(kind, error, trace)
+            self._innermost()[-1].__exit__(kind, error, trace)
         except BaseException:
-            leases[-1]._give_up()
+            self._innermost()[-1]._give_up()
             raise
         finally:
-            leases.pop()
-            if not leases:
-                entered.pop(thread, None)
+            self._innermost().pop()
+            self._forget_threads()
+
+    def _innermost(self) -> list[Lease]:
+        """The leases of this thread's `with` blocks. Generators may wander between the threads of a pool: a thread that
+        has entered nothing leaves what another one has entered."""
+        entered = self._entered or {}
+        return entered.get(threading.get_ident()) or next(iter(entered.values()))
+
+    def _forget_threads(self) -> None:
+        """Keep nothing of threads that are in no block."""
+        for thread, leases in list((self._entered or {}).items()):
+            if not leases and self._entered is not None:
+                self._entered.pop(thread, None)
 
 
 def _thread_name(ident: int) -> str:
@@ -323,7 +327,7 @@ class Client(BaseClient[Lock, Lease]):
             access = ThreadAccess(functools.partial(self._use_for, lock.key))
         acquisition = Acquisition(lock, timing, wait, clock.now())
         try:
-            return self._grant(run(acquire(access, self._queues, acquisition)))
+            return self._grant(run(acquire(access, self._queues, acquisition)), acquisition)
         except BaseException:
             self._take_back(acquisition)
             raise

@@ -242,13 +242,11 @@ def withdraw(io: IO, acquisition: Acquisition) -> None:
 
     A hold of its own ends with that. What a sibling has handed over is another acquisition's vote, and stays.
     """
-    touched, acquisition.touched = acquisition.touched, 0
     hold = acquisition.hold
     if hold is not None and hold.who is acquisition.who:
         hold.give_up()
         acquisition.hold = None
-    if touched:
+    if acquisition.touched:
         assert acquisition.who is not None
-        acquisition.unfinished = True
-        if take_back(io, acquisition.request, acquisition.who, touched):
-            acquisition.unfinished = False
+        if take_back(io, acquisition.request, acquisition.who, acquisition.touched):
+            acquisition.touched = 0

@@ -32,7 +32,7 @@ __all__ = ["Acquisition", "WaitQueue", "WaitQueues", "Waiter"]
 class Acquisition:
     """One call of acquire: what it wants, until when it waits, and what it may have left on the servers."""
 
-    __slots__ = ("began", "hold", "request", "sent", "timing", "touched", "unfinished", "until", "wait", "who")
+    __slots__ = ("began", "hold", "request", "sent", "timing", "touched", "until", "wait", "who")
 
     def __init__(self, request: LockRequest, timing: Timing, wait: float | None, began: float) -> None:
         self.request = request
@@ -42,9 +42,8 @@ class Acquisition:
         self.until = None if wait is None else began + wait
         self.who: Identity | None = None
         self.touched = 0
-        """Nodes, as bits, where a vote or a claim of it may be."""
-        self.unfinished = False
-        """It could not be taken back on its own connections: the watchdog has to do it."""
+        """Nodes, as bits, where a vote or a claim of it may be. If it fails and a node is still here in the end, the
+        watchdog has to take it back: its own connections could not."""
         self.sent = began
         """When its last attempt was sent."""
         self.hold: Hold | None = None
