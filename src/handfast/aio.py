@@ -324,7 +324,8 @@ class Client(BaseClient[Lock, Lease]):
             io = self._io
             released = await release(io if isinstance(io, AsyncIO) else io.at(hold.key), hold)
         except BaseException:
-            self._abandon(hold)
+            if hold.state != HELD:  # otherwise nothing was sent, and the lease goes on
+                self._abandon(hold)
             raise
         self._released(hold)
         return released

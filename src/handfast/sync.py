@@ -340,7 +340,8 @@ class Client(BaseClient[Lock, Lease]):
         try:
             released = self._use_for(hold.key, release, hold)
         except BaseException:
-            self._abandon(hold)
+            if hold.state != HELD:  # otherwise nothing was sent, and the lease goes on
+                self._abandon(hold)
             raise
         self._released(hold)
         return released

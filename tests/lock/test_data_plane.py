@@ -200,10 +200,10 @@ async def test_a_password_opens_the_door_and_a_wrong_one_is_named(mode: str) -> 
 
 # The smallest rights that suffice, found by leaving out each in turn (see the test behind these). HELLO, AUTH and
 # SETNAME need none. DELIFEQ is a convenience of Valkey: without the right to it releases are scripts.
-COMMANDS = ("script|load", "evalsha", "get", "set", "del", "pexpire", "pttl", "time")
+COMMANDS = ("script|load", "evalsha", "get", "set", "del", "exists", "pexpire", "pttl", "time", "hget")
 GUARDED = (*COMMANDS, "info")
-PLAIN = ("script|load", "evalsha", "get", "set", "del", "pexpire", "pttl")
-"""With fence=False; pttl is only for the error that names the holder."""
+PLAIN = ("script|load", "evalsha", "get", "set", "del", "exists", "pexpire", "pttl", "time", "hget")
+"""With fence=False; pttl and hget are only for the error that names the holder."""
 
 
 def allow(server: Server, commands: tuple[str, ...], keys: str = "~handfast:*") -> None:
@@ -334,7 +334,7 @@ async def test_the_server_knows_us_by_name(mode: str, server: Server) -> None:
 @both
 async def test_each_server_is_spoken_to_in_the_best_dialect_it_has(mode: str, server: Server) -> None:
     native = not isinstance(_attempt(server, "DELIFEQ", "no-such-key", "-"), ReplyError)
-    async with connected(mode, server.url, fence=False, renew=False) as client:
+    async with connected(mode, server.url, prefix="", fence=False, renew=False) as client:
         await works(client)
         server.command("CONFIG", "RESETSTAT")
         await works(client)
@@ -354,7 +354,7 @@ def _attempt(server: Server, *command: str) -> object:
 async def test_the_dialect_is_asked_for_and_never_guessed_from_a_version(mode: str, one: Server) -> None:
     """A server that could speak it but may not is served by scripts."""
     one.command("ACL", "SETUSER", "plain", "reset", "on", ">pw", "~*", "+@all", "-delifeq")
-    async with connected(mode, f"redis://plain:pw@127.0.0.1:{one.port}", fence=False) as client:
+    async with connected(mode, f"redis://plain:pw@127.0.0.1:{one.port}", prefix="", fence=False) as client:
         one.command("CONFIG", "RESETSTAT")
         await works(client)
         assert calls(one, "evalsha") == 2

@@ -41,9 +41,7 @@ OWNER_START: Final = b"host:1::"
 KEY: Final = b"handfast:{a}"
 
 
-def lock_request(
-    nodes: int, *names: str, owner: bytes | None = None, guard: bool = False, **options: Any
-) -> LockRequest:
+def lock_request(nodes: int, *names: str, owner: bytes | None = None, guard: bool = False, **options: Any) -> LockRequest:
     """What a lock of a client of so many nodes asks for."""
     chosen = policy({"ttl": 1.0, **options})
     group = NodeGroup([f"node-{i}" for i in range(nodes)], chosen, guard=guard)

@@ -46,10 +46,12 @@ async def agree(
     token = chosen[-1][0]
     behind = [node for value, node in chosen if value < token]
     payloads: list[bytes | None] = [None] * group.n
-    for node in behind:
+    # All nodes of an explicit owner: a later acquisition under it keeps this token.
+    asked = [*counters] if who.generation != commands.NO_GENERATION else behind
+    for node in asked:
         payloads[node] = commands.raise_token(target.keys, config.mark_keys, who, token, config.retention)
-    raised = Ballot(group.n, len(behind), len(behind))
+    raised = Ballot(group.n, len(asked), len(asked))
     await io.broadcast(payloads, raised, timeout)
     at_token = {node for value, node in chosen if value == token}
     at_token |= {node for node in behind if raised.votes >> node & 1}
-    return (token if raised.won else None), at_token
+    return (token if len(at_token) >= group.need else None), at_token
