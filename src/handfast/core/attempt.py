@@ -225,8 +225,9 @@ def make_hold(acquisition: Acquisition, deadline: float, renew_from: float, vote
 def withdraw(io: IO, acquisition: Acquisition) -> None:
     """Take back what an acquisition that failed may have left on the servers."""
     touched, acquisition.touched = acquisition.touched, 0
-    if acquisition.hold is not None:
-        acquisition.hold.give_up()
+    hold = acquisition.hold
+    if hold is not None and hold.who is acquisition.who:  # not one that a sibling has handed over
+        hold.give_up()
         acquisition.hold = None
     if touched:
         assert acquisition.who is not None
