@@ -144,7 +144,7 @@ class ServerQueue:
         vote, now = self.votes[node], self.io.now()
         vote.answer, self.seen_at = answer, now
         if type(answer) is Fault:
-            vote.due = now + RETRY
+            self._failed(vote, answer)
         else:
             vote.sent, vote.server_us = sent, answer.server_us
             if type(answer) is Granted:
@@ -158,6 +158,12 @@ class ServerQueue:
                 vote.deadline = 0.0
                 vote.due = now + self._look_again(answer)
         self.wakeup.set_here()
+
+    def _failed(self, vote: NodeVote, fault: Fault) -> None:
+        """The node has no vote to give. One that has forgotten takes back what it gave; of others nothing is known."""
+        vote.due = self.io.now() + RETRY
+        if fault is guard.UNREADY or fault is guard.STEPPED:
+            vote.deadline = 0.0
 
     def _look_again(self, refusal: Refused) -> float:
         """Seconds until the lock may be free without a push: the holder's ttl is over, or it does not hand over."""
@@ -189,7 +195,8 @@ class ServerQueue:
             return
         fault = guard.check_vote(self.group, node, push.proof, push.server_us, vote.sent, now)
         if fault is not None:
-            vote.answer, vote.due = fault, now + RETRY
+            vote.answer = fault
+            self._failed(vote, fault)
             return
         vote.answer, self.seen_at = Granted(-1, push.token, push.stamp, False, push.server_us, None), now
         self._count(node, push.stamp, push.token, since + self.acquisition.timing.validity)
