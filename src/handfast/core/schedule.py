@@ -36,13 +36,13 @@ class Schedule:
         self.lock = lock
         self.now = now
         self._wake = wake
-        self.unscheduled: set[Hold] = set()
-        """New holds. Only single steps that are atomic touch it, so it needs no lock."""
+        self.unscheduled: dict[Hold, None] = {}
+        """New holds, in order: the same events must give the same history. Only single steps that are atomic touch it, so it needs no lock."""
         self.shortest = FOREVER
         """The shortest ttl that the looks at unscheduled holds are planned for; FOREVER if none is planned."""
         self._look_at = FOREVER
         self._wakes_at = FOREVER
-        self._slots: dict[int, set[Hold]] = {}
+        self._slots: dict[int, dict[Hold, None]] = {}
         self._order: list[int] = []
         self._in_work: set[Hold] = set()
         """Taken out of their slots and not scheduled again yet."""
@@ -51,23 +51,27 @@ class Schedule:
 
     def add(self, hold: Hold) -> None:
         """Watch over a new hold."""
-        if hold.ttl < UNSCHEDULED_TTL:
-            self.reschedule(hold, renew.due(hold, hold.renew_from))
+        due, look = renew.due(hold, hold.renew_from), self.now() + UNSCHEDULED_SHARE * hold.ttl
+        # A hold that was waited for may have little of its ttl left.
+        if hold.ttl < UNSCHEDULED_TTL or due < look + UNSCHEDULED_SHARE * hold.ttl:
+            self.reschedule(hold, due)
             return
-        self.unscheduled.add(hold)
+        self.unscheduled[hold] = None
         # After the hold was added: the plan may be given up until then.
         if hold.ttl < self.shortest:
             self.shortest = hold.ttl
+            # Counted from now: the process may be stopped before its watchdog wakes.
+            self._look_at = min(self._look_at, look)
             self._wake()
 
     def remove(self, hold: Hold) -> None:
         """It was released, or is lost."""
-        self.unscheduled.discard(hold)
+        self.unscheduled.pop(hold, None)
         if hold.slot:
             with self.lock:
                 holds = self._slots.get(hold.slot)
                 if holds is not None:
-                    holds.discard(hold)
+                    holds.pop(hold, None)
 
     def reschedule(self, hold: Hold, at: float) -> None:
         """Reschedule the hold to `at`, and wake the watchdog if that is earlier than it planned."""
@@ -77,14 +81,14 @@ class Schedule:
             if hold.slot != slot:
                 old = self._slots.get(hold.slot)
                 if old is not None:
-                    old.discard(hold)
+                    old.pop(hold, None)
                 hold.slot = slot
             holds = self._slots.get(slot)
             if holds is None:
-                self._slots[slot] = {hold}
+                self._slots[slot] = {hold: None}
                 heapq.heappush(self._order, slot)
             else:
-                holds.add(hold)
+                holds[hold] = None
             earlier = at < self._wakes_at
             if earlier:
                 self._wakes_at = at
@@ -120,7 +124,7 @@ class Schedule:
             last = int(now * SLOTS_PER_SECOND)
             while self._order and self._order[0] <= last:
                 holds = self._slots.pop(heapq.heappop(self._order))
-                self._in_work |= holds
+                self._in_work.update(holds)
                 for hold in holds:
                     # Same config: same copies to wait for, same timeout.
                     due.setdefault(hold.config, []).append(hold)
@@ -136,7 +140,7 @@ class Schedule:
             if holds:
                 self.shortest = plan
         for hold in holds:
-            self.unscheduled.discard(hold)
+            self.unscheduled.pop(hold, None)
             if hold.state == HELD:
                 self.reschedule(hold, renew.due(hold, hold.renew_from))
 
