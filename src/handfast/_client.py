@@ -48,6 +48,8 @@ class BaseClient(Generic[L, G]):
     _lock_type: type[L]
     _name_of: Callable[[Any], str]
     """The name of a thread or task."""
+    _now = staticmethod(clock.now)
+    """The clock of its leases."""
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         given: dict[str, Any] = dict(options)
@@ -177,7 +179,7 @@ class BaseClient(Generic[L, G]):
             threading.Lock(),
             warn=log.warning,
             tell=self._tell,
-            renew=self._watch,
+            renew=self._schedule,
             forget=self._forget,
             abandon=self._abandon,
         )
@@ -222,7 +224,7 @@ class BaseClient(Generic[L, G]):
     def _hand_over(self, hold: Hold) -> bool:
         """Give what a cohort holds to the next waiter of this client."""
         try:
-            passed = None if self._closed else self._queues.hand_over(hold, clock.now())
+            passed = None if self._closed else self._queues.hand_over(hold, self._now())
             if passed is None:
                 return False
             self._forget(hold)
@@ -239,6 +241,10 @@ class BaseClient(Generic[L, G]):
         settings = hold.config.policy
         if not hold.config.renewed_for_ever:
             hold.renew_until = 0.0 if not settings.renew else hold.renew_from + (settings.max_hold or 0.0)
+        self._schedule(hold)
+
+    def _schedule(self, hold: Hold) -> None:
+        """The same for what is held while more is waited for: it is renewed whatever the lock's settings are."""
         dog = self._dog or self._watchdog()
         dog.schedule.add(hold)
         if not self._group.all_nodes_vote:
@@ -266,7 +272,7 @@ class BaseClient(Generic[L, G]):
         """The handshake for a new connection to a node."""
         address = self._addresses[index]
         moves = address.resolver is not None or address.cluster is not None
-        return handshake(self._group, self._group.nodes[index], address.login(), clock.now, log.warning, moves)
+        return handshake(self._group, self._group.nodes[index], address.login(), self._now, log.warning, moves)
 
     def _open_new(self, addresses: Sequence[Address]) -> None:
         """Embedded servers were just made for us: nobody can hold anything on them, so they may vote at once."""

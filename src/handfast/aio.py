@@ -26,7 +26,6 @@ from handfast.core.renew import extend
 from handfast.discovery.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended
 from handfast.given import ClientOptions, LockOptions, Servers
-from handfast.net import clock
 from handfast.net.aio import AsyncIO
 from handfast.options import Seconds
 from handfast.templates import template_key
@@ -262,7 +261,7 @@ class Client(BaseClient[Lock, Lease]):
 
     async def _acquire(self, lock: Lock, timing: Timing, wait: float | None) -> Lease:
         io = self._io_for(lock.key)
-        acquisition = Acquisition(lock, timing, wait, clock.now())
+        acquisition = Acquisition(lock, timing, wait, self._now())
         try:
             return self._grant(await acquire(io, self._queues, acquisition))
         except BaseException:
@@ -285,7 +284,7 @@ class Client(BaseClient[Lock, Lease]):
     async def _reenter(self, lock: Lock, timing: Timing, wait: float | None) -> Lease:
         mine = self._reentries.setdefault(asyncio.current_task(), {})
         entry = mine.get(lock.keys)
-        if entry is not None and (hold := entry.enter(clock.now())) is not None:
+        if entry is not None and (hold := entry.enter(self._now())) is not None:
             return Lease(self, hold, entry)
         lease = await self._acquire(lock, timing, wait)
         lease._reentry = Reentry(mine, lock.keys, lease._hold)

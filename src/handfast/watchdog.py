@@ -194,9 +194,13 @@ class Watchdog:
         registration = self._registrations.get(group)
         if to_renew and registration is not None:
             batches = self._batches(registration, to_renew)
-            await asyncio.gather(*[self._renew(io, group, batch) for io, batch in batches])
+            await self._together([self._renew(io, group, batch) for io, batch in batches])
             if group.guard and group.voters() < group.n:
                 self._repair_soon(group)
+
+    @staticmethod
+    async def _together(work: Sequence[Coroutine[Any, Any, Any]]) -> None:
+        await asyncio.gather(*work)
 
     def _batches(self, registration: Registration, holds: list[Hold]) -> list[tuple[AsyncIO, list[Hold]]]:
         """What can leave in one write: holds on the same nodes."""
@@ -219,7 +223,7 @@ class Watchdog:
     async def _renew(self, io: AsyncIO, group: NodeGroup, holds: list[Hold]) -> None:
         await self._connected(io, group)
         # Past the deadline nothing is sent: connecting may have taken long.
-        now = clock.now()
+        now = io.now()
         holds = [hold for hold in holds if hold.held_at(now)]
         if holds:
             await renew.renew(io, group, holds, heal=True)
@@ -258,14 +262,14 @@ class Watchdog:
         if hold.state == LOST or registration is None:
             return
         self.schedule.remove(hold)
-        given_up, pause = clock.now() + hold.ttl, RELEASE_SOONEST
+        given_up, pause = self.schedule.now() + hold.ttl, RELEASE_SOONEST
         unasked = set(range(group.n))
         while self._registrations.get(group) is registration:
             io = await self._io_for(registration, hold.key)
             unasked = await release.repeat(io, hold, unasked)
-            if not unasked or clock.now() + pause >= given_up or io.closed:
+            if not unasked or io.now() + pause >= given_up or io.closed:
                 break
-            await asyncio.sleep(pause)
+            await io.sleep(io.now() + pause)
             pause = min(2 * pause, RELEASE_LATEST)
         hold.finish_release()
 
@@ -279,10 +283,11 @@ class Watchdog:
         group = registration.group
         try:
             while group.voters() < group.n:
-                await guard.repair(await self._io_for(registration), group)
-                now = clock.now()
+                io = await self._io_for(registration)
+                await guard.repair(io, group)
+                now = io.now()
                 waits = [node.opens_at - now for node in group.nodes if not node.marker and node.incarnation]
-                await asyncio.sleep(min(REPAIR_LATEST, max(REPAIR_SOONEST, min(waits, default=0.0))))
+                await io.sleep(now + min(REPAIR_LATEST, max(REPAIR_SOONEST, min(waits, default=0.0))))
         except HandfastError as error:
             logger.error("the restart guard cannot go on: %s", error)
         finally:
