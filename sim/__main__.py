@@ -13,7 +13,9 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+from sim import lua
 from sim.faults import SIMULATED
+from sim.node import commands_in
 from sim.scenario import Outcome, run
 
 __all__ = ["line", "main", "report"]
@@ -23,7 +25,20 @@ SHOWN = 60
 
 
 def line(at: float, kind: str, words: tuple[Any, ...]) -> str:
-    return f"{at:12.6f}  {kind:10}  {'  '.join(str(word) for word in words)}"
+    return f"{at:12.6f}  {kind:10}  {'  '.join(_shown(word) for word in words)}"
+
+
+def _shown(word: Any) -> str:
+    """A request as its commands: scripts by their names, without their keys but the first."""
+    if not isinstance(word, bytes) or not word.startswith(b"*"):
+        return str(word)
+    shown: list[str] = []
+    for words in commands_in(word):
+        if words[0] == b"EVALSHA":
+            keys = int(words[2])
+            words = [lua.NAMES[words[1]].encode(), words[3], *words[3 + keys :]]
+        shown.append(" ".join(each.decode() or "''" for each in words))
+    return "; ".join(shown)
 
 
 def report(outcome: Outcome, *, shown: int = SHOWN) -> str:

@@ -1,45 +1,52 @@
-"""A simulated process: what facade.py and watchdog.py are to a real one, around the same core.
+"""A simulated process: the asyncio client and the watchdog of production, with another driver below them.
 
-Its users are tasks of one actor and share one SimIO, as asyncio's do; the watchdog is an actor of its own with a SimIO of
-its own. SIGSTOP stops both, a blocked event loop only the first.
+Its users are tasks of one actor and share one SimIO, as asyncio's tasks do. The watchdog is an actor of its own with a
+SimIO of its own. SIGSTOP stops both, a blocked event loop only the first.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from handfast.core import commands, fair, guard, mutex, renewal
-from handfast.core.commands import Request
-from handfast.core.group import Group
-from handfast.core.handshake import Login, Steps, handshake
-from handfast.core.hold import HELD, LOST, Hold
-from handfast.core.line import Lines
-from handfast.core.lineup import line_up
-from handfast.core.quorum import Ballot
-from handfast.core.terms import Settings, Terms
-from handfast.errors import HandfastError
-from handfast.lease import Entry
+from handfast import _client, aio, watchdog
+from handfast.core.config import LockConfig
+from handfast.core.hold import Hold
+from handfast.core.local_queue import Acquisition
+from handfast.core.nodes import NodeGroup
+from handfast.core.schedule import FOREVER, Schedule
+from handfast.discovery.endpoints import Endpoints
+from handfast.net.address import Address
 from handfast.options import Policy
-from handfast.roster import SLOTS_PER_SECOND
-from handfast.watchdog import CONNECT_PATIENCE, MEND_LATEST, MEND_SOONEST
 from sim.io import SimIO
 from sim.net import Net
 from sim.node import Node
-from sim.world import Actor, Clock, Task, World
+from sim.world import Actor, Clock, Task, Timer, World
 
 if TYPE_CHECKING:
     from sim.observer import Observer
 
 __all__ = ["Client", "Watchdog"]
 
-LOGIN = Login("", "", 0, "")
+
+class Lease(aio.Lease):
+    """Users keep the hold; nobody drops a lease in here."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        pass
 
 
-class Client:
-    """A process with one handfast client in it. Also the core's Keeper and Usher."""
+class Client(aio.Client):
+    """A process with one handfast client in it."""
+
+    _lease_type = Lease
+    _io: Any
+    _dog: Any
 
     def __init__(
         self,
@@ -48,10 +55,9 @@ class Client:
         nodes: Sequence[Node],
         observer: Observer,
         where: int,
-        policy: Policy,
+        options: dict[str, Any],
         clock: Clock,
         *,
-        guard: bool,
         life: int = 0,
     ) -> None:
         self.world = world
@@ -61,22 +67,21 @@ class Client:
         self.where = where
         self.clock = clock
         self.observer = observer
-        self.group = Group([f"n{node.index}" for node in nodes], policy, guard=guard)
-        self.settings = Settings(self.group, policy, self.name.encode() + b"::")
+        super().__init__(Endpoints([Address(f"n{node.index}", host=f"n{node.index}") for node in nodes]), options)  # type: ignore[arg-type]
+        _client._clients.discard(self)  # it ends with its world, not with this process
+        self._now = clock.now  # type: ignore[method-assign]
+        self.group = self._group
+        self.queues = self._queues
+        self.queues.warn = self._warn
         self.actor = Actor(world, self.name)
-        self.lines = Lines(nullcontext(), self._warn, lambda place, seconds, outcome: None)
         self.tasks: list[Task] = []
         """Of users."""
-        self._presented: dict[Any, Entry] = {}
 
         def io(actor: Actor) -> SimIO:
             return SimIO(actor, clock, where, self.group, net, nodes, self._shake, partial(observer.told, self))
 
-        self.io = io(self.actor)
-        self.dog = Watchdog(self, io(Actor(world, f"{self.name} watchdog")))
-
-    def _shake(self, index: int) -> Steps:
-        return handshake(self.group, self.group.nodes[index], LOGIN, self.clock.now, self._warn)
+        self.io = self._io = io(self.actor)
+        self.dog = self._dog = Watchdog(self, io(Actor(world, f"{self.name} watchdog")))
 
     def _warn(self, text: str) -> None:
         self.world.note("warns", self.name, text)
@@ -89,6 +94,10 @@ class Client:
         self.actor.go_on()
         self.dog.actor.go_on()
 
+    def went_on_for(self, seconds: float) -> bool:
+        """Nobody has stopped it for so long."""
+        return not self.actor.stopped and self.world.now - self.actor.went_on > seconds
+
     def crash(self, *, silently: bool = False) -> None:
         """kill -9: the kernel closes its connections. If the whole machine loses its power, nobody does."""
         for io in (self.io, self.dog.io):
@@ -97,208 +106,118 @@ class Client:
                 if link.tcp is not None and not silently:
                     link.tcp.give_up()
 
-    # -- as aio.Client and aio.Lease do it -------------------------------------------------------------------------
+    # -- what users do ---------------------------------------------------------------------------------------------
 
-    def request(self, names: str | tuple[str, ...], owner: bytes | None = None) -> Request:
-        return Request(self.settings, names, owner)
-
-    async def acquire(self, request: Request, wait: float | None, ttl: float | None = None) -> Hold:
-        terms, hold = self.settings.terms if ttl is None else self.settings.terms_for(ttl), None
-        if wait == 0 and self.settings.fair:
-            hold = await fair.try_acquire(self.io, request, terms, self)
-        elif wait == 0 or not (self.settings.fair or self.lines.waited_for(request)):
-            hold = await mutex.acquire(self.io, request, terms, wait, self)
-        else:
-            hold = await self._line_up(request, terms, wait, self.io.now())
-        assert isinstance(hold, Hold)
-        return hold
+    async def acquire(self, lock: aio.Lock, wait: float | None, ttl: float | None = None) -> Hold:
+        return (await self._acquire(lock, lock._timing(ttl), wait))._hold
 
     async def release(self, hold: Hold) -> bool:
         if hold in self.dog.renewing:
             self.world.happened["30"] += 1
-        if hold.presented and not self._leave(hold):
-            return True
-        if self.settings.cohort and self._pass_on(hold):
-            return True
-        return await mutex.release(self.io, hold, self)
-
-    def _leave(self, hold: Hold) -> bool:
-        """One hold less under its owner; True if it was the last, and the key goes with it."""
-        last = self._presented[hold.owner, hold.keys].leave()
-        if not last and hold.leave():
-            hold.end()
-            self._ending(hold)
-        return last
+        return await self._release(hold)
 
     async def extend(self, hold: Hold, ttl: float) -> None:
-        soon, deadline = self.clock.now() + hold.settings.policy.validity(ttl), hold.deadline
-        if soon < hold.deadline:
-            self.dog.file(hold, min(soon, renewal.due(hold, self.clock.now())))
+        deadline = hold.deadline
         try:
-            await mutex.extend(self.io, hold, ttl)
+            await self._extend(hold, ttl)
         finally:
             self.observer.renewed(self, hold, deadline)
-            if hold.state == HELD:
-                self.dog.file(hold, renewal.due(hold, self.clock.now()))
 
-    def _pass_on(self, hold: Hold) -> bool:
-        passed = self.lines.pass_on(hold, self.clock.now())
-        if passed is None:
-            return False
-        self._ending(hold)
-        self.world.note("passes on", self.name, hold.name, hold.token)
-        self.observer.granted(self, passed)
-        self._watch(passed)
-        return True
+    # -- where production asks its surroundings, or the observer looks on --------------------------------------------
+
+    def _io_for(self, key: bytes) -> Any:
+        return self.io
+
+    def _prepared(self, settings: Policy) -> LockConfig:
+        return LockConfig(self._group, settings, f"{self.name}:1::".encode())
+
+    def _grant(self, hold: Hold) -> aio.Lease:
+        self.observer.granted(self, hold)
+        return super()._grant(hold)
+
+    def _take_back(self, acquisition: Acquisition) -> None:
+        super()._take_back(acquisition)
+        self.observer.failed(acquisition)
 
     def _watch(self, hold: Hold) -> None:
-        if not hold.passes:
-            self.lines.took(hold)
-        self.dog.add(hold)
-        if not self.group.all_vote:
-            self.dog.mend_soon()
-
-    # -- see core.hold.Keeper --------------------------------------------------------------------------------------
-
-    def _granted(self, hold: Hold) -> Hold:
-        if hold.presented:
-            key = (hold.owner, hold.keys)
-            entry = self._presented.get(key)
-            if entry is None:
-                Entry(self._presented, key, None).token = hold.token
-            else:
-                entry.count += 1
-                hold.token = entry.token
-        self.observer.granted(self, hold)
-        self._watch(hold)
-        return hold
-
-    def _ending(self, hold: Hold) -> None:
-        self.dog.remove(hold)
-
-    def _unfinished(self, hold: Hold) -> None:
-        self.dog.start(self.dog.release(hold), "release")
-
-    def _letting_go(self, hold: Hold, now: float) -> None:
-        self.lines.letting_go(hold, now)
-
-    def _let_go(self, hold: Hold, others: bool) -> None:
-        self.lines.let_go(hold, others)
-
-    def _line_up(self, request: Request, terms: Terms, wait: float | None, since: float) -> Coroutine[Any, Any, Any]:
-        return line_up(self.io, self.lines, request, terms, wait, since, self)
+        if hold.handovers:
+            self.world.note("hands over", self.name, hold.name, hold.token)
+            self.observer.granted(self, hold)
+        super()._watch(hold)
 
 
-class Watchdog:
-    """Renewals, as watchdog.py drives them: slots, a filing under the deadline while a renewal is under way."""
+class Watchdog(watchdog.Watchdog):
+    """Production's, without a thread and a loop of its own: the world calls it."""
 
     def __init__(self, client: Client, io: SimIO) -> None:
         self.client = client
         self.io = io
         self.actor = io.actor
-        self.mending: Task | None = None
         self.renewing: dict[Hold, None] = {}
         """Those of which a renewal is under way."""
-        self._slots: dict[int, dict[Hold, None]] = {}
+        lock: Any = nullcontext()
+        self._lock = lock
+        self.schedule = Schedule(lock, self._wake, client.clock.now)
+        registration = watchdog.Registration(client.group, client._addresses, client._shake)
+        registration.io = io  # type: ignore[assignment]
+        self._registrations = {client.group: registration}
+        self._ended = False
+        self._to_finish = deque()
+        self._tasks = set()
+        self._timer: Timer | None = None
 
-    def add(self, hold: Hold) -> None:
-        settings = hold.settings.policy
-        if not settings.renew:
-            hold.renew_until = 0.0
-        elif settings.max_hold is not None:
-            hold.renew_until = hold.renew_from + settings.max_hold
-        self.file(hold, renewal.due(hold, hold.renew_from))
+    def _wake(self) -> None:
+        self._look_at(self.actor.world.now)
 
-    def file(self, hold: Hold, at: float) -> None:
-        self.remove(hold)
-        slot = hold.slot = int(at * SLOTS_PER_SECOND) + 1
-        holds = self._slots.get(slot)
-        if holds is None:
-            holds = self._slots[slot] = {}
-            self.actor.at(self.client.clock.when(slot / SLOTS_PER_SECOND), self._due, slot)
-        holds[hold] = None
+    def _look_at(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.actor.at(when, self._look)
 
-    def remove(self, hold: Hold) -> None:
-        self._slots.get(hold.slot, {}).pop(hold, None)
+    def _look(self) -> None:
+        """One turn of `_watch`."""
+        self._timer = None
+        self._release_abandoned()
+        for config, holds in self.schedule.take_due().items():
+            self._start(self._process_due(config.group, holds))
+        wakes_at = self.schedule.next_wake()
+        if wakes_at < FOREVER:
+            self._look_at(self.client.clock.when(wakes_at))
 
-    def start(self, work: Coroutine[Any, Any, Any], what: str) -> Task:
-        return Task(self.actor, work, f"{self.actor.name}: {what}", self._done)
+    def nudge(self, group: NodeGroup) -> None:
+        self._repair_soon(group)
 
-    def _done(self, task: Task) -> None:
-        if task is self.mending:
-            self.mending = None
+    def _start(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return Task(self.actor, work, f"{self.actor.name}: {work.__name__}", self._done)
+
+    def _done(self, task: Any) -> None:
         if task.error is not None:
             raise task.error
 
-    def _due(self, slot: int) -> None:
-        holds = self._slots.pop(slot, None)
-        now = self.client.clock.now()
-        batch: list[Hold] = []
-        for hold in holds or ():
-            if hold.state != HELD:
-                continue
-            self.file(hold, hold.deadline)
-            if renewal.expire(hold, now):
-                self._lost(hold)
-            elif hold.renew_until is None or now < hold.renew_until:
-                batch.append(hold)
-        if batch:
-            self.start(self._renew(batch), "renew")
+    @staticmethod
+    async def _together(work: Sequence[Coroutine[Any, Any, Any]]) -> None:
+        for each in work:
+            await each
 
-    async def _settled(self) -> SimIO:
-        if not self.io.settled:
-            await self.io.settle(self.client.group.need, CONNECT_PATIENCE)
-        return self.io
+    def _batches(self, registration: watchdog.Registration, holds: list[Hold]) -> Any:
+        return [(self.io, holds)]
 
-    async def _renew(self, holds: list[Hold]) -> None:
-        io, group = await self._settled(), self.client.group
-        now = io.now()
-        holds = [hold for hold in holds if hold.state == HELD and now < hold.deadline]
-        if not holds:
-            return
+    async def _io_for(self, registration: watchdog.Registration, key: bytes = b"") -> Any:
+        io: Any = self.io
+        return await self._connected(io, registration.group)
+
+    async def _renew(self, io: Any, group: NodeGroup, holds: list[Hold]) -> None:
         deadlines = [hold.deadline for hold in holds]
         self.renewing.update(dict.fromkeys(holds))
-        await renewal.renew(io, group, holds, heal=True)
-        now = io.now()
+        await super()._renew(io, group, holds)
+        now = self.io.now()
         for hold, deadline in zip(holds, deadlines, strict=True):
             self.renewing.pop(hold, None)
             self.client.world.happened["31"] += now >= deadline
             self.client.observer.renewed(self.client, hold, deadline)
-        for hold in holds:
-            if hold.state == LOST:
-                self._lost(hold)
-            elif hold.state == HELD:
-                self.file(hold, renewal.due(hold, now))
-        if group.guard and group.voters() < group.n:
-            self.mend_soon()
 
-    def _lost(self, hold: Hold) -> None:
-        self.remove(hold)
-        self.client.world.note("lost", self.client.name, hold.name, hold.token, hold.reason)
+    def _report(self, lost: list[Hold]) -> None:
+        for hold in lost:
+            self.client.world.note("lost", self.client.name, hold.name, hold.token, hold.reason)
 
-    async def release(self, hold: Hold) -> None:
-        """What was dropped, or whose release was cut short."""
-        hold.leave()
-        if hold.state == LOST:
-            return
-        self.remove(hold)
-        io, group = await self._settled(), hold.group
-        payloads = commands.release(hold, hold.owner, hold.floor, hold.claim)
-        await io.exchange(payloads, Ballot(group.n, group.need), hold.settings.terms.patience)
-        hold.end()
 
-    def mend_soon(self) -> None:
-        if self.mending is None:
-            self.mending = self.start(self._mend(), "mend")
-
-    async def _mend(self) -> None:
-        group = self.client.group
-        try:
-            while group.voters() < group.n:
-                io = await self._settled()
-                await guard.repair(io, group)
-                now = io.now()
-                waits = [node.opens_at - now for node in group.nodes if not node.marker and node.incarnation]
-                await io.sleep(now + min(MEND_LATEST, max(MEND_SOONEST, min(waits, default=0.0))))
-        except HandfastError as error:
-            self.client.world.note("cannot mend", self.client.name, str(error))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from handfast.core.quorum import majority
+from handfast.core.votes import majority
 from sim.client import Client
 from sim.node import Node
 from sim.rare_faults import dies_with_its_vote
@@ -184,7 +184,7 @@ class FaultSchedule:
         if not node.up:
             return
         self.note("killed", f"n{index}", memory, end)
-        if memory == "none" and self.plan.nodes > 1 and any(key.endswith(b"}") for key in node.data):
+        if memory == "none" and self.plan.nodes > 1 and node.held():
             self.world.happened["6"] += 1
         if memory != "all" and self.suspects():
             self.world.happened["12"] += 1

@@ -1,8 +1,8 @@
-"""Effects over the simulated network: a driver for the core, as handfast.net has them.
+"""The core's IO over the simulated network: a driver, as handfast.net has them.
 
 What a connection is (net.connection), when it is tried again or given up (net.link) and who hears what a node pushes
 (net.push_router) is production's own code, and so is the handshake; only the moving of bytes and of time is simulated
-here. It is shared by all tasks of one actor, like asyncio's connections. Every exchange is a write of its own.
+here. It is shared by all tasks of one actor, like asyncio's connections. Every request is a write of its own.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from random import Random
 from typing import Any, Final
 
-from handfast.core.effects import CLOSED, SILENT, Fault, Payloads, Poll, payload_for
-from handfast.core.group import NOT_CONNECTED, Group
 from handfast.core.handshake import Steps
+from handfast.core.io import CLOSED, SILENT, Collector, Fault, Payloads, payload_for
+from handfast.core.nodes import NOT_CONNECTED, NodeGroup
 from handfast.net.address import Address
-from handfast.net.connection import DISCARD, Connection, Subscription
+from handfast.net.connection import DISCARD, Connection, Discard, Subscription
 from handfast.net.link import CONNECT_TIMEOUT, GRACE, HUNG, NodeLink
 from handfast.net.push_router import PushRouter, TaskWakeup
 from sim.net import Net, TcpConnection
@@ -44,7 +44,7 @@ class SimLink(NodeLink):
         self.young: Connection | None = None
         """Its connection during the handshake."""
         self.hanging: Timer | None = None
-        self.backlog: list[tuple[bytes, Poll]] = []
+        self.backlog: list[tuple[bytes, Collector]] = []
         """What to send once connected, for those who then still wait."""
 
     def dial(self) -> None:
@@ -55,7 +55,7 @@ class SimLink(NodeLink):
     def accepted(self, tcp: TcpConnection) -> None:
         if tcp is self.tcp:
             io = self.io
-            self.young = Connection(self.index, io.group, io.shake(self.index), Waiter, io.now)
+            self.young = Connection(self.index, io.shake(self.index), io.now)
             self._shake()
 
     def refused(self, tcp: TcpConnection) -> None:
@@ -96,8 +96,8 @@ class SimLink(NodeLink):
         else:
             self._send(young)
 
-    def _send(self, connection: Connection, more: bytes = b"", *, again: bool = False) -> None:
-        data = b"".join(connection.out) + more
+    def _send(self, connection: Connection, *, again: bool = False) -> None:
+        data = b"".join(connection.out)
         connection.out.clear()
         if data and self.tcp is not None:
             self.io.told(self.tcp, self.index, data, again)
@@ -113,18 +113,18 @@ class SimLink(NodeLink):
         if young is None or fault is not None:
             self._give_up()
             self.failed(fault or NOT_CONNECTED, io.now())
-            for _, poll in backlog:
-                self.answer(poll)
+            for _, collector in backlog:
+                self.answer(collector)
         else:
-            young.heard = io.pushed
+            io.listen_to(young)
             self.connected(young)
             io.up += 1
-            for payload, poll in backlog:
-                # Whoever gave up has undone its attempt elsewhere; sending it now would leave a lock behind.
-                if io.now() >= poll.until:
-                    self.answer(poll)
-                elif not poll.waiter.over:
-                    young.request(payload, poll)
+            for payload, collector in backlog:
+                # A caller that gave up has undone its attempt elsewhere; sending it now would leave a lock behind.
+                if io.now() >= collector.until:
+                    self.answer(collector)
+                elif not collector.waiter.over:
+                    young.request(payload, collector)
                     self.write(again=True)
         io.tried()
 
@@ -135,7 +135,7 @@ class SimLink(NodeLink):
         self._give_up()
         self.failed(fault, io.now())
         io.up -= 1
-        io.settled = io.up >= io.group.need
+        io.ready = io.up >= io.group.need
         connection.fail(fault)
         io.connection_lost(self.index)
 
@@ -144,25 +144,26 @@ class SimLink(NodeLink):
             self.tcp.give_up()
             self.tcp = None
 
-    def answer(self, poll: Any) -> None:
+    def answer(self, collector: Any) -> None:
         """What a node that is not connected says."""
-        if poll.add(self.index, self.fault or NOT_CONNECTED) and not poll.waiter.over:
-            poll.waiter.set_result(None)
+        decided = collector.add(self.index, self.fault or NOT_CONNECTED)
+        if decided and collector.waiter is not None and not collector.waiter.over:
+            collector.waiter.set_result(None)
 
-    def request(self, payload: bytes, poll: Any, *, votes: bool = False) -> None:
+    def request(self, payload: bytes, collector: Any) -> None:
         assert self.connection is not None
-        self.connection.request(payload, poll)
-        self.write(votes=votes)
+        self.connection.request(payload, collector)
+        self.write()
 
-    def write(self, *, votes: bool = False, again: bool = False) -> None:
-        """`again`: nobody has decided on this just now; it is part of an exchange that is under way."""
+    def write(self, *, again: bool = False) -> None:
+        """`again`: nobody has decided on this just now; it is part of a request that is under way."""
         connection, now = self.connection, self.io.now()
         assert connection is not None
         if not self.asked_at:
             self.asked_at = now
         if self.hanging is None:
             self.hanging = self.io.later(HUNG, self._hangs)
-        self._send(connection, connection.seal() if votes else b"", again=again)
+        self._send(connection, again=again)
 
     def _hangs(self) -> None:
         self.hanging = None
@@ -173,23 +174,31 @@ class SimLink(NodeLink):
             self.hanging = self.io.later(max(0.01, self.asked_at + HUNG - self.io.now()), self._hangs)
 
 
-class SimIO(PushRouter):
-    """One link to each node of a group, for all tasks of one actor: Effects and Lobby in one."""
+class _Subscribing:
+    """Subscriptions under way: the nodes that have not answered, and the tasks that wait for them."""
 
-    bell = TaskWakeup
+    def __init__(self) -> None:
+        self.nodes: set[int] = set()
+        self.waiters: list[Waiter] = []
+
+
+class SimIO(PushRouter):
+    """One link to each node of a group, for all tasks of one actor: IO and Access in one."""
+
+    wakeup = TaskWakeup
 
     def __init__(
         self,
         actor: Actor,
         clock: Clock,
         where: int,
-        group: Group,
+        group: NodeGroup,
         net: Net,
         nodes: Sequence[Node],
         shake: Callable[[int], Steps],
         told: Callable[[TcpConnection, int, bytes, bool], None],
     ) -> None:
-        super().__init__()
+        super().__init__(len(nodes))
         self.actor = actor
         self.clock = clock
         self.where = where
@@ -197,14 +206,16 @@ class SimIO(PushRouter):
         self.net = net
         self.shake = shake
         self.told = told
-        """Told of each write: on which connection, to whom, what, and whether its exchange was under way before."""
+        """Told of each write: on which connection, to whom, what, and whether its request was under way before."""
         self.wall_ahead = 0.0
         """Seconds by which this machine's wall clock is wrong."""
         self.up = 0
-        self.settled = False
+        self.ready = False
+        self.closed = False
         self.links = [SimLink(self, i, node) for i, node in enumerate(nodes)]
         self._rng: Random = actor.world.rng
         self._trying: list[Waiter] = []
+        self._subscribing: _Subscribing | None = None
 
     # -- time and chance -------------------------------------------------------------------------------------------
 
@@ -238,7 +249,7 @@ class SimIO(PushRouter):
 
     # -- connecting ------------------------------------------------------------------------------------------------
 
-    async def settle(self, need: int, within: float) -> None:
+    async def connect(self, need: int, within: float) -> None:
         end = self.now() + within
         rest = min(within, max(link.rests(self.now()) for link in self.links))
         if rest > 0:
@@ -253,7 +264,7 @@ class SimIO(PushRouter):
             if waiter.reply is SILENT:
                 break
             grace = self.up >= need
-        self.settled = self.up >= self.group.need
+        self.ready = self.up >= self.group.need
 
     def _start(self, *, force: bool = False) -> None:
         now = self.now()
@@ -264,77 +275,107 @@ class SimIO(PushRouter):
     def tried(self) -> None:
         """A try to connect has ended."""
         waiters, self._trying = self._trying, []
+        self._wake(waiters)
+
+    @staticmethod
+    def _wake(waiters: list[Waiter]) -> None:
         for waiter in waiters:
             if not waiter.over:
                 waiter.set_result(None)
 
-    # -- talking ---------------------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------------------
 
-    async def exchange(self, payloads: Payloads, poll: Poll, patience: float) -> None:
-        waiter = poll.waiter = Waiter()
+    async def broadcast(self, payloads: Payloads, collector: Collector, timeout: float) -> None:
+        waiter = collector.waiter = Waiter()
         if self.up < len(self.links):
             self._start()
-        votes = poll.guarded and self.group.guard
         for link in self.links:
             payload = payload_for(payloads, link.index)
             if payload is None:
                 continue
             if link.connection is not None:
-                link.request(payload, poll, votes=votes)
-            elif link.trying is not None and not votes:
-                link.backlog.append((payload, poll))
+                link.request(payload, collector)
+            elif link.trying is not None:
+                link.backlog.append((payload, collector))
             else:
-                link.answer(poll)
-        if poll.decided or waiter.over:
+                link.answer(collector)
+        if collector.decided or waiter.over:
             waiter.over = True
         else:
-            await self._wait(waiter, patience)
+            await self._wait(waiter, timeout)
 
-    async def ask(self, payload: bytes, patience: float) -> Any:
-        link = self.links[0]
-        if link.connection is None:
-            return link.fault or NOT_CONNECTED
-        waiter = Waiter()
-        link.request(payload, waiter)
-        await self._wait(waiter, patience)
-        return waiter.reply
-
-    def post(self, payloads: Payloads) -> bool:
-        all_up = True
+    def send(self, payloads: Payloads, collector: Collector) -> None:
+        if self.up < len(self.links):
+            self._start()
         for link in self.links:
             payload = payload_for(payloads, link.index)
             if payload is None:
                 continue
             if link.connection is not None:
-                link.request(payload, DISCARD)
+                link.request(payload, collector)
+            else:
+                link.answer(collector)
+
+    def send_and_forget(self, payloads: Payloads, width: int = 1) -> bool:
+        all_up, discard = True, DISCARD if width == 1 else Discard(width)
+        for link in self.links:
+            payload = payload_for(payloads, link.index)
+            if payload is None:
+                continue
+            if link.connection is not None:
+                link.request(payload, discard)
             else:
                 all_up = False
         return all_up
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 
-    def who(self) -> Task | None:
+    def caller(self) -> Task | None:
         return self.actor.world.task
 
-    def visit(self, operation: Callable[..., Any], *args: Any) -> Awaitable[Any]:
+    def use(self, operation: Callable[..., Any], *args: Any) -> Awaitable[Any]:
         awaited: Awaitable[Any] = operation(self, *args)
         return awaited
 
-    async def park(self, bell: TaskWakeup, until: float | None) -> None:
-        if not bell.is_set:
-            bell.future = Waiter()
+    async def wait(self, wakeup: TaskWakeup, until: float | None) -> None:
+        if not wakeup.is_set:
+            wakeup.future = Waiter()
             try:
-                await self._wait(bell.future, None if until is None else until - self.now())
+                await self._wait(wakeup.future, None if until is None else until - self.now())
             finally:
-                bell.future = None
-        bell.is_set = False
+                wakeup.future = None
+        wakeup.is_set = False
 
-    async def subscribe(self, patience: float) -> bytes | Fault:
-        link = self.links[0]
-        if link.connection is None:
-            return link.fault or NOT_CONNECTED
-        poll = Subscription(link.connection)
-        poll.name = b"handfast:hand:%024x" % self._rng.getrandbits(96)
-        await self.exchange(poll.payload, poll, patience)
-        self.channel = link.connection.name if link.connection is not None else b""
-        return poll.reply
+    async def subscribe(self, timeout: float) -> None:
+        """All tasks share one subscription for each connection."""
+        under_way = self._subscribing
+        if under_way is None:
+            under_way = self._subscribing = _Subscribing()
+            self.later(timeout, self._end_subscribing, under_way)
+            self._subscribe_each(under_way)
+        if self._subscribing is under_way:
+            waiter = Waiter()
+            under_way.waiters.append(waiter)
+            await self._wait(waiter, None)
+
+    def _subscribe_each(self, under_way: _Subscribing) -> None:
+        def answered(node: int, fault: Fault | None) -> None:
+            under_way.nodes.discard(node)
+            self.subscribed(self.group.nodes[node], self.links[node].connection, fault)
+            if not under_way.nodes:
+                self._end_subscribing(under_way)
+
+        for link in self.links:
+            connection = link.connection
+            if connection is not None and not connection.channel and self.group.nodes[link.index].no_push is None:
+                under_way.nodes.add(link.index)
+                subscription = Subscription(connection, self.group.channel_prefix, answered)
+                subscription._name = self.group.channel_prefix + b"%024x" % self._rng.getrandbits(96)
+                link.request(subscription.payload, subscription)
+        if not under_way.nodes:
+            self._end_subscribing(under_way)
+
+    def _end_subscribing(self, under_way: _Subscribing) -> None:
+        if self._subscribing is under_way:
+            self._subscribing = None
+            self._wake(under_way.waiters)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from handfast import lua
+from handfast.protocol.scripts import SHA
 from sim.world import Actor, World
 
 __all__ = ["Net", "Server", "TcpConnection", "UserEnd"]
@@ -24,7 +24,7 @@ ORPHANS: Final = 0.5
 """How often what is stuck on a connection that was given up is delivered all the same."""
 
 
-_ACQUIRE: Final = (lua.SHA["acquire"], lua.SHA["claim"], b"\r\nNX\r\n")
+_ACQUIRE: Final = (SHA["claim"], SHA["acquire_all"], b"\r\nNX\r\n")
 """What makes a lock."""
 
 

@@ -3,27 +3,34 @@
 It has a clock of its own, can be stopped like any process, be killed and come back with its data or without, forget
 everything on a live connection (FLUSHALL), lose its scripts, and refuse to work for a while. A life is what lies
 between two starts; what the restart guard calls an incarnation.
+
+Servers differ in two ways that clients notice: some compare and delete by a command of their own (DELIFEQ), and some send
+a push that a command causes to its own connection after the reply, not before it.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from handfast import lua
 from handfast.core.guard import Marker
+from handfast.protocol import scripts
+from sim import lua
+from sim.lua import ReplyError
 from sim.net import Net, TcpConnection
-from sim.scripts import SCRIPTS
-from sim.store import Store, WrongType, encoded
+from sim.store import Store, encoded, is_lock
 from sim.world import Actor, Clock, World
 
 __all__ = ["Node", "commands_in"]
 
 NEVER: Final = float("-inf")
-WRONGTYPE: Final = "-WRONGTYPE Operation against a key holding the wrong kind of value"
-_NAMES: Final = {lua.TEXT[name]: lua.SHA[name] for name in lua.NAMES}
+_SHA: Final = {scripts.TEXT[name]: scripts.SHA[name] for name in scripts.NAMES}
+_VOTES: Final = frozenset({"claim", "acquire_all"})
+_OWNER: Final = {name: 1 if name in ("claim", "pass", "yield") else 0 for name in scripts.NAMES}
+"""By script: which of its arguments is the owner."""
 _WRITES: Final = frozenset({b"SET", b"EVALSHA", b"DEL", b"DELIFEQ"})
-_CALM: Final = frozenset({b"PING", b"HELLO", b"CLIENT", b"SCRIPT", b"INFO"})
+_CALM: Final = frozenset({b"PING", b"HELLO", b"CLIENT", b"SCRIPT", b"INFO", b"SUBSCRIBE"})
 """What a server answers in any mood."""
 
 
@@ -48,7 +55,7 @@ class Witness(Protocol):
 
     def complain(self, number: int, text: str) -> None: ...
     def voted(self, node: Node, owner: bytes) -> None: ...
-    def passed_on(self, node: Node, script: str, key: bytes, by: bytes, waiting: list[bytes], reply: Any) -> None: ...
+    def handed_over(self, node: Node, key: bytes, by: bytes, waiting: dict[bytes, float], claims: dict[bytes, bytes]) -> None: ...
 
 
 class Node(Store):
@@ -67,10 +74,16 @@ class Node(Store):
         self.mood = ""
         """The error with which it meets those who want something of it, if any: see faults.py."""
         self.tracks = True
+        self.compares = True
+        """It knows DELIFEQ."""
+        self.replies_first = False
+        """A push that a command causes to its own connection comes after the reply: Valkey. Before it: Redis."""
         self.forgetting: Callable[[Node], None] | None = None
         """Called when it has granted its vote, if that may be the last that it remembers."""
         self._loaded: set[bytes] = set()
         self._connections: dict[TcpConnection, None] = {}
+        self._pushed: list[bytes] = []
+        """What is still to be pushed to the connection whose command runs."""
         self.save()
         self._name()
 
@@ -110,10 +123,10 @@ class Node(Store):
 
     def save(self) -> None:
         """What a later `roll_back` comes back to: an append-only file that is written every second."""
-        self._saved = (dict(self.data), dict(self.ends), {name: list(queue) for name, queue in self.queues.items()})
+        self._saved = ({key: copy.copy(value) for key, value in self.data.items()}, dict(self.ends))
 
     def roll_back(self) -> None:
-        self.data, self.ends, self.queues = self._saved
+        self.data, self.ends = self._saved
         self.save()
 
     def forget(self) -> None:
@@ -161,7 +174,7 @@ class Node(Store):
         for words in commands_in(data):
             if caching and self.tracks:
                 for key in words[1:]:
-                    self.exists(key)
+                    self.find(key)
                     self.track(key, tcp)
             caching = words[0] == b"CLIENT" and words[1] == b"CACHING"
             if words[0] == b"CLIENT" and words[1] == b"TRACKING" and self.tracks:
@@ -171,8 +184,17 @@ class Node(Store):
                 out.append(b">3\r\n$9\r\nsubscribe\r\n" + encoded(words[1]) + b":1\r\n")
             else:
                 out.append(encoded(self._call(words)))
+            if self._pushed:
+                out += self._pushed
+                self._pushed.clear()
         tcp.out = None
         tcp.reply(b"".join(out))
+
+    def push(self, tcp: TcpConnection, data: bytes) -> None:
+        if tcp.out is not None and self.replies_first:
+            self._pushed.append(data)
+        else:
+            tcp.reply(data)
 
     # -- commands --------------------------------------------------------------------------------------------------
 
@@ -182,94 +204,62 @@ class Node(Store):
             self.world.happened["25 " + self.mood[1:].partition(" ")[0]] += 1
             return self.mood
         if name == b"EVALSHA":
-            if words[1] not in self._loaded:
-                self.world.happened["25 NOSCRIPT"] += 1
-                return "-NOSCRIPT No matching script. Please use EVAL."
-            count = 3 + int(words[2])
-            script, run = SCRIPTS[words[1]]
-            if script == "acquire" or script == "claim":
-                self._witness.voted(self, words[count])
-            keys = words[3:count]
-            waiting = list(self.queues.get(keys[1], ())) if script == "claim" or script == "pass" else []
-            holder = self.shows(keys[0])
-            try:
-                reply = run(self, keys, words[count:])
-            except WrongType:
-                reply = WRONGTYPE
-            except ValueError:  # something that a stranger has made of a counter
-                reply = "-ERR Error running script: attempt to perform arithmetic on a nil value"
-            self.world.note("run", self.index, script, words[count], reply)
-            if self.forgetting is not None and script == "acquire" and type(reply) is int:
-                self.forgetting(self)
-            if waiting and self.shows(keys[0]) != holder:
-                self._witness.passed_on(self, script, keys[0], words[count], waiting, reply)
-            return reply
+            return self._script(words)
         command = _COMMANDS.get(name)
         try:
-            return command(self, words) if command is not None else f"-ERR unknown command '{name.decode()}'"
-        except WrongType:
-            return WRONGTYPE
-
-    def _set(self, words: list[bytes]) -> Any:
-        key, value, options = words[1], words[2], words[3:]
-        px = int(options[options.index(b"PX") + 1]) if b"PX" in options else None
-        if b"NX" in options:
-            if self.exists(key):
-                return None
-            self._witness.voted(self, value)
-            self.put(key, value, px, value)
-        else:
-            self.overwrite(key, value, px)
-        return "OK"
-
-    def _get(self, words: list[bytes]) -> Any:
-        return self.get(words[1])
-
-    def _mget(self, words: list[bytes]) -> Any:
-        # Of several keys one of another kind is no error: it has no value.
-        return [None if self.queues.get(key) else self.get(key) for key in words[1:]]
-
-    def _pttl(self, words: list[bytes]) -> Any:
-        return self.pttl(words[1])
-
-    def _del(self, words: list[bytes]) -> Any:
-        found = [key for key in words[1:] if self.exists(key)]
-        for key in found:
-            # A plain DEL is made in nobody's name: right for a hint, never for a lock.
-            if self.queues.pop(key, None) is not None:
-                self.touch(key)
-            else:
-                self.drop(key, self.data[key] if key.endswith(b":w") else b"")
-        return len(found)
-
-    def _delifeq(self, words: list[bytes]) -> Any:
-        if self.get(words[1]) != words[2]:
-            return 0
-        self.drop(words[1], words[2])
-        return 1
-
-    def _lrange(self, words: list[bytes]) -> Any:
-        return list(self.queue(words[1]))
-
-    def _rpush(self, words: list[bytes]) -> Any:
-        queue = self.queue(words[1])
-        self.queues[words[1]] = queue
-        queue += words[2:]
-        self.touch(words[1])
-        return len(queue)
-
-    def _time(self, words: list[bytes]) -> Any:
-        seconds, micros = divmod(self.micros(), 1_000_000)
-        return [b"%d" % seconds, b"%d" % micros]
-
-    def _info(self, words: list[bytes]) -> Any:
-        return self._about
+            return self.execute(words) if command is None else command(self, words)
+        except ReplyError as error:
+            return f"-{error}"
 
     def _script(self, words: list[bytes]) -> Any:
+        if words[1] not in self._loaded:
+            self.world.happened["25 NOSCRIPT"] += 1
+            return "-NOSCRIPT No matching script. Please use EVAL."
+        script, keys = lua.NAMES[words[1]], int(words[2])
+        owner = words[3 + keys + _OWNER[script]] if script != "set_marker" else b""
+        if script in _VOTES:
+            self._witness.voted(self, owner)
+        handing = script == "pass" or script == "yield"
+        if handing:
+            waiting, claims = dict(self.table(words[4])), dict(self.table(words[5]))
+            holder = self.shows(words[3])
+        self.by = owner
+        reply = lua.run(self, script, keys, words[3:])
+        self.by = None
+        self.world.note("run", self.index, script, words[3 + keys :][:3], reply)
+        if self.forgetting is not None and script in _VOTES and (type(reply) is int or (type(reply) is list and reply[0])):
+            self.forgetting(self)
+        if handing and holder == owner and (waiting or script == "yield"):
+            self._witness.handed_over(self, words[3], words[3 + keys], waiting, claims)
+        return reply
+
+    def execute(self, words: list[bytes]) -> Any:
+        if words[0] == b"SET" and b"NX" in words and self.by is None:
+            self._witness.voted(self, words[2])
+            self.by = words[2]
+            try:
+                return super().execute(words)
+            finally:
+                self.by = None
+        if words[0] == b"SET" and is_lock(words[1]):
+            self._witness.voted(self, words[2])
+        return super().execute(words)
+
+    def about(self) -> bytes:
+        return self._about
+
+    def _delifeq(self, words: list[bytes]) -> Any:
+        if not self.compares:
+            raise ReplyError("ERR unknown command 'DELIFEQ'")
+        if self._string(words[1]) != words[2]:
+            return 0
+        return super().execute([b"DEL", words[1]])
+
+    def _load(self, words: list[bytes]) -> Any:
         if words[1] == b"FLUSH":
             self.lose_scripts()
             return "OK"
-        sha = _NAMES[words[2]]
+        sha = _SHA[words[2]]
         self._loaded.add(sha)
         return sha
 
@@ -288,18 +278,9 @@ class Node(Store):
 
 
 _COMMANDS: Final[dict[bytes, Callable[[Node, list[bytes]], Any]]] = {
-    b"SET": Node._set,
-    b"GET": Node._get,
-    b"MGET": Node._mget,
-    b"PTTL": Node._pttl,
-    b"DEL": Node._del,
     b"DELIFEQ": Node._delifeq,
-    b"LRANGE": Node._lrange,
-    b"RPUSH": Node._rpush,
     b"FLUSHALL": Node._flushall,
-    b"TIME": Node._time,
-    b"INFO": Node._info,
-    b"SCRIPT": Node._script,
+    b"SCRIPT": Node._load,
     b"HELLO": Node._hello,
     b"PING": Node._ping,
     b"CLIENT": Node._client,

@@ -12,14 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from handfast.core.commands import owner_in
 from handfast.core.guard import MARGIN
-from handfast.core.hold import HELD, LOST, RELEASED, Hold
-from sim.ledger import Ledger
+from handfast.core.hold import HELD, LOST, RELEASED, RELEASING, Hold
+from handfast.core.local_queue import Acquisition, Waiter
+from handfast.protocol.commands import NO_GENERATION, Identity
+from sim.ledger import Acquirer, Ledger, acquirer
 from sim.net import TcpConnection
 from sim.node import Node
 from sim.register import Register
-from sim.world import Task, World
+from sim.store import name_of
+from sim.world import World
 
 if TYPE_CHECKING:
     from sim.client import Client
@@ -37,15 +39,18 @@ INVARIANTS: Final = {
         ("observer.granted", "observer.renewed", "observer._lost_in_time"),
     ),
     7: ("LOST and RELEASED are final, nothing is sent for them", ("observer.audit", "ledger._still_held")),
-    8: ("nobody touches another's key", ("store.put", "store.drop")),
+    8: ("nobody touches another's key", ("store._check",)),
     9: ("a failed or cancelled acquisition leaves nothing behind", ("ledger.audit", "observer.at_rest")),
     10: ("no vote from an incarnation younger than Q", ("observer._no_young_votes",)),
     11: (
-        "whoever waits gets the lock in time",
-        ("user._failed", "observer._nobody_sleeps_on", "observer.passed_on"),
+        "a waiter gets the lock in time",
+        ("user._failed", "observer._nobody_sleeps_on", "observer.handed_over"),
     ),
-    12: ("counters never fall within an incarnation", ("store.plainly",)),
-    13: ("no task and no place in a line is left", ("observer.at_rest",)),
+    12: ("counters never fall within an incarnation", ("store._set",)),
+    13: ("no task and no place in a queue is left", ("observer.at_rest",)),
+    16: ("no waiter is overtaken by many later claims while a majority knows of it", ("observer._overtakes",)),
+    17: ("votes that are split among waiters soon come to one of them", ("observer._splits_end",)),
+    18: ("a lease is valid when the caller gets it", ("observer.returned",)),
 }
 """By number: what, and where it is checked. 14, that a seed is one history, is `World.digest`'s business."""
 
@@ -54,6 +59,10 @@ LOSS_IS_LATE: Final = 0.05
 ROUNDING: Final = 0.005
 SLEPT_ON: Final = 0.6
 """Seconds for which a lock that somebody waits for may be free while nothing is wrong: twice the longest pause."""
+OVERTAKEN: Final = 1
+"""By so many later acquisitions at most."""
+SPLIT: Final = 0.2
+"""Seconds for which votes may be split among waiters while nothing is wrong."""
 FOREVER: Final = float("inf")
 
 
@@ -68,11 +77,12 @@ class Violation(AssertionError):
 class ExpectedGuarantees:
     """Which of the invariants that depend on the faults are guaranteed."""
 
-    def __init__(self, *, exclusive: bool, ordered: bool, unique: bool, lively: bool) -> None:
+    def __init__(self, *, exclusive: bool, ordered: bool, unique: bool, lively: bool, fair: bool) -> None:
         self.exclusive = exclusive
         self.ordered = ordered
         self.unique = unique
         self.lively = lively
+        self.fair = fair
 
 
 class Observer:
@@ -92,15 +102,20 @@ class Observer:
         self.given = 0
         self.lost = 0
         self._now_held: dict[str, dict[Hold, Client]] = {}
-        self._by_owner: dict[bytes, list[Hold]] = {}
+        self._holds: dict[Acquirer, list[Hold]] = {}
         self._final: dict[Hold, str] = {}
         self._renewed_to: dict[Hold, float] = {}
-        self._votes: dict[tuple[int, bytes], float] = {}
-        """By node and owner: how long before its vote the node had lost its data."""
+        self._votes: dict[tuple[int, bytes], list[tuple[float, float]]] = {}
+        """By node and owner: when it voted, and how long before that it had lost its data."""
         self._free_since: dict[tuple[Client, Any], float] = {}
+        self._split_since: dict[tuple[bytes, ...], float] = {}
         self._granted_at: dict[bytes, float] = {}
-        self.ledger = Ledger(world, self.complain, self._by_owner)
-        self.asked_for: Callable[[Task | None], None] = self.ledger.asked_for
+        self._queued_since: dict[bytes, float] = {}
+        """By id of an acquisition: since when a majority of the nodes knows that it waits."""
+        self._overtaken: dict[bytes, int] = {}
+        """By id: how often it was overtaken since."""
+        self.most_overtaken = 0
+        self.ledger = Ledger(world, self.complain, self._holds)
 
     def complain(self, number: int, text: str) -> None:
         self.world.note("VIOLATION", number, text)
@@ -115,16 +130,16 @@ class Observer:
 
     def granted(self, client: Client, hold: Hold) -> None:
         """The core has made a hold, or passed one on."""
-        self.world.note("granted", client.name, hold.name, hold.owner, hold.token, round(hold.deadline, 6), hold.votes)
+        self.world.note("granted", client.name, hold.name, hold.who.id, hold.token, round(hold.deadline, 6), hold.votes)
         if hold not in self._now_held.setdefault(hold.names[0], {}):
             if client.clock.now() >= hold.deadline:
-                self.complain(6, f"{hold.name} was granted to {hold.owner!r} after its deadline")
-            self._by_owner.setdefault(hold.owner, []).append(hold)
+                self.complain(6, f"{hold.name} was granted to {hold.who.owner!r} after its deadline")
+            self._holds.setdefault(acquirer(hold.who), []).append(hold)
             self._granted_at.update(dict.fromkeys(hold.keys, self.world.now))
             for name in hold.names:
                 self._now_held.setdefault(name, {})[hold] = client
                 self._no_two_valid(name)
-            if client.group.guard and not hold.passes:
+            if client.group.guard and not hold.handovers:
                 self._no_young_votes(client, hold)
         self._held_on_a_majority(client, hold)
 
@@ -139,8 +154,8 @@ class Observer:
         if not self.expected_guarantees.exclusive:
             return
         valid = [hold for hold, client in self._now_held[name].items() if self.valid(client, hold)]
-        if len({hold.owner for hold in valid}) > 1 or (len(valid) > 1 and not all(hold.presented for hold in valid)):
-            who = ", ".join(f"{h.owner.decode()} (token {h.token})" for h in valid)
+        if len({hold.who.owner for hold in valid}) > 1 or (len(valid) > 1 and not all(h.explicit_owner for h in valid)):
+            who = ", ".join(f"{h.who.owner.decode()} (token {h.token})" for h in valid)
             self.complain(1, f"{name} is held by {who} at the same time")
 
     def _no_young_votes(self, client: Client, hold: Hold) -> None:
@@ -150,7 +165,9 @@ class Observer:
         if not self.expected_guarantees.exclusive:
             return
         for node in self.nodes:
-            age = self._votes.get((node.index, hold.owner), FOREVER)
+            votes = self._votes.get((node.index, hold.who.owner), [])
+            # Any vote counts whose ttl is not over, also if the node has forgotten since.
+            age = max((age for when, age in votes if when > self.world.now - 2 * hold.ttl), default=FOREVER)
             if hold.votes >> node.index & 1 and age < least:
                 self.complain(10, f"{hold.name}: counted a vote of n{node.index}, which had forgotten {age:.3f} s before")
 
@@ -162,45 +179,153 @@ class Observer:
         on = [
             node.index
             for node in self.nodes
-            if all(node.shows(key) == hold.owner and node.keeps(key) >= until for key in hold.keys)
+            if all(self._keeps(node, key, hold.who, until) for key in hold.keys)
             or (group.guard and not node.may_vote(group.marker_key))
         ]
         if len(on) < group.need:
             left = hold.deadline - client.clock.now()
             self.complain(
-                5, f"{hold.name} is valid for {hold.owner!r} for another {left:.3f} s, and held for so long on {on} only"
+                5, f"{hold.name} is valid for {hold.who.owner!r} for another {left:.3f} s, and held for so long on {on} only"
             )
+
+    @staticmethod
+    def _keeps(node: Node, key: bytes, who: Identity, until: float) -> bool:
+        """The node has this vote, and will keep it for so long."""
+        if node.shows(key) != who.owner or node.keeps(key) < until:
+            return False
+        if who.generation == NO_GENERATION:
+            return True
+        end = node.table(key + b":g").get(who.generation)
+        return end is not None and node.clock.when((int(end) + 1) / 1000) >= until
 
     def renewed(self, client: Client, hold: Hold, deadline: float) -> None:
         """A renewal has ended of what was to end at `deadline`."""
         # Another renewal may have ended meanwhile, in time.
         if client.clock.now() >= max(deadline, self._renewed_to.get(hold, 0.0)) and self.valid(client, hold):
-            self.complain(6, f"{hold.name} of {hold.owner!r} was over at its deadline, and is valid again")
+            self.complain(6, f"{hold.name} of {hold.who.owner!r} was over at its deadline, and is valid again")
         self._renewed_to[hold] = hold.deadline
 
     def voted(self, node: Node, owner: bytes) -> None:
-        """A node was asked for its vote."""
-        self._votes[node.index, owner] = self.world.now - node.forgot_at
+        """A node was asked for its vote, or has handed it over."""
+        votes = self._votes.setdefault((node.index, owner), [])
+        votes.append((self.world.now, self.world.now - node.forgot_at))
 
     def began(self, names: Iterable[str]) -> dict[str, int]:
         """Who begins to ask now must get larger tokens than these."""
         return {name: self.largest.get(name, 0) for name in names}
 
-    def returned(self, client: Client, hold: Hold, floors: dict[str, int]) -> None:
-        """A caller was given it; `floors` is what it was when it `began`."""
+    def failed(self, acquisition: Acquisition) -> None:
+        """An acquisition has ended in an exception."""
+        if acquisition.who is not None:
+            self.ledger.fails(acquirer(acquisition.who))
+
+    def returned(self, client: Client, hold: Hold, floors: dict[str, int], asked: float) -> None:
+        """A caller was given it; `floors` is what it was when it `began`, at the time `asked`."""
         self.given += 1
         self.world.note("returned", client.name, hold.name, hold.token)
+        if not self.valid(client, hold):
+            self.complain(18, f"{hold.name}: {client.name} was given a lease that is {hold.state} and over")
+        if not hold.handovers and not hold.explicit_owner:
+            self._overtakes(client, hold, asked)
         if not hold.token:
             return
         for name in hold.names:
             known, floor = self.tokens.setdefault(name, {}), floors.get(name, 0)
-            again = hold.presented and known.get(hold.token) == hold.owner  # who re-enters keeps its token
+            again = hold.explicit_owner and known.get(hold.token) == hold.who.owner  # a re-entry keeps its token
             if hold.token <= floor and self.expected_guarantees.ordered and not again:
                 self.complain(2, f"{name}: token {hold.token} after {floor} was returned")
             if hold.token in known and self.expected_guarantees.unique and not again:
-                self.complain(3, f"{name}: token {hold.token} for {hold.owner!r} and {known[hold.token]!r}")
-            known[hold.token] = hold.owner
+                self.complain(3, f"{name}: token {hold.token} for {hold.who.owner!r} and {known[hold.token]!r}")
+            known[hold.token] = hold.who.owner
             self.largest[name] = max(hold.token, self.largest.get(name, 0))
+
+    # -- the queue -------------------------------------------------------------------------------------------------
+
+    def _heads(self) -> list[tuple[Client, Waiter, Identity]]:
+        """The waiters of all clients that stand in the servers' queues."""
+        found: list[tuple[Client, Waiter, Identity]] = []
+        for client in self.clients:
+            if not client.actor.stopped:
+                heads = [queue.head for queue in client.queues.by_key.values()]
+                found += [
+                    (client, head, head.acquisition.who)
+                    for head in heads
+                    if head is not None and head.acquisition.who is not None
+                ]
+        return found
+
+    def _knows(self, node: Node, key: bytes, who: Identity) -> bool:
+        """The node has the claim of a waiter that it can reach, or has given it its vote."""
+        claim = node.table(key + b":c").get(who.id)
+        if claim is None or who.id not in node.table(key + b":q"):
+            return node.shows(key) == who.owner
+        return claim.split(b" ")[5] in node.channels
+
+    def _queued(self) -> None:
+        """Note who waits where a majority knows of it."""
+        queued: dict[bytes, float] = {}
+        for client, waiter, who in self._heads():
+            keys = waiter.acquisition.request.keys
+            if len(keys) == 1 and sum(1 for node in self.nodes if self._knows(node, keys[0], who)) >= client.group.need:
+                queued[who.id] = self._queued_since.get(who.id, self.world.now)
+        self._queued_since = queued
+        self._overtaken = {id: times for id, times in self._overtaken.items() if id in queued}
+
+    def _overtakes(self, client: Client, hold: Hold, asked: float) -> None:
+        """An acquisition that began later than others that wait has come before them."""
+        if not self.expected_guarantees.fair or not self._queued_since:
+            return
+        for other, waiter, who in self._heads():
+            since = self._queued_since.get(who.id)
+            if other is client or since is None or since >= asked or waiter.acquisition.request.key not in hold.keys:
+                continue
+            if sum(1 for node in self.nodes if self._knows(node, waiter.acquisition.request.key, who)) < client.group.need:
+                continue
+            times = self._overtaken[who.id] = self._overtaken.get(who.id, 0) + 1
+            self.most_overtaken = max(self.most_overtaken, times)
+            self.world.note("overtaken", other.name, who.id, times, "by", hold.who.id)
+            if times > OVERTAKEN:
+                self.complain(16, f"{who.id!r} waits since {since:.3f} s and was overtaken {times} times by later claims")
+
+    def handed_over(
+        self, node: Node, key: bytes, by: bytes, waiting: dict[bytes, float], claims: dict[bytes, bytes]
+    ) -> None:
+        """An acquisition has passed on or yielded a vote: it goes to the lowest ticket whose waiter is there, if any."""
+        second = node.micros() // 1_000_000
+        alive: list[tuple[float, bytes]] = []
+        for id, ticket in waiting.items():
+            words = claims.get(id, b"").split(b" ")
+            if id != by and len(words) > 6 and int(words[0]) >= second and words[5] in node.channels:
+                alive.append((ticket, id))
+        given = node.table(key + b":c").get(b"*", b"")
+        if not alive:
+            return
+        ticket, heir = min(alive)
+        if node.shows(key) is None:
+            self.complain(11, f"{key!r} was let go, and {heir!r}, who waits for it, was not told")
+        if given != claims.get(b"*", b""):  # else other acquisitions of the same owner go on
+            words = given.split(b" ")
+            if (float(words[1]), words[2]) > (ticket, heir):
+                self.complain(11, f"{key!r} went to {words[2]!r}, whose turn it is not; the next is {heir!r}")
+
+    def _splits_end(self) -> None:
+        """Where a majority of the votes is with waiters and nobody holds the lock, one of the waiters soon does."""
+        split: dict[tuple[bytes, ...], float] = {}
+        waiting: dict[tuple[bytes, ...], set[bytes]] = {}
+        for client, waiter, who in self._heads():
+            if client.went_on_for(SPLIT):
+                waiting.setdefault(waiter.acquisition.request.keys, set()).add(who.owner)
+        for keys, owners in waiting.items():
+            holds = [hold for key in keys for hold in self._now_held.get(name_of(key), ())]
+            if any(hold.state in (HELD, RELEASING) for hold in holds) or len(keys) > 1:
+                continue
+            votes = [node.shows(keys[0]) for node in self.nodes]
+            if sum(1 for vote in votes if vote in owners) > len(self.nodes) // 2:
+                granted = self._granted_at.get(keys[0], 0.0)
+                split[keys] = max(granted, self._split_since.get(keys, self.world.now))
+                if self.world.now - split[keys] > SPLIT:
+                    self.complain(17, f"the votes for {keys!r} have been split since {split[keys]:.3f} s: {votes}")
+        self._split_since = split
 
     # -- the wire --------------------------------------------------------------------------------------------------
 
@@ -208,16 +333,6 @@ class Observer:
         """A client is sending something; `again`: for an exchange that began before."""
         self.world.note("sends", client.name, node, data if len(data) < 1500 else len(data))
         self.ledger.told(client, tcp, node, data, again)
-
-    def passed_on(self, node: Node, script: str, key: bytes, by: bytes, waiting: list[bytes], reply: Any) -> None:
-        """A fair lock may have gone to somebody in its queue: to the first who is there, if to anybody."""
-        owner, second = node.shows(key), node.micros() // 1_000_000
-        others = [each for each in waiting if owner_in(each) != by and node.listens(each)]
-        heirs = [owner_in(each) for each in others if int(each[:10]) >= second]
-        if script == "pass" and reply == 1 and owner is None and heirs:
-            self.complain(11, f"{key!r} was let go, and {heirs[0]!r}, who waits for it, was not told")
-        if owner is not None and owner in map(owner_in, others) and owner not in heirs[:1]:
-            self.complain(11, f"{key!r} went to {owner!r}, whose turn it is not; the next are {heirs}")
 
     # -- resources -------------------------------------------------------------------------------------------------
 
@@ -239,7 +354,7 @@ class Observer:
     def write_plain(self, hold: Hold, value: int, *, at_once: bool) -> None:
         """`at_once`: all look at their leases when they write, so only a broken exclusion can lose an update."""
         if self.register(hold.names[0]).write_plain(value) and at_once and self.expected_guarantees.exclusive:
-            self.complain(1, f"{hold.name}: an update of a resource without tokens is lost, {hold.owner!r} was valid")
+            self.complain(1, f"{hold.name}: an update of a resource without tokens is lost, {hold.who.owner!r} was valid")
 
     # -- now and then ----------------------------------------------------------------------------------------------
 
@@ -255,23 +370,25 @@ class Observer:
                     self.lost += hold.state == LOST
         for hold, state in self._final.items():
             if hold.state != state:
-                self.complain(7, f"{hold.name} of {hold.owner!r} was {state} and is {hold.state}")
+                self.complain(7, f"{hold.name} of {hold.who.owner!r} was {state} and is {hold.state}")
         if len(self._final) > 100:
             for hold in list(self._final)[:50]:
                 del self._final[hold]
         self.ledger.audit()
+        self._queued()
         if self.expected_guarantees.lively and self.quiet():
             self._nobody_sleeps_on()
+            self._splits_end()
         else:
             self._free_since.clear()
+            self._split_since.clear()
 
     def _nobody_sleeps_on(self) -> None:
         """A lock that somebody waits for is not free for long."""
-        for waited in [each for each in self._free_since if each[1] not in each[0].lines.by_keys]:
+        for waited in [each for each in self._free_since if each[1] not in each[0].queues.by_key]:
             del self._free_since[waited]  # nobody waits for it any more
         for client in self.clients:
-            for keys in list(client.lines.by_keys):
-                wanted = (keys,) if isinstance(keys, bytes) else keys
+            for keys in list(client.queues.by_key):
                 group = client.group
                 # Nor may one that this client has seen step forward, before its quarantine begins.
                 voters = [
@@ -279,12 +396,12 @@ class Observer:
                     for node in self.nodes
                     if not group.guard or (node.may_vote(group.marker_key) and node.index not in group.suspects)
                 ]
-                free = sum(1 for node in voters if all(node.shows(key) is None for key in wanted))
+                free = sum(1 for node in voters if all(node.shows(key) is None for key in keys))
                 if free < group.need or client.actor.stopped:
                     self._free_since.pop((client, keys), None)
                     continue
                 # What is granted and released again between two looks is not slept on.
-                granted = max(self._granted_at.get(key, 0.0) for key in wanted)
+                granted = max(self._granted_at.get(key, 0.0) for key in keys)
                 since = max(granted, self._free_since.setdefault((client, keys), self.world.now))
                 if self.world.now - since > SLEPT_ON:
                     self.complain(11, f"{keys!r} has been free since {since:.2f} s, and {client.name} waits for it")
@@ -295,18 +412,18 @@ class Observer:
             return
         late = client.clock.now() - hold.deadline
         if late > LOSS_IS_LATE:
-            self.complain(6, f"{hold.name} of {hold.owner!r} ended {late:.3f} s ago, and nobody was told")
+            self.complain(6, f"{hold.name} of {hold.who.owner!r} ended {late:.3f} s ago, and nobody was told")
 
     def at_rest(self) -> None:
         """Nobody wants anything any more, and every ttl is over."""
         if not self.expected_guarantees.lively:
             return
         for node in self.nodes:
-            for name, owner in node.held():
-                self.complain(9, f"n{node.index} still has {name!r} of {owner!r}")
+            for key, owner in node.held():
+                self.complain(9, f"n{node.index} still has {key!r} of {owner!r}")
         for client in self.clients:
-            if client.lines.by_keys:
-                self.complain(13, f"{client.name}: somebody still stands in the line of {list(client.lines.by_keys)}")
+            if client.queues.by_key:
+                self.complain(13, f"{client.name}: somebody still waits in the queue of {list(client.queues.by_key)}")
             for task in client.tasks:
                 if not task.over:
                     self.complain(13, f"{client.name}: {task} has not ended")
@@ -318,4 +435,5 @@ class Observer:
             "lost": self.lost,
             "stale": sum(each.stale for each in registers),
             "unfenced updates lost": sum(each.lost for each in registers),
+            "overtaken": self.most_overtaken,
         }

@@ -7,6 +7,7 @@ exclusion     unless clocks run at rates beyond `drift` (A1), a node's clock ste
               nobody guards (A3). A5 is kept by not letting nodes forget while M - 1 are suspect;
 uniqueness    wherever counters survive, or a guard repairs a minority of them. One node alone numbers by its clock;
 order         the same; a cohort's tokens are in order only while exclusion holds;
+fairness      unless barging is wanted, or the nodes' clocks disagree, from which tickets are taken;
 liveness      unless a clock was set back where nobody may cut a lease that has become too long, or runs so wrong that the
               guard suspects every node, or a client of another max_ttl may have written a forgetful node's marker.
 """
@@ -17,7 +18,6 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from handfast.options import Policy, policy
 from sim.observer import ExpectedGuarantees
 
 __all__ = ["BEYOND", "DRIFT", "FAULTS", "Plan", "draw"]
@@ -113,20 +113,33 @@ class Plan(NamedTuple):
     """How long faults strike."""
     every: float = 6.0
     """Seconds between two strikes of one fault, on average."""
+    prefix: str = "handfast:"
+    """Empty: keys that other programs could share."""
+    tries: int | None = None
+    token_memory: float = 7 * 86400.0
+    """Seconds for which counters are kept."""
 
-    def policy(self, **changes: float) -> Policy:
-        return policy(
-            {
-                "ttl": self.ttl,
-                "max_ttl": self.max_ttl,
-                "fence": self.fence,
-                "renew": self.renew,
-                "fair": self.fair,
-                "cohort": self.cohort,
-                "max_hold": self.max_hold,
-                **changes,
-            }
-        )
+    def options(self, **changes: float) -> dict[str, Any]:
+        """What a client is made with."""
+        return {
+            "guard": self.guard,
+            "ttl": self.ttl,
+            "max_ttl": self.max_ttl,
+            "fence": self.fence,
+            "renew": self.renew,
+            "fair": self.fair,
+            "cohort": self.cohort,
+            "max_hold": self.max_hold,
+            "prefix": self.prefix,
+            "tries": self.tries,
+            "token_memory": self.token_memory,
+            **changes,
+        }
+
+    @property
+    def published(self) -> bool:
+        """The key is the name, and the protocol that of other programs: nobody queues."""
+        return not self.prefix and not self.fence
 
     @property
     def forgetful(self) -> bool:
@@ -147,8 +160,8 @@ class Plan(NamedTuple):
     def expected_guarantees(self) -> ExpectedGuarantees:
         faults = set(self.faults)
         guarded = self.guard or not self.forgetful
-        # An owner that is presented again may meet its own late release.
-        reused = self.owners and bool(faults - HARMLESS)
+        # Of the published protocol an owner that is presented again may meet its own late release.
+        reused = self.owners and self.published and bool(faults - HARMLESS)
         exclusive = not faults & {"wild drift", *STEPS} and guarded and not reused
         backwards = bool(faults & {"step back", "step after restart"})
         if self.nodes == 1:
@@ -166,7 +179,9 @@ class Plan(NamedTuple):
         # What a cohort passes on was numbered when it was taken: in order only while nobody else can have taken it since.
         ordered = unique and (exclusive or not self.cohort)
         lively = not (stuck or suspected or disputed)
-        return ExpectedGuarantees(exclusive=exclusive, ordered=ordered, unique=unique, lively=lively)
+        clocks = {"wild drift", "drift", "step back", "slow clock forgets", *STEPS}
+        fair = self.fair and not self.published and self.tries is None and not (self.nodes > 1 and faults & clocks)
+        return ExpectedGuarantees(exclusive=exclusive, ordered=ordered, unique=unique, lively=lively, fair=fair)
 
 
 class Theme(NamedTuple):
@@ -177,8 +192,12 @@ class Theme(NamedTuple):
 
 
 _TOKENS: Final[Mapping[str, Any]] = {
-    "guard": True, "fence": True, "fair": False, "cohort": 0, "clients": 4, "users": 1, "max_ttl": 1.0, "work": 0.1,
+    "guard": True, "fence": True, "cohort": 0, "clients": 4, "users": 1, "max_ttl": 1.0, "work": 0.1,
     "together": False, "owners": False, "every": 2.0, "fault_seconds": 45.0,
+}  # fmt: skip
+_QUEUE: Final[Mapping[str, Any]] = {
+    "fair": True, "clients": 4, "names": ("a",), "owners": False, "together": False, "prefix": "handfast:", "tries": None,
+    "think": 0.3, "work": 0.1, "every": 3.0,
 }  # fmt: skip
 THEMES: Final = (
     # Nodes that forget one after the other, while names rest and clients disagree about the date.
@@ -200,6 +219,25 @@ THEMES: Final = (
         ("slow network", "one-way partition", "stopped client", "power cut"),
         {"nodes": 1, "guard": False, "fair": True, "clients": 4, "names": ("a",), "owners": False, "together": False},
     ),
+    # The same on a quorum: waiters die, hang and give up, connections are cut, nodes restart in the middle of it.
+    Theme(
+        ("slow network", "reset", "stopped client", "crash", "cancel", "restart"),
+        {**_QUEUE, "nodes": 3, "guard": True},
+    ),
+    Theme(("reset", "one-way partition", "cancel", "durable restart", "distance"), {**_QUEUE, "nodes": 5, "guard": True}),
+    # Nothing but contention: tickets that were taken at the same time, and claims that arrive in different orders.
+    Theme(("distance",), {**_QUEUE, "nodes": 3, "guard": True, "think": 0.02, "work": 0.01}),
+    Theme(("cancel",), {**_QUEUE, "nodes": 5, "guard": True, "think": 0.1, "work": 0.1}),
+    # Counters that expire, and clocks that are set back.
+    Theme(
+        ("step back", "wrong wall clocks", "partition"),
+        {**_QUEUE, "names": ("a", "b"), "fence": True, "token_memory": 1.0, "think": 2.0, "fault_seconds": 45.0},
+    ),
+    # Owners that their users present, in one life after another.
+    Theme(
+        ("crash", "partition", "slow network", "cancel"),
+        {**_QUEUE, "owners": True, "names": ("a",), "users": 2, "cohort": 0},
+    ),
     # Renewals that hardly come in time.
     Theme(
         ("slow network", "partition", "reset", "stopped node"),
@@ -208,7 +246,7 @@ THEMES: Final = (
     # A process that keeps a lock to itself.
     Theme(
         ("wrong wall clocks", "stopped client", "one-way partition"),
-        {"nodes": 3, "guard": True, "cohort": 3, "users": 3, "fair": False, "owners": False, "think": 0.3, "fence": True},
+        {"nodes": 3, "guard": True, "cohort": 3, "users": 3, "owners": False, "think": 0.3, "fence": True},
     ),
 )
 
@@ -228,7 +266,7 @@ def _draw(rng: Random) -> Plan:
     ttl = rng.choice((0.4, 1.0, 2.0))
     chance = rng.choice((0.1, 0.2, 0.4))
     faults = tuple(fault for fault in FAULTS if rng.random() < chance * (0.3 if fault in BEYOND else 1.0))
-    fair = nodes == 1 and rng.random() < 0.5
+    fair = rng.random() < 0.8
     names = rng.choice((("a",), ("a",), ("a", "b"), ("a", "b", "c", "d")))
     cohort = rng.choice((0, 0, 3))
     return Plan(
@@ -248,7 +286,10 @@ def _draw(rng: Random) -> Plan:
         think=rng.choice((0.3, 1.0)),
         faults=faults,
         max_hold=rng.choice((None, None, None, 1.5 * ttl)),
-        together=len(names) > 1 and not fair and rng.random() < 0.4,
-        owners=not fair and not cohort and rng.random() < 0.15,
+        together=len(names) > 1 and rng.random() < 0.4,
+        owners=rng.random() < 0.15,
         reentrant=rng.random() < 0.2,
+        prefix="" if rng.random() < 0.1 else "handfast:",
+        tries=5 if rng.random() < 0.05 else None,
+        token_memory=rng.choice((7 * 86400.0, 7 * 86400.0, 1.0, 5.0)),
     )

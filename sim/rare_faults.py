@@ -62,15 +62,13 @@ def _ended(task: Task) -> None:
 
 
 async def _take(client: Client, name: str, keep: float) -> None:
-    request = client.request(name)
-    began = client.observer.began(request.names)
+    lock, asked = client.lock(name), client.world.now
+    began = client.observer.began(lock.names)
     try:
-        hold = await client.acquire(request, 0.0)
+        hold = await client.acquire(lock, 0.0)
     except HandfastError:
         return
-    finally:
-        client.observer.asked_for(client.world.task)
-    client.observer.returned(client, hold, began)
+    client.observer.returned(client, hold, began, asked)
     await client.io.sleep(client.io.now() + keep)
     await client.release(hold)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from random import Random
@@ -16,6 +17,7 @@ from sim.net import Net
 from sim.node import Node
 from sim.observer import Observer, Violation
 from sim.plan import DRIFT, Plan, draw
+from sim.store import name_of
 from sim.user import User
 from sim.world import Circles, Clock, Task, World
 
@@ -63,6 +65,8 @@ class Scenario:
             self.nodes[0].clock = Clock(world, EPOCH - 3600.0, 1 - DRIFT)
         if "drift" in plan.faults:
             world.happened["18"] += 1
+        for node in self.nodes:
+            node.compares, node.replies_first = world.rng.random() < 0.5, world.rng.random() < 0.5
         self.observer.nodes = self.observer.ledger.nodes = self.nodes
         self.strangers: list[Client] = []
         """Clients with another max_ttl than the namespace has."""
@@ -81,11 +85,10 @@ class Scenario:
     def _client(self, where: int, life: int = 0) -> Client:
         plan, rng = self.plan, self.world.rng
         strange = "another max_ttl" in plan.faults and where == plan.clients - 1
-        chosen = plan.policy(max_ttl=2 * plan.max_ttl) if strange else plan.policy()
+        options = plan.options(max_ttl=2 * plan.max_ttl) if strange else plan.options()
         client = Client(
-            self.world, self.net, self.nodes, self.observer, where, chosen, self._clocks[where],
-            guard=plan.guard, life=life,
-        )  # fmt: skip
+            self.world, self.net, self.nodes, self.observer, where, options, self._clocks[where], life=life
+        )
         if strange and plan.guard:
             self.strangers.append(client)
         if "wrong wall clocks" in plan.faults:
@@ -115,7 +118,7 @@ class Scenario:
         world.run(world.now + plan.patience + plan.max_ttl + 5.0)
         # What was left for the watchdog to release, and every ttl; but a clock that was set back keeps a key until
         # somebody meets it.
-        met = {name for node in self.nodes if node.clock.was_set_back for name, _ in node.held()}
+        met = {name_of(key) for node in self.nodes if node.clock.was_set_back for key, _ in node.held()}
         for name in sorted(met):
             client = next(each for each in self.clients if each not in self.strangers)
             client.tasks.append(Task(client.actor, self._queue(client, name), f"{client.name} meets {name}", _finish))
@@ -176,15 +179,13 @@ class Scenario:
         self.world.happened["36"] += bool(clients)
 
     async def _queue(self, client: Client, name: str) -> None:
-        request = client.request(name)
-        began = self.observer.began(request.names)
+        lock, asked = client.lock(name), self.world.now
+        began = self.observer.began(lock.names)
         try:
-            hold = await client.acquire(request, LONG_ENOUGH)
+            hold = await client.acquire(lock, LONG_ENOUGH)
         except (NotAcquired, ConfigError):
             return
-        finally:
-            self.observer.asked_for(self.world.task)
-        self.observer.returned(client, hold, began)
+        self.observer.returned(client, hold, began, asked)
         await client.release(hold)
 
 
@@ -201,10 +202,14 @@ def run(
         plan = draw(Random(f"plan {seed}"))
     scene = Scenario(seed, plan, tell)
     violation: BaseException | None = None
+    log = logging.getLogger("handfast")
+    before, log.disabled = log.disabled, True
     try:
         scene.play()
     except (Violation, Circles) as error:
         violation = error
+    finally:
+        log.disabled = before
     world = scene.world
     outcome = Outcome(
         seed, plan, world.now, world.digest(), violation, scene.observer.sums(), world.happened, world.cancelled_at,

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+from handfast._lease import Reentry
 from handfast.core.hold import Hold
+from handfast.core.schedule import SLOTS_PER_SECOND
 from handfast.errors import ConfigError, HandfastError, NotAcquired
-from handfast.lease import Entry
-from handfast.roster import SLOTS_PER_SECOND
 from sim.client import Client
-from sim.ledger import PRESENTED
 from sim.world import Task
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class User:
         self.number = number
         self.plan = scene.plan
         self.name = f"{client.name}.{number}"
-        self.owner = PRESENTED + self.name.partition(".")[0].encode() if self.plan.owners and number == 0 else None
+        self.owner = f"user c{client.where}" if self.plan.owners and number == 0 else None
         """The same in a later life of this client: it may come back to what it held."""
         self.world = client.world
         self.last: float | None = None
@@ -114,19 +113,17 @@ class User:
     async def _once(self, names: str | tuple[str, ...], wait: float | None, final: bool) -> None:
         client, observer = self.client, self.client.observer
         self.world.note("wants", self.name, names, wait)
-        request = client.request(names, self.owner)
-        began = observer.began(request.names)
+        lock = client.lock(names, owner=self.owner)
+        began = observer.began(lock.names)
         asked = self.world.now
         self._reaches("1", soon=0.002)
         try:
-            hold = await client.acquire(request, wait)
+            hold = await client.acquire(lock, wait)
         except (NotAcquired, ConfigError) as error:
             self.world.note("fails", self.name, names, str(error))
             self._failed(error, final, asked)
             return
-        finally:
-            observer.asked_for(self.world.task)
-        observer.returned(client, hold, began)
+        observer.returned(client, hold, began, asked)
         try:
             if not final:
                 self._reaches("2")
@@ -173,16 +170,15 @@ class User:
         """Take what is held once more: by the same task, as a reentrant lock does it, or by presenting the same owner."""
         client, observer = self.client, self.client.observer
         if self.owner is None:
-            entry = Entry({}, hold.keys, hold)
-            inner = entry.enter(client.clock.now())
+            inner = Reentry({}, hold.keys, hold).enter(client.clock.now())
             if (inner is not None) != observer.valid(client, hold):
                 observer.complain(6, f"{hold.name}: a lease that is over was entered again, or a valid one was not")
             return
         try:
-            inner = await client.acquire(client.request(hold.spelt, self.owner), 0.0, self.plan.ttl / 2)
+            inner = await client.acquire(client.lock(hold.names, owner=self.owner), 0.0, self.plan.ttl / 2)
         except (NotAcquired, ConfigError):
             return
-        observer.returned(client, inner, {})
+        observer.returned(client, inner, {}, self.world.now)
         try:
             await client.io.sleep(client.io.now() + 0.5 * self.plan.ttl * self.world.rng.random())
         finally:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, Final
 
-from handfast.core.effects import SILENT
+from handfast.core.io import SILENT
 
 __all__ = ["Actor", "Circles", "Clock", "Task", "Timer", "Waiter", "World"]
 
@@ -182,11 +182,9 @@ class Clock:
 
 
 class Waiter:
-    """What a task waits on: a single answer, or word that a poll is decided. See net.connection.Question."""
+    """What a task waits on: word that a request is decided, or a wake-up."""
 
     __slots__ = ("over", "reply", "task")
-
-    wakes = True
 
     def __init__(self) -> None:
         self.over = False
@@ -225,6 +223,7 @@ class Task:
         self._actor = actor
         self._work = work
         self._done = done
+        self._callbacks: list[Callable[[Task], Any]] = []
         self._waiter: Waiter | None = None
         self._cancelled = False
         self._waits = 0
@@ -313,3 +312,8 @@ class Task:
         self.result, self.error = result, error
         if self._done is not None:
             self._done(self)
+        for call in self._callbacks:
+            call(self)
+
+    def add_done_callback(self, call: Callable[[Task], Any]) -> None:
+        self._callbacks.append(call)
