@@ -99,8 +99,9 @@ class _ClaimReplies:
     over = False
     waiter: Any = None
 
-    def __init__(self, queue: ServerQueue, sent: float, width: int = 1) -> None:
+    def __init__(self, queue: ServerQueue, sent: float, nodes: int, width: int = 1) -> None:
         self.width = width
+        self._unanswered = nodes
         self._queue = queue
         self._sent = sent
         self._read = read_vote(queue.io, queue.group, sent)
@@ -110,6 +111,9 @@ class _ClaimReplies:
         if self.width > 1 and type(reply) is list:
             reply = reply[-1]
         vote = reply if type(reply) is Fault else self._read(node, reply)
+        self._unanswered -= 1
+        if not self._unanswered:
+            self._queue.requests.discard(self)
         self._queue.on_reply(node, vote, self._sent)
         return False
 
@@ -136,6 +140,8 @@ class ServerQueue:
         self.seen_at = io.now()
         self.tracked = False
         """The lock's keys are tracked, because another program holds one."""
+        self.requests: set[_ClaimReplies] = set()
+        """Claims and yields that not all nodes have answered."""
 
     # -- what the nodes say
 
@@ -271,8 +277,11 @@ class ServerQueue:
         for node in nodes:
             payload = self._due_payload(node, now)
             payloads[node] = payload if payload is None else before + payload
-        if any(payloads):
-            self.io.send(payloads, _ClaimReplies(self, self.io.now(), width))
+        asked = sum(1 for payload in payloads if payload is not None)
+        if asked:
+            replies = _ClaimReplies(self, now, asked, width)
+            self.requests.add(replies)
+            self.io.send(payloads, replies)
 
     async def _ask_for_ticket(self, timeout: float) -> None:
         """The ticket from the nodes' times, where no refusal has told them."""
@@ -364,6 +373,11 @@ class ServerQueue:
 
     # -- giving up
 
+    def end(self) -> None:
+        """The waiter leaves. A claim whose script a node has forgotten must not be sent again behind the release."""
+        for replies in self.requests:
+            replies.over = True
+
     def check_reachable(self, now: float) -> None:
         """Raise if the nodes cannot be asked and will not be soon."""
         answers = [vote.answer for vote in self.votes]
@@ -422,6 +436,7 @@ async def wait_in_queue(io: IO, queues: WaitQueues, waiter: Waiter, first: Ballo
             await queue.send_due()
             await io.wait(waiter.wakeup, queue.next_look())
     finally:
+        queue.end()
         io.mailbox.pop(queue.who.id, None)
         if queue.tracked:
             io.untrack(queue)
