@@ -256,9 +256,11 @@ class Observer:
 
     def _knows(self, node: Node, key: bytes, who: Identity) -> bool:
         """The node has the claim of a waiter that it can reach, or has given it its vote."""
-        claim = node.table(key + b":c").get(who.id)
+        claims = node.table(key + b":c")
+        claim = claims.get(who.id)
         if claim is None or who.id not in node.table(key + b":q"):
-            return node.shows(key) == who.owner
+            # A vote that was given to a first attempt has no ticket yet.
+            return node.shows(key) == who.owner and who.id in claims.get(b"*", b"").split(b" ")[2:3]
         return claim.split(b" ")[5] in node.channels
 
     def _queued(self) -> None:
@@ -312,6 +314,7 @@ class Observer:
         """Where a majority of the votes is with waiters and nobody holds the lock, one of the waiters soon does."""
         split: dict[tuple[bytes, ...], float] = {}
         waiting: dict[tuple[bytes, ...], set[bytes]] = {}
+        voters = {node: None for client in self.clients for node in self._voters(client)}
         for client, waiter, who in self._heads():
             if client.went_on_for(SPLIT):
                 waiting.setdefault(waiter.acquisition.request.keys, set()).add(who.owner)
@@ -319,7 +322,7 @@ class Observer:
             holds = [hold for key in keys for hold in self._now_held.get(name_of(key), ())]
             if any(hold.state in (HELD, RELEASING) for hold in holds) or len(keys) > 1:
                 continue
-            votes = [node.shows(keys[0]) for node in self.nodes]
+            votes = [node.shows(keys[0]) for node in voters]
             if sum(1 for vote in votes if vote in owners) > len(self.nodes) // 2:
                 granted = self._granted_at.get(keys[0], 0.0)
                 split[keys] = max(granted, self._split_since.get(keys, self.world.now))
@@ -390,13 +393,7 @@ class Observer:
         for client in self.clients:
             for keys in list(client.queues.by_key):
                 group = client.group
-                # Nor may one that this client has seen step forward, before its quarantine begins.
-                voters = [
-                    node
-                    for node in self.nodes
-                    if not group.guard or (node.may_vote(group.marker_key) and node.index not in group.suspects)
-                ]
-                free = sum(1 for node in voters if all(node.shows(key) is None for key in keys))
+                free = sum(1 for node in self._voters(client) if all(node.shows(key) is None for key in keys))
                 if free < group.need or client.actor.stopped:
                     self._free_since.pop((client, keys), None)
                     continue
@@ -405,6 +402,15 @@ class Observer:
                 since = max(granted, self._free_since.setdefault((client, keys), self.world.now))
                 if self.world.now - since > SLEPT_ON:
                     self.complain(11, f"{keys!r} has been free since {since:.2f} s, and {client.name} waits for it")
+
+    def _voters(self, client: Client) -> list[Node]:
+        """The nodes whose votes count for this client. One that it has seen step forward is soon in quarantine."""
+        group = client.group
+        return [
+            node
+            for node in self.nodes
+            if not group.guard or (node.may_vote(group.marker_key) and node.index not in group.suspects)
+        ]
 
     def _lost_in_time(self, client: Client, hold: Hold) -> None:
         dog = client.dog.actor
