@@ -168,7 +168,7 @@ async def _wait_at_head(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ball
         return await wait_for_change(io, queues, waiter, ballot)
     if len(acquisition.request.names) > 1:
         return await several.wait_for_each(io, queues, waiter)
-    return await wait_in_queue(io, queues, waiter, ballot, acquisition.sent)
+    return await wait_in_queue(io, queues, waiter, acquisition, ballot, acquisition.sent)
 
 
 async def _retry(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot) -> Hold:

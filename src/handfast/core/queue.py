@@ -123,10 +123,10 @@ class ServerQueue:
 
     keys: Sequence[bytes] = ()
 
-    def __init__(self, io: IO, waiter: Waiter) -> None:
+    def __init__(self, io: IO, waiter: Waiter, acquisition: Acquisition) -> None:
         self.io = io
         self.wakeup = waiter.wakeup
-        self.acquisition = waiter.acquisition
+        self.acquisition = acquisition
         self.config = self.acquisition.request.config
         self.group = self.config.group
         self.who = self.acquisition.identify(io.nonce)
@@ -409,10 +409,15 @@ def _is_ours(owner: bytes) -> bool:
     return owner.count(b":") >= 3 and len(nonce) == 32 and all(letter in b"0123456789abcdef" for letter in nonce)
 
 
-async def wait_in_queue(io: IO, queues: WaitQueues, waiter: Waiter, first: Ballot | None, sent: float) -> Hold:
-    """Wait until a majority of the nodes has handed over. `first`: the answers to an attempt that was sent at `sent`."""
-    queue = ServerQueue(io, waiter)
-    acquisition = waiter.acquisition
+async def wait_in_queue(
+    io: IO, queues: WaitQueues, waiter: Waiter, acquisition: Acquisition, first: Ballot | None, sent: float
+) -> Hold:
+    """Wait until a majority of the nodes has handed over. `first`: the answers to an attempt that was sent at `sent`.
+
+    `acquisition`: the waiter's own, or that of one of its names. Returns what a sibling hands over to the waiter, if that
+    comes first.
+    """
+    queue = ServerQueue(io, waiter, acquisition)
     early = io.mailbox.get(queue.who.id)
     io.mailbox[queue.who.id] = queue
     waiter.queue.explain = queue.explain

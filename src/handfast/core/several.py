@@ -31,7 +31,9 @@ async def wait_for_each(io: IO, queues: WaitQueues, waiter: Waiter) -> Hold:
                 part = _part(acquisition, name)
                 part.who = who.for_name(index)
                 acquisition.touched = (1 << acquisition.request.group.n) - 1
-                hold = await wait_in_queue(io, queues, _stand_in(waiter, part), None, io.now())
+                hold = await wait_in_queue(io, queues, waiter, part, None, io.now())
+                if hold.who is not part.who:
+                    return hold  # all names at once, from a sibling
                 queues.renew(hold)
                 parts.append(hold)
             whole = await _join(io, acquisition, parts)
@@ -50,11 +52,6 @@ def _part(acquisition: Acquisition, name: str) -> Acquisition:
     part = Acquisition(LockRequest(request.config, (name,), request.owner), acquisition.timing, None, acquisition.began)
     part.wait, part.until = acquisition.wait, acquisition.until
     return part
-
-
-def _stand_in(waiter: Waiter, part: Acquisition) -> Waiter:
-    """The same place in the same local queue, for one of the names."""
-    return Waiter(waiter.queue, part, waiter.wakeup, waiter.caller)
 
 
 async def _join(io: IO, acquisition: Acquisition, parts: list[Hold]) -> Hold | None:
