@@ -137,7 +137,7 @@ async def _queue_on_arrival(io: IO, acquisition: Acquisition) -> bool:
     request, config = acquisition.request, acquisition.request.config
     if config.group.n > 1 or config.exact or len(request.names) > 1 or config.tries is not None:
         return False
-    if not io.channels[0] and config.group.nodes[0].no_push is None and config.group.nodes[0].fault is None:
+    if not io.channels[0] and config.group.nodes[0].no_push is None:
         await io.subscribe(acquisition.timeout(acquisition.timing.timeout, io.now()))
     return bool(io.channels[0]) and acquisition.timing.copies is None
 

@@ -295,17 +295,17 @@ class ServerQueue:
         self._take_ticket(times)
 
     def _unsubscribed(self, node: int) -> bool:
-        state = self.group.nodes[node]
-        return not self.io.channels[node] and state.fault is None and state.no_push is None
+        return not self.io.channels[node] and self.group.nodes[node].no_push is None
 
     def _due_payload(self, node: int, now: float) -> bytes | None:
         vote, state = self.votes[node], self.group.nodes[node]
         config = self.config
         # The next look, if nothing is heard until then.
         vote.due = now + max(RETRY, 2 * self.acquisition.timing.timeout)
-        fault = self.group.closed(state, now) or state.no_push or state.fault
+        fault = self.group.closed(state, now) or state.no_push
         if fault is None and not self.io.channels[node]:
-            fault = Fault("closed", "is being connected")
+            # With a channel our own connection is there, though another one of this client may have failed.
+            fault = state.fault or Fault("closed", "is being connected")
         if fault is not None:
             vote.answer, vote.due = fault, now + RETRY
             return None
