@@ -85,7 +85,7 @@ acquisitions = st.sampled_from(
 )
 ttls = st.sampled_from([b"300000", b"600000", b"800000"])
 steps_wanted = st.sampled_from([0, 1, 4])
-retentions = st.sampled_from([1, 604_800])
+retentions = st.sampled_from([600, 604_800])
 small = st.integers(0, 90)
 guards = st.sampled_from([(), GUARD])
 
