@@ -219,5 +219,3 @@ class Watchdog(watchdog.Watchdog):
     def _report(self, lost: list[Hold]) -> None:
         for hold in lost:
             self.client.world.note("lost", self.client.name, hold.name, hold.token, hold.reason)
-
-

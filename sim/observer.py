@@ -105,8 +105,8 @@ class Observer:
         self._holds: dict[Acquirer, list[Hold]] = {}
         self._final: dict[Hold, str] = {}
         self._renewed_to: dict[Hold, float] = {}
-        self._votes: dict[tuple[int, bytes], float] = {}
-        """By node and owner: how long before its vote the node had lost its data."""
+        self._votes: dict[tuple[int, bytes], list[tuple[float, float]]] = {}
+        """By node and owner: when it voted, and how long before that it had lost its data."""
         self._free_since: dict[tuple[Client, Any], float] = {}
         self._split_since: dict[tuple[bytes, ...], float] = {}
         self._granted_at: dict[bytes, float] = {}
@@ -165,7 +165,9 @@ class Observer:
         if not self.expected_guarantees.exclusive:
             return
         for node in self.nodes:
-            age = self._votes.get((node.index, hold.who.owner), FOREVER)
+            votes = self._votes.get((node.index, hold.who.owner), [])
+            # Any vote counts whose ttl is not over, also if the node has forgotten since.
+            age = max((age for when, age in votes if when > self.world.now - 2 * hold.ttl), default=FOREVER)
             if hold.votes >> node.index & 1 and age < least:
                 self.complain(10, f"{hold.name}: counted a vote of n{node.index}, which had forgotten {age:.3f} s before")
 
@@ -183,7 +185,8 @@ class Observer:
         if len(on) < group.need:
             left = hold.deadline - client.clock.now()
             self.complain(
-                5, f"{hold.name} is valid for {hold.who.owner!r} for another {left:.3f} s, and held for so long on {on} only"
+                5,
+                f"{hold.name} is valid for {hold.who.owner!r} for another {left:.3f} s, and held for so long on {on} only",
             )
 
     @staticmethod
@@ -205,7 +208,8 @@ class Observer:
 
     def voted(self, node: Node, owner: bytes) -> None:
         """A node was asked for its vote, or has handed it over."""
-        self._votes[node.index, owner] = self.world.now - node.forgot_at
+        votes = self._votes.setdefault((node.index, owner), [])
+        votes.append((self.world.now, self.world.now - node.forgot_at))
 
     def began(self, names: Iterable[str]) -> dict[str, int]:
         """Who begins to ask now must get larger tokens than these."""
@@ -253,9 +257,11 @@ class Observer:
 
     def _knows(self, node: Node, key: bytes, who: Identity) -> bool:
         """The node has the claim of a waiter that it can reach, or has given it its vote."""
-        claim = node.table(key + b":c").get(who.id)
+        claims = node.table(key + b":c")
+        claim = claims.get(who.id)
         if claim is None or who.id not in node.table(key + b":q"):
-            return node.shows(key) == who.owner
+            # A vote that was given to a first attempt has no ticket yet.
+            return node.shows(key) == who.owner and who.id in claims.get(b"*", b"").split(b" ")[2:3]
         return claim.split(b" ")[5] in node.channels
 
     def _queued(self) -> None:
@@ -276,7 +282,10 @@ class Observer:
             since = self._queued_since.get(who.id)
             if other is client or since is None or since >= asked or waiter.acquisition.request.key not in hold.keys:
                 continue
-            if sum(1 for node in self.nodes if self._knows(node, waiter.acquisition.request.key, who)) < client.group.need:
+            if (
+                sum(1 for node in self.nodes if self._knows(node, waiter.acquisition.request.key, who))
+                < client.group.need
+            ):
                 continue
             times = self._overtaken[who.id] = self._overtaken.get(who.id, 0) + 1
             self.most_overtaken = max(self.most_overtaken, times)
@@ -309,6 +318,7 @@ class Observer:
         """Where a majority of the votes is with waiters and nobody holds the lock, one of the waiters soon does."""
         split: dict[tuple[bytes, ...], float] = {}
         waiting: dict[tuple[bytes, ...], set[bytes]] = {}
+        voters = {node: None for client in self.clients for node in self._voters(client)}
         for client, waiter, who in self._heads():
             if client.went_on_for(SPLIT):
                 waiting.setdefault(waiter.acquisition.request.keys, set()).add(who.owner)
@@ -316,7 +326,7 @@ class Observer:
             holds = [hold for key in keys for hold in self._now_held.get(name_of(key), ())]
             if any(hold.state in (HELD, RELEASING) for hold in holds) or len(keys) > 1:
                 continue
-            votes = [node.shows(keys[0]) for node in self.nodes]
+            votes = [node.shows(keys[0]) for node in voters]
             if sum(1 for vote in votes if vote in owners) > len(self.nodes) // 2:
                 granted = self._granted_at.get(keys[0], 0.0)
                 split[keys] = max(granted, self._split_since.get(keys, self.world.now))
@@ -387,13 +397,7 @@ class Observer:
         for client in self.clients:
             for keys in list(client.queues.by_key):
                 group = client.group
-                # Nor may one that this client has seen step forward, before its quarantine begins.
-                voters = [
-                    node
-                    for node in self.nodes
-                    if not group.guard or (node.may_vote(group.marker_key) and node.index not in group.suspects)
-                ]
-                free = sum(1 for node in voters if all(node.shows(key) is None for key in keys))
+                free = sum(1 for node in self._voters(client) if all(node.shows(key) is None for key in keys))
                 if free < group.need or client.actor.stopped:
                     self._free_since.pop((client, keys), None)
                     continue
@@ -402,6 +406,15 @@ class Observer:
                 since = max(granted, self._free_since.setdefault((client, keys), self.world.now))
                 if self.world.now - since > SLEPT_ON:
                     self.complain(11, f"{keys!r} has been free since {since:.2f} s, and {client.name} waits for it")
+
+    def _voters(self, client: Client) -> list[Node]:
+        """The nodes whose votes count for this client. One that it has seen step forward is soon in quarantine."""
+        group = client.group
+        return [
+            node
+            for node in self.nodes
+            if not group.guard or (node.may_vote(group.marker_key) and node.index not in group.suspects)
+        ]
 
     def _lost_in_time(self, client: Client, hold: Hold) -> None:
         dog = client.dog.actor

@@ -137,7 +137,7 @@ class User:
         stranger = self.client in self.scene.strangers
         if stranger and isinstance(error, ConfigError):
             self.world.happened["41"] += 1
-        elif final and self.plan.expected_guarantees.lively and not stranger:
+        elif final and self.plan.expected_guarantees.lively and self.plan.tries is None and not stranger:
             self.client.observer.complain(
                 11, f"{self.name} waited {self.world.now - asked:.1f} s after all faults: {error}"
             )

@@ -144,7 +144,7 @@ def _queues_on_arrival(acquisition: Acquisition) -> bool:
 async def _subscribed(io: IO, acquisition: Acquisition) -> bool:
     """The node has a channel to push to."""
     node = acquisition.request.group.nodes[0]
-    if node.no_push is None and node.fault is None:
+    if node.no_push is None:
         await io.subscribe(acquisition.timeout(acquisition.timing.timeout, io.now()))
     return bool(io.channels[0])
 

@@ -116,8 +116,9 @@ class _ClaimReplies:
     over = False
     waiter: Any = None
 
-    def __init__(self, queue: ServerQueue, sent: float, width: int = 1) -> None:
+    def __init__(self, queue: ServerQueue, sent: float, nodes: int, width: int = 1) -> None:
         self.width = width
+        self._unanswered = nodes
         self._queue = queue
         self._sent = sent
         self._read = read_vote(queue.io, queue.group, sent)
@@ -127,6 +128,9 @@ class _ClaimReplies:
         if self.width > 1 and type(reply) is list:
             reply = reply[-1]
         vote = reply if type(reply) is Fault else self._read(node, reply)
+        self._unanswered -= 1
+        if not self._unanswered:
+            self._queue.requests.discard(self)
         self._queue.on_reply(node, vote, self._sent)
         return False
 
@@ -155,6 +159,8 @@ class ServerQueue:
         self.seen_at = io.now()
         self.tracked = False
         """The lock's keys are tracked, because another program holds one."""
+        self.requests: set[_ClaimReplies] = set()
+        """Claims and yields that not all nodes have answered."""
 
     # -- what the nodes say
 
@@ -301,8 +307,11 @@ class ServerQueue:
         for node in nodes:
             payload = self._due_payload(node, now)
             payloads[node] = payload if payload is None else before + payload
-        if any(payloads):
-            self.io.send(payloads, _ClaimReplies(self, self.io.now(), width))
+        asked = sum(1 for payload in payloads if payload is not None)
+        if asked:
+            replies = _ClaimReplies(self, now, asked, width)
+            self.requests.add(replies)
+            self.io.send(payloads, replies)
 
     async def _ask_for_ticket(self, timeout: float) -> None:
         """The ticket from the nodes' times, where no refusal has told them."""
@@ -316,17 +325,17 @@ class ServerQueue:
         self._take_ticket(times)
 
     def _unsubscribed(self, node: int) -> bool:
-        state = self.group.nodes[node]
-        return not self.io.channels[node] and state.fault is None and state.no_push is None
+        return not self.io.channels[node] and self.group.nodes[node].no_push is None
 
     def _due_payload(self, node: int, now: float) -> bytes | None:
         vote, state = self.votes[node], self.group.nodes[node]
         config = self.config
         # The next look, if nothing is heard until then.
         vote.due = now + max(RETRY, 2 * self.acquisition.timing.timeout)
-        fault = self.group.closed(state, now) or state.no_push or state.fault
+        fault = self.group.closed(state, now) or state.no_push
         if fault is None and not self.io.channels[node]:
-            fault = Fault("closed", "is being connected")
+            # With a channel our own connection is there, though another one of this client may have failed.
+            fault = state.fault or Fault("closed", "is being connected")
         if fault is not None:
             vote.answer, vote.due = fault, now + RETRY
             return None
@@ -403,6 +412,11 @@ class ServerQueue:
 
     # -- giving up
 
+    def end(self) -> None:
+        """The waiter leaves. A claim whose script a node has forgotten must not be sent again behind the release."""
+        for replies in self.requests:
+            replies.over = True
+
     def check_reachable(self, now: float) -> None:
         """Raise if the nodes cannot be asked and will not be soon."""
         answers = [vote.answer for vote in self.votes]
@@ -465,6 +479,7 @@ async def wait_in_queue(
             await queue.send_due()
             await io.wait(waiter.wakeup, queue.next_look())
     finally:
+        queue.end()
         io.mailbox.pop(queue.who.id, None)
         if queue.tracked:
             io.untrack(queue)

@@ -76,6 +76,8 @@ if holder == owner then
   if whose ~= id then stamp = new_stamp() end
   local inquired = 0
   if queues then
+    -- It arrived before, not now. A vote without a record was given before anybody queued.
+    if ARGV[10] == '0' then ticket = whose == id and given or '0' end
     if call('ZREM', KEYS[2], id) == 1 then call('HDEL', KEYS[3], id) end
     call('HSET', KEYS[3], '*', table.concat({stamp, ticket, id, claim}, ' '))
     keep()
