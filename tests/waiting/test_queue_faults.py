@@ -14,7 +14,7 @@ import pytest
 import handfast
 from handfast.testing import Server, Servers
 from tests.support.eventually import eventually_async
-from tests.support.queues import SOON, acquiring, nothing_left, queue_length, queued_on_all
+from tests.support.queues import SOON, acquiring, nothing_left, queued_on_all
 from tests.support.stress_processes import Agent, in_thread
 from tests.support.sync_and_async import MODES, connected, plain
 
@@ -69,10 +69,10 @@ async def test_faulty_waiter_is_skipped_and_the_others_keep_their_order(
                 faulty.acquire(wait=0.5 if fault == "timed out" else None)
             else:
                 waiting.append(acquiring(mode, clients[len(waiting) + 1].lock("a")))
-            await queued_on_all(nodes, place + 1)
+            await queued_on_all(nodes, place + 1, lease.owner)
         await in_thread(lambda: WAITER_FAULTS[fault](faulty))
         if fault in ("interrupted", "timed out"):
-            await queued_on_all(nodes, 2)
+            await queued_on_all(nodes, 2, lease.owner)
         for number, waiter in enumerate(waiting):
             assert not any(other.done() for other in waiting[number:])
             assert await lease.release()
@@ -97,11 +97,12 @@ async def test_lock_of_faulty_holder_goes_to_the_waiters_in_order(mode: str, fau
         clients = [await stack.enter_async_context(connected(mode, urls_of(nodes), **OPTIONS)) for _ in range(2)]
         faulty = stack.enter_context(Agent(mode, urls_of(nodes), "a", **OPTIONS))
         faulty.acquire()
-        tokens = [(await in_thread(faulty.held)).token]
+        held = await in_thread(faulty.held)
+        tokens = [held.token]
         waiting: list[asyncio.Future[Any]] = []
         for client in clients:
             waiting.append(acquiring(mode, client.lock("a")))
-            await queued_on_all(nodes, len(waiting))
+            await queued_on_all(nodes, len(waiting), held.owner)
         await in_thread(faulty.kill if fault == "killed" else faulty.stop)
         struck = time.monotonic()
         first = await asyncio.wait_for(waiting[0], TTL + SOON)
@@ -134,10 +135,10 @@ async def test_waiters_cancelled_at_any_moment_leave_nothing_behind(nodes: list[
             lease = await one.lock("a").acquire(wait=SOON)
             waiting = asyncio.create_task(fickle.lock("a").acquire())
             if release_first:
-                await queued_on_all(nodes, 1)
+                await queued_on_all(nodes, 1, lease.owner)
             behind = asyncio.create_task(heir.lock("a").acquire())
             if release_first:
-                await queued_on_all(nodes, 2)
+                await queued_on_all(nodes, 2, lease.owner)
                 assert await lease.release()
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -147,7 +148,7 @@ async def test_waiters_cancelled_at_any_moment_leave_nothing_behind(nodes: list[
             except asyncio.CancelledError:
                 pass
             if not release_first:
-                await eventually_async(lambda: all(queue_length(node) == 1 for node in nodes))
+                await queued_on_all(nodes, 1, lease.owner)
                 assert await lease.release()
             assert await (await asyncio.wait_for(behind, SOON)).release()
         await eventually_async(lambda: nothing_left(*nodes))
