@@ -23,6 +23,7 @@ __all__ = [
     "Monitor",
     "acquiring",
     "calls",
+    "claims_on",
     "holder_on",
     "listeners",
     "nothing_left",
@@ -57,9 +58,14 @@ async def queued(server: Server, count: int, key: str = KEY) -> None:
     await eventually_async(lambda: queue_length(server, key) == count, what=f"{count} in the queue")
 
 
-async def queued_on_all(servers: Iterable[Server], count: int, key: str = KEY) -> None:
+def claims_on(server: Server, holder: str) -> int:
+    """How many waiters a node of a quorum knows. One of them may have the vote of this node: too few to hold the lock."""
+    return queue_length(server) + (holder_on(server) not in ("", holder))
+
+
+async def queued_on_all(servers: Iterable[Server], count: int, holder: str) -> None:
     for server in servers:
-        await queued(server, count, key)
+        await eventually_async(lambda server=server: claims_on(server, holder) == count, what=f"{count} waiters known")
 
 
 def holder_on(server: Server, key: str = KEY) -> str:

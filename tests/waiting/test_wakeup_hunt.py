@@ -1,9 +1,9 @@
-"""The hunt for lost wake-ups, and for whatever else goes wrong when many want the same few locks.
+"""The hunt for lost wake-ups, and for other faults of a few locks that many processes want.
 
-Real processes, with threads and with tasks, take and release as fast as they can, give up at random and are cancelled at
-random; some are stopped for a while or killed at random, while they hold or wait, and replaced. An observer reads what
-all of them wrote down. The killed have a short ttl and the others one that is far longer than any stall that is allowed:
-so a killed holder costs little, and a lock that was given to nobody, or a wake-up that was lost, stands out.
+Real processes, with threads and with tasks, acquire and release as fast as they can, give up at random and are cancelled
+at random. Some are stopped for a while or killed at random, while they hold or wait, and replaced. An observer reads what
+all of them wrote down. The killed ones have a short ttl, the others a ttl far longer than any stall that is allowed. So a
+killed holder costs little, and a lock that was given to nobody, or a wake-up that was lost, stands out.
 
 `HUNT_SECONDS=600 pytest tests/waiting/test_wakeup_hunt.py` hunts for longer.
 """
@@ -35,12 +35,12 @@ LONG: Final = 8.0
 STALL: Final = SHORT + 2.5
 """Seconds for which nobody may hold a lock that is wanted all the time."""
 ONE_NODE: Final[dict[str, dict[str, Any]]] = {
-    "plain": {},
-    "fair": {"fair": True},
+    "fair": {},
+    "barging": {"fair": False},
     "cohort": {"cohort": 3},
-    "both": {"fair": True, "cohort": 3},
+    "unfenced": {"fence": False},
 }
-QUORUM: Final[dict[str, dict[str, Any]]] = {"plain": {}, "cohort": {"cohort": 3}}
+QUORUM: Final[dict[str, dict[str, Any]]] = {"fair": {}, "cohort": {"cohort": 3}}
 
 
 def hunt(servers: Sequence[Server], locks: dict[str, dict[str, Any]], folder: Path, hunters: int) -> Counter[str]:

@@ -73,7 +73,9 @@ if holder == owner then
     token = call('GET', KEYS[4]) or '0'
   end
   local stamp, given, whose = string.match(call('HGET', KEYS[3], '*') or '', '^(%d+) (%d+) (%S+)')
-  if whose ~= id then stamp = new_stamp() end
+  -- On a single node the order of arrival is the order: a claim that is repeated keeps its ticket, and yields to nobody.
+  local single = ARGV[10] == '0'
+  if whose ~= id then stamp = new_stamp() elseif single then ticket = given end
   local inquired = 0
   if queues then
     -- It arrived before, not now. A vote without a record was given before anybody queued.
@@ -82,7 +84,7 @@ if holder == owner then
     call('HSET', KEYS[3], '*', table.concat({stamp, ticket, id, claim}, ' '))
     keep()
     local first = call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
-    if first[1] and tonumber(first[2]) < tonumber(ticket) then inquired = 1 end
+    if first[1] and not single and tonumber(first[2]) < tonumber(ticket) then inquired = 1 end
   end
   return {1, left, token, stamp, time[1], time[2], proof(), inquired}
 end
