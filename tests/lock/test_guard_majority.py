@@ -6,11 +6,11 @@ import time
 from typing import Any
 
 import pytest
-from tests.defects.support import attempt, defect, running
 
 import handfast
 from handfast import ConfigError, Lease
 from handfast.testing import Servers, available
+from tests.support.programs import attempt, defect, running
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
@@ -62,7 +62,7 @@ def test_node_that_wrong_client_met_first_votes_again(three: Servers) -> None:
 PAUSE = 1.0
 PAUSED = """
 import sys
-from tests.defects import fake_clocks
+from tests.support import fake_clocks
 import handfast
 
 client = handfast.connect(sys.argv[2:], max_ttl=float(sys.argv[1]), node_timeout=0.25)
