@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import handfast
-from handfast import ConfigError, Lease
+from handfast import ConfigError, Lease, NoQuorum
 from handfast.testing import Servers, available
 from tests.support.programs import attempt, defect, running
 
@@ -35,7 +35,6 @@ def _wrong_client_meets_restarted_node(three: Servers) -> None:
             raise RuntimeError(f"the wrong client was not refused: {refused}")
 
 
-@defect("a client with another max_ttl that first meets a restarted node makes every right client fail")
 def test_client_with_other_max_ttl_does_not_stop_right_clients(three: Servers) -> None:
     _wrong_client_meets_restarted_node(three)
     with handfast.connect(three.urls, **RIGHT) as client:
@@ -44,7 +43,6 @@ def test_client_with_other_max_ttl_does_not_stop_right_clients(three: Servers) -
         lease.release()
 
 
-@defect("a node on which a wrong client left its max_ttl never votes again for the right ones")
 def test_node_that_wrong_client_met_first_votes_again(three: Servers) -> None:
     _wrong_client_meets_restarted_node(three)
     with handfast.connect(three.urls, **RIGHT) as client:
@@ -55,6 +53,31 @@ def test_node_that_wrong_client_met_first_votes_again(three: Servers) -> None:
                 votes = " ".join(lease.votes)
                 lease.release()
         assert three[0].url in votes, f"the node does not vote: {lease}"
+
+
+def test_client_with_other_max_ttl_changes_no_marker(three: Servers) -> None:
+    with handfast.connect(three.urls, **RIGHT) as client:
+        handfast.bootstrap(client)
+    before = [node.command("GET", "handfast:guard") for node in three]
+    with handfast.connect(three.urls, **WRONG) as wrong:
+        for _ in range(3):
+            assert isinstance(attempt(wrong.lock("a"), wait=0), ConfigError)
+        with pytest.raises(ConfigError, match="max_ttl"):
+            handfast.bootstrap(wrong)
+    assert [node.command("GET", "handfast:guard") for node in three] == before
+
+
+def test_client_that_no_majority_contradicts_waits_for_missing_node(three: Servers) -> None:
+    """One node agrees with it, one does not, one is down: the third decides which setting stands."""
+    with handfast.connect(three.urls, **RIGHT) as client:
+        handfast.bootstrap(client)
+    _, odd, missing = three
+    odd.command("SET", "handfast:guard", f"1 {odd.info('run_id')}:0 1 {round(2000 * MAX_TTL)} 0")
+    missing.kill()
+    with handfast.connect(three.urls, **RIGHT) as client:
+        refused = attempt(client.lock("a"), wait=0)
+        assert isinstance(refused, NoQuorum), refused
+        assert "max_ttl=1.6, this client has max_ttl=0.8" in refused.nodes[odd.url]
 
 
 # -- a client whose clock stood still ----------------------------------------------------------------------------------

@@ -69,12 +69,13 @@ async def prepare(io: IO, acquisition: Acquisition) -> None:
 
 
 async def admit(io: IO, group: NodeGroup, until: float | None) -> None:
-    """Before voting on a quorum: nothing is misconfigured, and nodes whose quarantine is over may vote."""
+    """Before voting on a quorum: nodes whose quarantine is over may vote, and nothing is misconfigured."""
+    if not group.all_nodes_vote and group.voters() < group.need:
+        await guard.repair(io, group, until)
+    # Afterwards: what was wrong with a node may have been put right meanwhile.
     error = group.config_error()
     if error is not None:
         raise ConfigError(error)
-    if not group.all_nodes_vote and group.voters() < group.need:
-        await guard.repair(io, group, until)
 
 
 async def attempt(io: IO, acquisition: Acquisition, *, queue: bool = False) -> Ballot:

@@ -11,6 +11,11 @@ Waiting heals locks, never counters: after Q the largest token known to at least
 of this one's counters, before its first vote. Where a majority forgot, that can no longer be had; then the maximum
 of a majority of whatever answers must do, which is what "with a minority of forgetful nodes" in the promise means.
 
+All clients of a namespace must have the same max_ttl, or Q would be too short for some leases. A client counts no votes
+of a node whose marker has another max_ttl. If no majority can agree with the client, it is the odd one: it gets a
+ConfigError and writes nothing. If a majority agrees with it, the odd marker is the mistake of a client that met the node
+first after a restart: a new quarantine with the majority's max_ttl replaces it.
+
 A node whose clock stepped forward has forgotten too: its keys ended early. So its time is read with the marker, behind
 votes and renewals; whoever has met the node before notices, does not count the votes, and puts it in quarantine again.
 """
@@ -90,15 +95,15 @@ def quarantine(group: NodeGroup, node: Node, seen: bytes | None) -> bytes:
 def adopt(group: NodeGroup, node: Node, raw: bytes | None, server_us: int, now: float) -> bool:
     """Take over what a marker says of this node; False if it is not of this incarnation."""
     marker = Marker.parse(raw)
+    node.other_max_ttl = 0
     if marker is None or raw is None or marker.incarnation != node.incarnation:
         group.set_marker(node, b"")
         return False
     if marker.max_ttl_ms != group.max_ttl_ms:
+        node.other_max_ttl = marker.max_ttl_ms
+        node.opens_at = now  # nothing to wait for: either we are the odd one, or the marker is replaced
         group.set_marker(node, b"")
-        raise ConfigError(
-            f"{node.label}: this namespace was set up with max_ttl={marker.max_ttl_ms / 1000:g}, this client has "
-            f"max_ttl={group.max_ttl_ms / 1000:g}; all clients of a namespace must have the same"
-        )
+        return True
     if raw != node.waiting:
         # Counted on our own clock from the first sight: a step of the server's clock does not end a quarantine.
         node.opens_at = now + (marker.ready_at - server_us) / 1e6
@@ -220,6 +225,26 @@ def floor_for(group: NodeGroup, node: int, states: dict[int, _State], ready: int
     return None
 
 
+def _to_quarantine(group: NodeGroup, node: Node, state: _State, states: dict[int, _State]) -> bool:
+    """Its quarantine begins now, or anew."""
+    if node.other_max_ttl:
+        agreeing = sum(1 for each in states.values() if each.marker and each.marker.max_ttl_ms == group.max_ttl_ms)
+        return agreeing >= group.need
+    return state.marker is None or node.index in group.suspects or _stuck(group, state)
+
+
+def _is_over(node: Node, marker: Marker, server_us: int, now: float) -> bool:
+    """It is in quarantine, and the quarantine is over, by the node's clock and by ours."""
+    if marker.votes or node.other_max_ttl:
+        return False
+    return server_us >= marker.ready_at and now >= node.opens_at
+
+
+def _adopt_all(group: NodeGroup, states: dict[int, _State], now: float) -> None:
+    for i, state in states.items():
+        adopt(group, group.nodes[i], state.raw, state.server_us, now)
+
+
 async def repair(io: IO, group: NodeGroup, until: float | None = None) -> None:
     """Let nodes vote whose quarantine is over. Safe to run at any time, by any number of clients."""
 
@@ -229,15 +254,16 @@ async def repair(io: IO, group: NodeGroup, until: float | None = None) -> None:
     if not io.ready:
         await io.connect(group.need, timeout())
     states, _ = await _survey(io, group, timeout())
+    _adopt_all(group, states, io.now())
+    if group.config_error() is not None:
+        return
     payloads: list[bytes | None] = [None] * group.n
     ready: dict[int, Marker] = {}
     for i, state in states.items():
         node, marker = group.nodes[i], state.marker
-        if marker is None or i in group.suspects or _stuck(group, state):
+        if _to_quarantine(group, node, state, states):
             payloads[i] = quarantine(group, node, state.raw)
-            continue
-        adopt(group, node, state.raw, state.server_us, io.now())
-        if not marker.votes and state.server_us >= marker.ready_at and io.now() >= node.opens_at:
+        elif marker is not None and _is_over(node, marker, state.server_us, io.now()):
             ready[i] = marker
     for i, marker in ready.items():
         floor = floor_for(group, i, states, len(ready))
@@ -273,6 +299,10 @@ async def bootstrap(io: IO, group: NodeGroup) -> dict[str, str]:
     """
     await io.connect(group.n, BOOTSTRAP_TIMEOUT)
     states, poll = await _survey(io, group)
+    _adopt_all(group, states, io.now())
+    error = group.config_error()
+    if error is not None:
+        raise ConfigError(error)
     # As many answers as meet every majority: if the deployment were in use, one of them would vote.
     seen = len(states) > group.n - group.need
     in_use = any(state.votes for state in states.values())
@@ -284,8 +314,8 @@ async def bootstrap(io: IO, group: NodeGroup) -> dict[str, str]:
             fault = poll.answers[i]
             result[node.label] = fault.text if type(fault) is Fault else "no answer"
         elif state.votes:
-            adopt(group, node, state.raw, state.server_us, io.now())
-            result[node.label] = "open already"
+            closed = group.closed(node, io.now())
+            result[node.label] = "open already" if closed is None else closed.text
         elif in_use:
             result[node.label] = "joins by itself after its quarantine, since other nodes are in use"
         elif not seen:

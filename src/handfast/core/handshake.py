@@ -12,7 +12,6 @@ from typing import Any, Final
 from handfast.core import guard
 from handfast.core.io import Fault
 from handfast.core.nodes import Node, NodeGroup
-from handfast.errors import ConfigError
 from handfast.protocol.resp import encode
 from handfast.protocol.scripts import LOAD_REPLIES, load_scripts
 
@@ -116,13 +115,10 @@ def _identify(group: NodeGroup, node: Node, now: Callable[[], float], warn: Call
     server_us = guard.server_time(time)
     if guard.clock_stepped(node, sent, now(), server_us, group.policy.drift):
         group.suspect(node.index)
-    try:
-        if not guard.adopt(group, node, raw, server_us, now()):
-            (raw,) = yield guard.quarantine(group, node, raw), 1
-            _refuse([raw])
-            guard.adopt(group, node, raw, server_us, now())
-    except ConfigError as error:
-        raise Rejected(Fault("config", str(error).removeprefix(f"{node.label}: "), lasting=True)) from None
+    if not guard.adopt(group, node, raw, server_us, now()):
+        (raw,) = yield guard.quarantine(group, node, raw), 1
+        _refuse([raw])
+        guard.adopt(group, node, raw, server_us, now())
 
 
 def _knows(reply: Any) -> bool:

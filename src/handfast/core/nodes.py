@@ -34,6 +34,7 @@ class Node:
         "marker",
         "no_push",
         "opens_at",
+        "other_max_ttl",
         "run_id",
         "tracks",
         "waiting",
@@ -60,6 +61,8 @@ class Node:
         """The end of its quarantine on the local clock."""
         self.waiting = b""
         """The marker whose quarantine `opens_at` is the end of."""
+        self.other_max_ttl = 0
+        """The max_ttl in its marker, in ms, where that is not this client's; 0 where it is."""
         self.floor = b"0"
         """Lower bound for fence counters that it may have forgotten."""
         self.clock: tuple[float, float, float] | None = None
@@ -124,7 +127,17 @@ class NodeGroup:
         for node in self.nodes:
             if node.fault is not None and node.fault.kind == "config":
                 return f"{node.label}: {node.fault.text}"
+        odd = [node for node in self.nodes if node.other_max_ttl]
+        # While those that agree with us can be a majority, theirs is the setting that stands: see guard.repair.
+        if self.n - len(odd) < self.need:
+            return f"{odd[0].label}: {self._disagreement(odd[0])}"
         return None
+
+    def _disagreement(self, node: Node) -> str:
+        return (
+            f"this namespace was set up with max_ttl={node.other_max_ttl / 1000:g}, this client has "
+            f"max_ttl={self.max_ttl_ms / 1000:g}; all clients of a namespace must have the same"
+        )
 
     def closed(self, node: Node, now: float) -> Fault | None:
         """Why a guarded node may not vote now, or None."""
@@ -132,6 +145,8 @@ class NodeGroup:
             return None
         if node.fault is not None or not node.incarnation:
             return node.fault or NOT_CONNECTED
+        if node.other_max_ttl:
+            return Fault("max_ttl", self._disagreement(node))
         left = node.opens_at - now
         if left > 0:
             return Fault("quarantine", f"restarted or new, no vote for another {left:.1f} s")
