@@ -17,13 +17,15 @@ ConfigError and writes nothing. If a majority agrees with it, the odd marker is 
 first after a restart: a new quarantine with the majority's max_ttl replaces it.
 
 A node whose clock stepped forward has forgotten too: its keys ended early. So its time is read with the marker, behind
-votes and renewals; whoever has met the node before notices, does not count the votes, and puts it in quarantine again.
+votes and renewals. A client that has met the node before notices the step (clocks.py), does not count the votes, and
+puts the node in quarantine again.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from handfast.core.clocks import read_clock
 from handfast.core.io import IO, Fault
 from handfast.core.nodes import Node, NodeGroup
 from handfast.core.votes import AllReplies, Ballot
@@ -37,7 +39,6 @@ __all__ = [
     "adopt",
     "bootstrap",
     "check_vote",
-    "clock_stepped",
     "incarnation",
     "quarantine",
     "repair",
@@ -50,8 +51,6 @@ MARGIN: Final = 0.1
 TIMEOUT: Final = 0.5
 BOOTSTRAP_TIMEOUT: Final = 12.0
 """Seconds: an embedded server may have to be started first."""
-STEP_MARGIN: Final = 0.02
-"""Seconds by which a clock may be set right without being called stepped; less than the drift of a ttl of 2 s."""
 
 
 class Marker(NamedTuple):
@@ -149,8 +148,7 @@ async def _survey(io: IO, group: NodeGroup, timeout: float = TIMEOUT) -> tuple[d
             marker = None
         known = max(int(mark or 0), int(marker.floor) if marker and marker.votes else 0)
         server_us = server_time(time)
-        if clock_stepped(node, sent, io.now(), server_us, group.policy.drift):
-            group.suspect(index)
+        read_clock(group, index, sent, io.now(), server_us)
         states[index] = _State(raw or b"", marker, known, server_us)
         return 1
 
@@ -161,7 +159,7 @@ async def _survey(io: IO, group: NodeGroup, timeout: float = TIMEOUT) -> tuple[d
 
 UNREADY: Final = Fault("UNREADY", "forgot its data while connected, no vote until it is checked again")
 STEPPED: Final = Fault(
-    "clock", "its clock stepped forward, so it may have ended leases early; no vote until it is checked"
+    "clock", "its clock stepped forward against ours, so it may have ended leases early; no vote until it is checked"
 )
 
 
@@ -176,10 +174,7 @@ def check_vote(
     if proof is None or not node.marker or proof != (promotion, node.marker):
         group.set_marker(node, b"")
         return UNREADY
-    if clock_stepped(node, sent, received, server_us, group.policy.drift):
-        group.suspect(index)
-        return STEPPED
-    return None
+    return STEPPED if read_clock(group, index, sent, received, server_us) else None
 
 
 def sealed_proof(replies: list[Any]) -> tuple[Proof, int]:
@@ -327,21 +322,6 @@ async def bootstrap(io: IO, group: NodeGroup) -> dict[str, str]:
         node = group.nodes[i]
         result[node.label] = "opened" if node.marker else "changed by somebody else meanwhile"
     return result
-
-
-def clock_stepped(node: Node, sent: float, received: float, server_us: int, drift: float) -> bool:
-    """Notice a forward step of a node's clock against ours, beyond drift and the round trip."""
-    low, high = server_us / 1e6 - received, server_us / 1e6 - sent
-    known = node.clock
-    if known is None:
-        node.clock = (low, high, received)
-        return False
-    # Between two readings the offset may move as far as the rates may differ. A slow round trip tells little: what was
-    # known before may still be known better.
-    most = known[1] + drift * max(0.0, received - known[2])
-    stepped = low > most + STEP_MARGIN
-    node.clock = (low, high if stepped else min(high, most), received)
-    return stepped
 
 
 def server_time(reply: Any) -> int:

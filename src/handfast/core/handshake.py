@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
-from handfast.core import guard
+from handfast.core import clocks, guard
 from handfast.core.io import Fault
 from handfast.core.nodes import Node, NodeGroup
 from handfast.protocol.resp import encode
@@ -113,8 +113,7 @@ def _identify(group: NodeGroup, node: Node, now: Callable[[], float], warn: Call
         return
     time, raw = replies[-2:]
     server_us = guard.server_time(time)
-    if guard.clock_stepped(node, sent, now(), server_us, group.policy.drift):
-        group.suspect(node.index)
+    clocks.read_clock(group, node.index, sent, now(), server_us)
     if not guard.adopt(group, node, raw, server_us, now()):
         (raw,) = yield guard.quarantine(group, node, raw), 1
         _refuse([raw])
