@@ -10,7 +10,7 @@ import pytest
 import handfast
 from handfast import Lease, NoQuorum
 from handfast.testing import Servers, available
-from tests.support.programs import attempt, defect, program
+from tests.support.programs import attempt, program
 
 MAX_TTL = 0.8
 Q = MAX_TTL * 1.02 + 0.1
@@ -38,7 +38,6 @@ def durable() -> Iterator[Servers]:
         yield nodes
 
 
-@defect("a durable restart counts as forgetting, so that one flushed node of three breaks the order of tokens")
 def test_tokens_grow_after_durable_restart_flush_and_outage(durable: Servers) -> None:
     """The first token comes from a client whose wall clock is an hour ahead: nothing but counters is above it."""
     restarted, flushed, unreachable = durable

@@ -3,13 +3,21 @@
 Each node carries a marker: `1 <incarnation> <ready-at, server µs> <max_ttl ms> <floor>`. The incarnation is the server's
 run_id and its last promotion. A connection reads both when it is made, and the promotion again when it has rested; a
 marker of another incarnation, or none (FLUSHALL), starts a quarantine of Q = max_ttl * (1 + 2*drift) + margin. The
-floor is `-` until the node's counters are repaired; only a marker with a floor lets a node vote. The marker is read
-behind the votes of every write, so forgetting on a live connection shows: had the node forgotten before a vote, the
-marker behind it would be gone, or another.
+floor is a number once the node's counters are repaired; only a marker with a floor lets a node vote. Before that it is
+`-` if the node had no marker, so it has forgotten for certain (an empty restart, FLUSHALL), or `?` if the node still had
+a marker of an earlier incarnation, so it kept its data, perhaps without the last writes (a restart from an append-only
+file or a snapshot, a promotion). The marker is read behind the votes of every write, so forgetting on a live connection
+shows: had the node forgotten before a vote, the marker behind it would be gone, or another.
 
-Waiting heals locks, never counters: after Q the largest token known to at least M *other* voting nodes becomes the floor
-of this one's counters, before its first vote. Where a majority forgot, that can no longer be had; then the maximum
-of a majority of whatever answers must do, which is what "with a minority of forgetful nodes" in the promise means.
+Waiting heals locks, never counters. After Q the largest token known to enough nodes becomes the floor of this one's
+counters, before its first vote. The promise is that tokens stay in order while fewer than M nodes forget. A token was
+stored by M nodes, so N-M+1 nodes that remember are enough: one of them has it. Of the nodes that answer:
+- a node that votes remembers;
+- a node with `-` has forgotten;
+- of the nodes with `?` as many may have forgotten as the promise allows beside those with `-`. A durable restart
+  loses nothing, but a node cannot prove that its last writes are there.
+If too few remember, the node waits for the others, which may only be out of reach. Where M nodes have `-`, a majority
+forgot for certain. Then nothing is promised, and waiting would be for ever: the maximum of whatever answers must do.
 
 All clients of a namespace must have the same max_ttl, or Q would be too short for some leases. A client counts no votes
 of a node whose marker has another max_ttl. If no majority can agree with the client, it is the odd one: it gets a
@@ -53,6 +61,11 @@ BOOTSTRAP_TIMEOUT: Final = 12.0
 """Seconds: an embedded server may have to be started first."""
 
 
+FORGOT: Final = b"-"
+KEPT: Final = b"?"
+"""Instead of a floor, in the marker of a node in quarantine."""
+
+
 class Marker(NamedTuple):
     """What a node's marker says."""
 
@@ -67,13 +80,13 @@ class Marker(NamedTuple):
         words = (text or b"").split(b" ")
         if len(words) != 5 or words[0] != b"1" or not words[2].isdigit() or not words[3].isdigit():
             return None
-        if words[4] != b"-" and not words[4].isdigit():
+        if words[4] not in (FORGOT, KEPT) and not words[4].isdigit():
             return None
         return cls(words[1], int(words[2]), int(words[3]), words[4])
 
     @property
     def votes(self) -> bool:
-        return self.floor != b"-"
+        return self.floor not in (FORGOT, KEPT)
 
 
 def text(incarnation: bytes, ready_at: bytes, max_ttl_ms: int, floor: bytes) -> bytes:
@@ -85,9 +98,15 @@ def period(group: NodeGroup) -> float:
     return group.policy.max_ttl * (1 + 2 * group.policy.drift) + MARGIN
 
 
+def memory(seen: bytes | None) -> bytes:
+    """What a node remembers that shows this marker, of whichever incarnation: FORGOT, or KEPT if it may be everything."""
+    marker = Marker.parse(seen)
+    return FORGOT if marker is None or marker.floor == FORGOT else KEPT
+
+
 def quarantine(group: NodeGroup, node: Node, seen: bytes | None) -> bytes:
     """The command that starts a quarantine, unless another client was first."""
-    marker = text(node.incarnation, b"@", group.max_ttl_ms, b"-")
+    marker = text(node.incarnation, b"@", group.max_ttl_ms, memory(seen))
     return commands.set_marker(group.marker_key, seen or b"", marker, round(period(group) * 1e6))
 
 
@@ -126,6 +145,10 @@ class _State(NamedTuple):
     @property
     def votes(self) -> bool:
         return self.marker is not None and self.marker.votes
+
+    @property
+    def forgot(self) -> bool:
+        return memory(self.raw) == FORGOT
 
 
 async def _survey(io: IO, group: NodeGroup, timeout: float = TIMEOUT) -> tuple[dict[int, _State], Ballot]:
@@ -205,19 +228,21 @@ def _stuck(group: NodeGroup, state: _State) -> bool:
     return marker.ready_at - state.server_us > (period(group) + MARGIN) * 1e6
 
 
-def floor_for(group: NodeGroup, node: int, states: dict[int, _State], ready: int) -> int | None:
-    """The floor that makes this node safe to vote, or None if too little is known; so many have waited for their Q."""
-    others = [s for i, s in states.items() if i != node and s.votes]
-    if len(others) >= group.need:
-        return max(s.mark for s in [*others, states[node]])
-    forgetful = sum(1 for i, s in states.items() if i != node and not s.votes)
-    # M others can be out of reach for now (wait), or can no longer exist at all: a majority forgot. Then as many as make
-    # a majority open together: of one that opened earlier the next could not tell that it had forgotten.
-    # Who is about to be put in quarantine is none of them.
-    voting = sum(1 for i, s in states.items() if i != node and s.votes and i not in group.suspects)
-    if group.n - 1 - forgetful < group.need and voting + ready >= group.need:
-        return max(s.mark for s in states.values())
-    return None
+def floor_for(group: NodeGroup, states: dict[int, _State], ready: int) -> int | None:
+    """The floor that makes a node safe to vote whose quarantine is over, or None if too little is known.
+
+    `ready`: how many nodes have waited for their Q.
+    """
+    known = max(state.mark for state in states.values())
+    forgot = sum(1 for state in states.values() if state.forgot)
+    if forgot >= group.need:
+        # As many as make a majority open together: of one that opened earlier the next could not tell that it had
+        # forgotten. A node that is about to be put in quarantine is none of them.
+        voting = sum(1 for i, state in states.items() if state.votes and i not in group.suspects)
+        return known if voting + ready >= group.need else None
+    doubtful = sum(1 for state in states.values() if not state.votes and not state.forgot)
+    remember = len(states) - forgot - min(doubtful, group.need - 1 - forgot)
+    return known if remember > group.n - group.need else None
 
 
 def _to_quarantine(group: NodeGroup, node: Node, state: _State, states: dict[int, _State]) -> bool:
@@ -260,9 +285,9 @@ async def repair(io: IO, group: NodeGroup, until: float | None = None) -> None:
             payloads[i] = quarantine(group, node, state.raw)
         elif marker is not None and _is_over(node, marker, state.server_us, io.now()):
             ready[i] = marker
-    for i, marker in ready.items():
-        floor = floor_for(group, i, states, len(ready))
-        if floor is not None:
+    floor = floor_for(group, states, len(ready)) if ready else None
+    if floor is not None:
+        for i, marker in ready.items():
             opened = text(marker.incarnation, b"%d" % marker.ready_at, group.max_ttl_ms, b"%d" % floor)
             payloads[i] = commands.set_marker(group.marker_key, states[i].raw, opened, 0)
     await _write(io, group, payloads, states, timeout())
