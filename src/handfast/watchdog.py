@@ -13,6 +13,7 @@ from __future__ import annotations
 import _thread
 import asyncio
 import concurrent.futures.thread  # with the executor: asyncio would import it at the first host name, see wire/dial.py
+import functools
 import logging
 import os
 import threading
@@ -87,6 +88,11 @@ class Watchdog:
         """Release from here what its owner cannot release. Takes no lock: finalizers may call it at any point."""
         self._to_finish.append(hold)
         self._wake()
+
+    def clock_stood_still(self, group: NodeGroup) -> None:
+        """This machine's clock has stood still: what the client holds is lost, and only that."""
+        lost = self.schedule.clock_stood_still(group)
+        logger.warning("this machine's clock stood still: %d leases are lost", len(lost))
 
     def nudge(self, group: NodeGroup) -> None:
         """See to nodes that may not vote yet."""
@@ -348,6 +354,7 @@ def attach(group: NodeGroup, addresses: Sequence[Address], shake: Callable[[int]
     with _guard:
         if _current is None or not _current.register(registration):
             _current = Watchdog(registration)
+        group.on_standstill = functools.partial(_current.clock_stood_still, group)
         return _current
 
 

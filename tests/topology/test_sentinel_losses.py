@@ -155,7 +155,7 @@ async def test_a_master_that_was_cut_off_refuses_writes_if_told_so_and_its_holde
         held = {mode: await client.lock(mode).acquire(wait=5) for mode, client in inside.items()}
         lost_at: dict[str, float] = {}
         for mode, lease in held.items():
-            lease._hold.watch(lambda mode=mode: lost_at.setdefault(mode, time.monotonic()))
+            lease._hold.when_lost(lambda mode=mode: lost_at.setdefault(mode, time.monotonic()))
         group.wait_synced()
         group.isolate(old)
         wants = {mode: wanting(client.lock(mode), wait=BACK_WITHIN) for mode, client in outside.items()}
@@ -185,7 +185,7 @@ async def test_with_replicas_the_holder_at_a_master_that_was_cut_off_loses_the_l
         copied = await inside["threads"].lock("copied", replicas=1).acquire(wait=5)
         alone = await inside["asyncio"].lock("alone").acquire(wait=5)
         lost_at: list[float] = []
-        copied._hold.watch(lambda: lost_at.append(time.monotonic()))
+        copied._hold.when_lost(lambda: lost_at.append(time.monotonic()))
         group.wait_synced()
         group.isolate(old)
         wants = [wanting(outside["asyncio"].lock(name), wait=BACK_WITHIN) for name in ("copied", "alone")]

@@ -111,7 +111,7 @@ async def test_a_client_that_is_cut_off_loses_its_lease_before_another_gets_the_
         held = {mode: await guest.lock(mode).acquire(wait=5) for mode, guest in guests.items()}
         lost_at: dict[str, float] = {}
         for mode, lease in held.items():
-            lease._hold.watch(lambda mode=mode: lost_at.setdefault(mode, time.monotonic()))
+            lease._hold.when_lost(lambda mode=mode: lost_at.setdefault(mode, time.monotonic()))
         for node in deployment.nodes:
             node.command("ACL", "SETUSER", "guest", "off")
             node.command("CLIENT", "KILL", "USER", "guest")

@@ -10,6 +10,7 @@ loop, or the simulator. With the blocking driver no await ever suspends, so the 
   votes        vote counting                                  several      several names at once
   tokens       agreement on a token                           foreign      waiting for other programs' keys
   guard        restart guard: who may vote                    release      every release there is
+  clocks       whose clock has stepped
   renew        renewing and healing many holds at once        explain      errors for acquisitions that failed
   schedule     when renewals are due                          inspect      who holds a lock, and who waits for it
 """

@@ -69,12 +69,13 @@ async def prepare(io: IO, acquisition: Acquisition) -> None:
 
 
 async def admit(io: IO, group: NodeGroup, until: float | None) -> None:
-    """Before voting on a quorum: nothing is misconfigured, and nodes whose quarantine is over may vote."""
+    """Before voting on a quorum: nodes whose quarantine is over may vote, and nothing is misconfigured."""
+    if not group.all_nodes_vote and group.voters() < group.need:
+        await guard.repair(io, group, until)
+    # Afterwards: what was wrong with a node may have been put right meanwhile.
     error = group.config_error()
     if error is not None:
         raise ConfigError(error)
-    if not group.all_nodes_vote and group.voters() < group.need:
-        await guard.repair(io, group, until)
 
 
 async def attempt(io: IO, acquisition: Acquisition, *, queue: bool = False) -> Ballot:
@@ -88,12 +89,13 @@ async def attempt(io: IO, acquisition: Acquisition, *, queue: bool = False) -> B
         # Before the claim is sent: a push may come in the same packet as its reply.
         io.mailbox[acquisition.identify(io.nonce).id] = EarlyPushes()
     acquisition.sent = sent = io.now()
+    standstills = acquisition.request.group.standstills
     ballot = _ballot(io, acquisition, sent)
     payloads = _payloads(io, acquisition, ballot, channel, sent)
     await io.broadcast(payloads, ballot, acquisition.timeout(timing.timeout, sent))
     _forget_refusals(acquisition, ballot, queued=bool(channel))
     if ballot.won:
-        ballot.late = await _conclude(io, acquisition, ballot, sent)
+        ballot.late = await _conclude(io, acquisition, ballot, sent, standstills)
     return ballot
 
 
@@ -213,7 +215,9 @@ def _forget_refusals(acquisition: Acquisition, ballot: Ballot, *, queued: bool) 
             acquisition.touched &= ~(1 << node)
 
 
-async def _conclude(io: IO, acquisition: Acquisition, ballot: Ballot, sent: float) -> Callable[[int], None] | None:
+async def _conclude(
+    io: IO, acquisition: Acquisition, ballot: Ballot, sent: float, standstills: int
+) -> Callable[[int], None] | None:
     """A majority has granted: agree on a token, and make the hold if it is still in time. Takes late votes."""
     request, timing = acquisition.request, acquisition.timing
     counters = {node: token_in(answer) for node, answer in enumerate(ballot.answers) if is_grant(answer)}
@@ -222,16 +226,20 @@ async def _conclude(io: IO, acquisition: Acquisition, ballot: Ballot, sent: floa
         who = acquisition.identify(io.nonce)
         token, _ = await tokens.agree(io, request, who, counters, acquisition.timeout(timing.timeout, io.now()))
     deadline = sent + timing.validity
-    if token is None or io.now() >= deadline:
+    if token is None or io.now() >= deadline or request.group.standstills != standstills:
         return None
-    acquisition.hold = hold = make_hold(acquisition, deadline, sent, ballot.votes, token)
+    acquisition.hold = hold = make_hold(acquisition, deadline, sent, ballot.votes, token, standstills)
     return hold.late_vote
 
 
-def make_hold(acquisition: Acquisition, deadline: float, renew_from: float, votes: int, token: int) -> Hold:
+def make_hold(
+    acquisition: Acquisition, deadline: float, renew_from: float, votes: int, token: int, standstills: int
+) -> Hold:
     request = acquisition.request
     assert acquisition.who is not None
     hold = Hold(request, acquisition.who, acquisition.timing.ttl, deadline, renew_from, votes, token)
+    if standstills:
+        hold.standstills = standstills
     if request.config.cohort and request.owner is None:
         hold.form_cohort()
     return hold

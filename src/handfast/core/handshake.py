@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
-from handfast.core import guard
+from handfast.core import clocks, guard
 from handfast.core.io import Fault
 from handfast.core.nodes import Node, NodeGroup
-from handfast.errors import ConfigError
 from handfast.protocol.resp import encode
 from handfast.protocol.scripts import LOAD_REPLIES, load_scripts
 
@@ -114,15 +113,11 @@ def _identify(group: NodeGroup, node: Node, now: Callable[[], float], warn: Call
         return
     time, raw = replies[-2:]
     server_us = guard.server_time(time)
-    if guard.clock_stepped(node, sent, now(), server_us, group.policy.drift):
-        group.suspect(node.index)
-    try:
-        if not guard.adopt(group, node, raw, server_us, now()):
-            (raw,) = yield guard.quarantine(group, node, raw), 1
-            _refuse([raw])
-            guard.adopt(group, node, raw, server_us, now())
-    except ConfigError as error:
-        raise Rejected(Fault("config", str(error).removeprefix(f"{node.label}: "), lasting=True)) from None
+    clocks.read_clock(group, node.index, sent, now(), server_us)
+    if not guard.adopt(group, node, raw, server_us, now()):
+        (raw,) = yield guard.quarantine(group, node, raw), 1
+        _refuse([raw])
+        guard.adopt(group, node, raw, server_us, now())
 
 
 def _knows(reply: Any) -> bool:

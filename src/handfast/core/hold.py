@@ -74,6 +74,8 @@ class Hold(LockKeys):
     """The last renewal was not confirmed."""
     renewal_replies: Mapping[str, str] = MappingProxyType({})
     """What each node said to a renewal that was not confirmed."""
+    standstills = 0
+    """How often this machine's clock had stood still when the deadline was worked out: see NodeGroup."""
     extended_at = 0.0
     """When the caller last sent an extension of its own."""
     nodes_to_heal = 0
@@ -222,6 +224,7 @@ class Hold(LockKeys):
         hold.handovers = self.handovers + 1
         hold.turn = self.turn
         hold.healed = self.healed
+        hold.standstills = self.standstills
         if self.token:
             hold.token += 1
             hold.reserved_tokens = self.reserved_tokens - 1

@@ -6,18 +6,30 @@ changed in place, so readers need no lock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from handfast.core.io import Fault
 from handfast.core.votes import majority
 from handfast.options import Policy
 from handfast.protocol import keys
 
-__all__ = ["NOT_CONNECTED", "Node", "NodeGroup"]
+__all__ = ["NOT_CONNECTED", "ClockStep", "Node", "NodeGroup"]
 
 NOT_CONNECTED: Final = Fault("closed", "did not answer the connection in time")
 """Before the first connection is made."""
+
+
+class ClockStep(NamedTuple):
+    """A step of a node's clock against ours, in seconds: at least and at most so far, between these times of ours."""
+
+    least: float
+    most: float
+    after: float
+    before: float
+
+    def may_be(self, amount: float, moment: float) -> bool:
+        return self.least <= amount <= self.most and self.after <= moment <= self.before
 
 
 class Node:
@@ -34,7 +46,9 @@ class Node:
         "marker",
         "no_push",
         "opens_at",
+        "other_max_ttl",
         "run_id",
+        "step",
         "tracks",
         "waiting",
     )
@@ -60,10 +74,14 @@ class Node:
         """The end of its quarantine on the local clock."""
         self.waiting = b""
         """The marker whose quarantine `opens_at` is the end of."""
+        self.other_max_ttl = 0
+        """The max_ttl in its marker, in ms, where that is not this client's; 0 where it is."""
         self.floor = b"0"
         """Lower bound for fence counters that it may have forgotten."""
         self.clock: tuple[float, float, float] | None = None
         """Bounds on (server time minus local time) and when they were taken. A step of its clock shows against them."""
+        self.step: ClockStep | None = None
+        """The last step that its clock has made against ours, as far as is known: see clocks.py."""
 
 
 class NodeGroup:
@@ -91,6 +109,10 @@ class NodeGroup:
         """The largest token seen by this client: its next proposal is above it."""
         self.suspects: frozenset[int] = frozenset()
         """Nodes whose clock stepped forward, to be put in quarantine."""
+        self.standstills = 0
+        """How often our own clock was found to have stood still: no deadline from before that is good."""
+        self.on_standstill: Callable[[], None] | None = None
+        """Told of it, in the thread that notices: the holds of this client are lost."""
         self.has_token_floors = False
         """Some node has a floor for its counters, so each gets its own payload."""
         self.all_nodes_vote = not guard
@@ -124,7 +146,17 @@ class NodeGroup:
         for node in self.nodes:
             if node.fault is not None and node.fault.kind == "config":
                 return f"{node.label}: {node.fault.text}"
+        odd = [node for node in self.nodes if node.other_max_ttl]
+        # While those that agree with us can be a majority, theirs is the setting that stands: see guard.repair.
+        if self.n - len(odd) < self.need:
+            return f"{odd[0].label}: {self._disagreement(odd[0])}"
         return None
+
+    def _disagreement(self, node: Node) -> str:
+        return (
+            f"this namespace was set up with max_ttl={node.other_max_ttl / 1000:g}, this client has "
+            f"max_ttl={self.max_ttl_ms / 1000:g}; all clients of a namespace must have the same"
+        )
 
     def closed(self, node: Node, now: float) -> Fault | None:
         """Why a guarded node may not vote now, or None."""
@@ -132,6 +164,8 @@ class NodeGroup:
             return None
         if node.fault is not None or not node.incarnation:
             return node.fault or NOT_CONNECTED
+        if node.other_max_ttl:
+            return Fault("max_ttl", self._disagreement(node))
         left = node.opens_at - now
         if left > 0:
             return Fault("quarantine", f"restarted or new, no vote for another {left:.1f} s")
@@ -153,6 +187,12 @@ class NodeGroup:
     def cleared(self, index: int) -> None:
         """Its marker was written anew, and says all there is to say."""
         self.suspects -= {index}
+
+    def stood_still(self) -> None:
+        """Our own clock was found to have stood still."""
+        self.standstills += 1  # first: a hold that is made meanwhile is compared with this
+        if self.on_standstill is not None:
+            self.on_standstill()
 
     def voters(self) -> int:
         """How many nodes may vote, as far as is known."""

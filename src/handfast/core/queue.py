@@ -152,6 +152,8 @@ class ServerQueue:
         self.proposal = b"0"
         self.claimed = 0
         """Nodes, as bits, in whose queues it waits."""
+        self.standstills = self.group.standstills
+        """Of this machine's clock, when the votes were counted; see NodeGroup."""
         self.holds = False
         """It has a majority: inquiries are ignored from now on."""
         self.unreachable_since: float | None = None
@@ -353,6 +355,9 @@ class ServerQueue:
 
     async def hold_if_won(self) -> Hold | None:
         """The hold, if a majority of votes counts now and they agree on a token."""
+        if self.standstills != self.group.standstills:
+            self.standstills = self.group.standstills
+            self._uncount(list(range(self.group.n)))
         now = self.io.now()
         counted = [node for node, vote in enumerate(self.votes) if vote.deadline > now]
         if len(counted) < self.group.need:
@@ -373,7 +378,8 @@ class ServerQueue:
         if self.io.now() >= deadline:
             self._uncount(counted)
             return None
-        hold = make_hold(acquisition, deadline, deadline - timing.validity, sum(1 << node for node in counted), token)
+        votes, since = sum(1 << node for node in counted), deadline - timing.validity
+        hold = make_hold(acquisition, deadline, since, votes, token, self.standstills)
         hold.claimed = self.claimed
         return hold if timing.copies is None or await self._copied(hold) else None
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from handfast.core import guard
+from handfast.core import clocks, guard
 from handfast.core.config import Copies
 from handfast.core.hold import HELD, Hold
 from handfast.core.io import IO, Fault
@@ -161,9 +161,7 @@ def _tail(io: IO, group: NodeGroup, copies: Copies | None, sent: float) -> tuple
 
     def tail(node: int, replies: list[Any]) -> Fault | None:
         if group.guard and type(replies[-1]) is list:
-            server_us = guard.server_time(replies[-1])
-            if guard.clock_stepped(group.nodes[node], sent, io.now(), server_us, group.policy.drift):
-                group.suspect(node)
+            clocks.read_clock(group, node, sent, io.now(), guard.server_time(replies[-1]))
         return copies.missing(replies[0]) if copies is not None else None
 
     return extra, tail, (copies.command if copies is not None else b"") + (TIME if group.guard else b"")

@@ -18,11 +18,13 @@ from typing import Any, Final
 from handfast.core import renew
 from handfast.core.config import LockConfig
 from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.nodes import NodeGroup
 
 __all__ = ["FOREVER", "Schedule"]
 
 SLOTS_PER_SECOND: Final = 200
 FOREVER: Final = float("inf")
+STOOD_STILL: Final = "this machine's clock stood still, so it may have ended already"
 UNSCHEDULED_TTL: Final = 0.6
 """From this ttl on a hold stays unscheduled at first: a look now and then is soon enough for it."""
 UNSCHEDULED_SHARE: Final = 1 / 12
@@ -52,6 +54,13 @@ class Schedule:
 
     def add(self, hold: Hold) -> None:
         """Watch over a new hold."""
+        self._add(hold)
+        # Afterwards: a standstill that is noticed from here on finds the hold here.
+        if hold.standstills != hold.group.standstills:
+            self.remove(hold)
+            hold.mark_lost(STOOD_STILL)
+
+    def _add(self, hold: Hold) -> None:
         due, look = renew.due(hold, hold.renew_from), self.now() + UNSCHEDULED_SHARE * hold.ttl
         # A hold that was waited for may have little of its ttl left.
         if hold.ttl < UNSCHEDULED_TTL or due < look + UNSCHEDULED_SHARE * hold.ttl:
@@ -106,6 +115,13 @@ class Schedule:
         at = self.now() + hold.config.policy.validity(ttl)
         if at < hold.deadline:
             self.reschedule(hold, min(at, renew.due(hold, self.now())))
+
+    def clock_stood_still(self, group: NodeGroup) -> list[Hold]:
+        """The deadlines of these holds are too late by as long as this machine's clock stood still. Returns the lost."""
+        lost = [hold for hold in self.everything() if hold.group is group and hold.mark_lost(STOOD_STILL)]
+        for hold in lost:
+            self.remove(hold)
+        return lost
 
     def everything(self) -> set[Hold]:
         """All holds that are watched."""

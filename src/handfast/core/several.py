@@ -70,6 +70,8 @@ async def _join(io: IO, acquisition: Acquisition, parts: list[Hold]) -> Hold | N
     deadline = min(part.deadline for part in parts)
     if not ballot.won or io.now() >= deadline or any(part.state != HELD for part in parts):
         return None
-    hold = make_hold(acquisition, deadline, min(part.renew_from for part in parts), ballot.votes, token)
+    renew_from = min(part.renew_from for part in parts)
+    standstills = min(part.standstills for part in parts)
+    hold = make_hold(acquisition, deadline, renew_from, ballot.votes, token, standstills)
     acquisition.hold = hold
     return hold

@@ -10,7 +10,7 @@ from redis.retry import Retry
 
 __all__ = ["PATIENCE", "once"]
 
-# redis-py imports some modules when it makes its first connection object. Do that here, for the reason in wire/dial.py;
+# redis-py imports some modules when it makes its first connection object. Do that here, for the reason in net/address.py;
 # nothing is sent.
 ConnectionPool().make_connection()
 

@@ -3,6 +3,12 @@
 Every sentinel is asked, and the answer with the latest configuration epoch counts: one that is cut off from the others
 would go on naming the old master. A thread listens to all of them for a new master; connections to the old one are then
 hung up, which otherwise might be noticed late or, where the old master is merely cut off from the others, not at all.
+
+A client never goes back to an epoch below the highest that it knows. A majority of the sentinels may still name the old
+master while one of them names the new one. Both masters then grant locks, and a client that went from one to the other
+would be a second holder. So a client must be restarted if an operator sets a group up anew, with epochs from zero.
+
+Nothing that a sentinel answers, and no answer at all, holds up a search for longer than `FIND_WITHIN`.
 """
 
 from __future__ import annotations
@@ -11,6 +17,7 @@ import asyncio
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -24,6 +31,8 @@ from handfast.errors import ConfigError
 __all__ = ["SentinelMaster"]
 
 SWITCH: Final = "+switch-master"
+FIND_WITHIN: Final = 1.0
+"""Seconds for a search. One sentinel has `asking.ANSWER` for each packet, but could send them without end."""
 LISTEN_AGAIN: Final = 0.5
 """Seconds after which to listen again to a sentinel that was lost."""
 
@@ -38,7 +47,7 @@ class SentinelMaster:
         """For redis-py's connections to the sentinels."""
         self._connections = Connections()
         self._known: tuple[int, HostPort] | None = None
-        """Configuration epoch and place, as last heard."""
+        """Configuration epoch and place: of the latest epoch that was heard of, and there as last heard."""
         self._lock = threading.Lock()
         self._listener: tuple[int, asyncio.AbstractEventLoop] | None = None
         """Of this process, by its id."""
@@ -55,19 +64,21 @@ class SentinelMaster:
             ).start()
         answers: dict[HostPort, tuple[int, HostPort] | str] = {}
         found: list[tuple[int, HostPort]] = []
+        end = time.monotonic() + FIND_WITHIN
         # A majority knows of every failover that has been decided.
         while len(answers) < len(self.sentinels) and len(found) < len(self.sentinels) // 2 + 1:
-            sentinel, answer = said.get()
+            try:
+                sentinel, answer = said.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                break
             answers[sentinel] = answer
             if isinstance(answer, tuple):
                 found.append(answer)
         if found:
-            epoch, host_port = max(found)
-            self._now_at(epoch, host_port)
-            return host_port
-        message = "; ".join(f"{host}:{port} {answer}" for (host, port), answer in answers.items())
+            return self._now_at(*max(found))
+        message = "; ".join(f"{host}:{port} {answers.get((host, port), _SILENT)}" for host, port in self.sentinels)
         message = f"no sentinel names a master {self.name!r}: {message}"
-        if all(answer == _UNKNOWN for answer in answers.values()):
+        if all(answers.get(sentinel) == _UNKNOWN for sentinel in self.sentinels):
             raise ConfigError(message)
         raise LookupError(message)
 
@@ -75,6 +86,11 @@ class SentinelMaster:
         """What one sentinel says: epoch and place, or why it says nothing."""
         host, port = sentinel
         client: Any = redis.Redis(host=host, port=port, **once(), **self._options)
+        # Ends the connection under the thread that reads from it, which would read for ever from a server that never
+        # comes to an end.
+        limit = threading.Timer(FIND_WITHIN, client.connection_pool.disconnect)
+        limit.daemon = True
+        limit.start()
         try:
             # The epoch first: a change between the two then belongs to a later epoch, not to an earlier one. The address
             # is asked for by itself: while replicas are being told, the leader of a failover still describes the old
@@ -91,21 +107,28 @@ class SentinelMaster:
             return _UNKNOWN if "No such master" in str(error) else f"says {error}"
         except (redis.RedisError, OSError) as error:
             return f"did not answer ({error})"
+        except Exception as error:
+            return f"does not answer as a sentinel does ({error!r})"
         finally:
+            limit.cancel()
             client.close()
 
-    def _now_at(self, epoch: int, host_port: HostPort) -> None:
+    def _now_at(self, epoch: int, host_port: HostPort) -> HostPort:
+        """A sentinel has named this place. Returns the place of the latest epoch, and hangs up on all others."""
         with self._lock:
-            known = self._known
-            if known is not None and epoch < known[0]:
-                return
-            self._known = (epoch, host_port)
-        if known is None or known[1] != host_port:
-            self._connections.hang_up(lambda _, old: old != host_port)
+            if self._known is None or epoch >= self._known[0]:
+                self._known = (epoch, host_port)
+            place = self._known[1]
+        self._connections.hang_up(lambda _, other: other != place)
+        return place
 
     def opened(self, connection: Any, host_port: HostPort, hang_up: Callable[[Any], None]) -> None:
         """See net.address.Resolver."""
         self._connections.opened(connection, self, host_port, hang_up)
+        # Afterwards: the master may have become known to be elsewhere while the connection was made.
+        known = self._known
+        if known is not None and known[1] != host_port:
+            self._connections.hang_up(lambda _, other: other != known[1])
 
     def on_redirect(self, host_port: HostPort, fault: Any) -> None:
         """See net.address.Resolver."""
@@ -148,7 +171,8 @@ class SentinelMaster:
                             answer = await loop.run_in_executor(None, self._ask, sentinel)
                             if isinstance(answer, tuple):
                                 self._now_at(*answer)
-            except (redis.RedisError, OSError) as error:
+            except Exception as error:
+                # Whatever it says: the others are heard all the same, and find() tells what is wrong.
                 log.debug("sentinel %s:%s tells nothing at present: %s", host, port, error)
             finally:
                 await client.aclose()
@@ -172,6 +196,7 @@ class SentinelMaster:
 
 
 _UNKNOWN: Final = "does not know it"
+_SILENT: Final = "did not answer in time"
 
 
 def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:

@@ -11,13 +11,13 @@ from socket import socket
 
 import pytest
 import trustme
-from tests.defects.support import ROOT, defect, running
-from tests.support.tcp_relay import Impostor
 
+from handfast.embedded.process import StartError
 from handfast.testing import Server, TlsFiles, available
 from handfast.testing.cluster_node import SLOTS, ClusterNode
 from handfast.testing.sentinel import Sentinel
-from handfast.embedded.process import StartError
+from tests.support.programs import ROOT, defect, program
+from tests.support.tcp_relay import Impostor
 
 PASSWORD = "open-sesame"
 
@@ -81,7 +81,7 @@ import sys
 import redis.asyncio
 
 if sys.argv[2] == "old":
-    from tests.defects import old_redis_py
+    from tests.support import old_redis_py
 
 import handfast
 

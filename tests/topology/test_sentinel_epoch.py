@@ -10,14 +10,14 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.defects.support import attempt, defect, program
-from tests.support.tcp_relay import Impostor
 
 import handfast
 from handfast import Lease
 from handfast.testing import Server, Servers, available
-from handfast.testing.server_versions import any_binary
 from handfast.testing.sentinel import Sentinel
+from handfast.testing.server_versions import any_binary
+from tests.support.programs import attempt, program
+from tests.support.tcp_relay import Impostor
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
@@ -66,7 +66,9 @@ class Failover:
         """From now on the only sentinels that answer are those that have not heard of the failover."""
         self.knowing.pause()
         self.lagging[1].resume()
-        self.new.command("CLIENT", "KILL", "TYPE", "normal")
+        # A client that waits for a lock is subscribed, which a server takes for another type.
+        for kind in ("normal", "pubsub"):
+            self.new.command("CLIENT", "KILL", "TYPE", kind)
 
     def catch_up(self) -> None:
         """All sentinels hear of the failover, and tell their clients."""
@@ -87,7 +89,6 @@ def failover() -> Iterator[Failover]:
         yield Failover(stack)
 
 
-@defect("a client that knows of a later epoch goes back to the master of an older one, and there are two holders")
 @pytest.mark.parametrize("guard", [False, True], ids=["unguarded", "guarded"])
 def test_client_never_goes_back_to_older_epoch(failover: Failover, guard: bool) -> None:
     options: dict[str, Any] = {"guard": guard, "max_ttl": 10.0}
@@ -104,7 +105,6 @@ def test_client_never_goes_back_to_older_epoch(failover: Failover, guard: bool) 
         held.release()
 
 
-@defect("a connection to the master of an older epoch is kept when all sentinels name the later one")
 def test_client_leaves_old_master_when_sentinels_catch_up(failover: Failover) -> None:
     with handfast.connect(failover.url) as client:
         failover.meets_new_master(client)
@@ -160,7 +160,6 @@ else:
 """
 
 
-@defect("a sentinel whose answer cannot be read, or never ends, is waited for without end")
 @pytest.mark.parametrize("talk", NONSENSE.values(), ids=NONSENSE)
 def test_unreadable_sentinels_are_not_waited_for(one: Server, talk: Callable[[socket.socket], None]) -> None:
     """As with sentinels that are down: the third one is enough to find the master.
@@ -210,7 +209,6 @@ sys.meta_path.insert(0, SlowDisk)
 """The first thread starts a little later than the others, and redis-py takes a while to be read."""
 
 
-@defect("threads that import redis-py at the same time fail, and the client never finds the master")
 def test_first_use_in_process_finds_master(one: Server) -> None:
     """Without any help one process in sixty failed so on a busy machine."""
     with _sentinel(one, 1) as sentinel:

@@ -1,4 +1,4 @@
-"""What the tests of known defects share."""
+"""Programs that tests run in processes of their own, and what goes with them."""
 
 from __future__ import annotations
 

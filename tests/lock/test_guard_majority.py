@@ -6,11 +6,11 @@ import time
 from typing import Any
 
 import pytest
-from tests.defects.support import attempt, defect, running
 
 import handfast
-from handfast import ConfigError, Lease
+from handfast import ConfigError, Lease, NoQuorum
 from handfast.testing import Servers, available
+from tests.support.programs import attempt, running
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
@@ -35,7 +35,6 @@ def _wrong_client_meets_restarted_node(three: Servers) -> None:
             raise RuntimeError(f"the wrong client was not refused: {refused}")
 
 
-@defect("a client with another max_ttl that first meets a restarted node makes every right client fail")
 def test_client_with_other_max_ttl_does_not_stop_right_clients(three: Servers) -> None:
     _wrong_client_meets_restarted_node(three)
     with handfast.connect(three.urls, **RIGHT) as client:
@@ -44,7 +43,6 @@ def test_client_with_other_max_ttl_does_not_stop_right_clients(three: Servers) -
         lease.release()
 
 
-@defect("a node on which a wrong client left its max_ttl never votes again for the right ones")
 def test_node_that_wrong_client_met_first_votes_again(three: Servers) -> None:
     _wrong_client_meets_restarted_node(three)
     with handfast.connect(three.urls, **RIGHT) as client:
@@ -57,12 +55,37 @@ def test_node_that_wrong_client_met_first_votes_again(three: Servers) -> None:
         assert three[0].url in votes, f"the node does not vote: {lease}"
 
 
+def test_client_with_other_max_ttl_changes_no_marker(three: Servers) -> None:
+    with handfast.connect(three.urls, **RIGHT) as client:
+        handfast.bootstrap(client)
+    before = [node.command("GET", "handfast:guard") for node in three]
+    with handfast.connect(three.urls, **WRONG) as wrong:
+        for _ in range(3):
+            assert isinstance(attempt(wrong.lock("a"), wait=0), ConfigError)
+        with pytest.raises(ConfigError, match="max_ttl"):
+            handfast.bootstrap(wrong)
+    assert [node.command("GET", "handfast:guard") for node in three] == before
+
+
+def test_client_that_no_majority_contradicts_waits_for_missing_node(three: Servers) -> None:
+    """One node agrees with it, one does not, one is down: the third decides which setting stands."""
+    with handfast.connect(three.urls, **RIGHT) as client:
+        handfast.bootstrap(client)
+    _, odd, missing = three
+    odd.command("SET", "handfast:guard", f"1 {odd.info('run_id')}:0 1 {round(2000 * MAX_TTL)} 0")
+    missing.kill()
+    with handfast.connect(three.urls, **RIGHT) as client:
+        refused = attempt(client.lock("a"), wait=0)
+        assert isinstance(refused, NoQuorum), refused
+        assert "max_ttl=1.6, this client has max_ttl=0.8" in refused.nodes[odd.url]
+
+
 # -- a client whose clock stood still ----------------------------------------------------------------------------------
 
 PAUSE = 1.0
 PAUSED = """
 import sys
-from tests.defects import fake_clocks
+from tests.support import fake_clocks
 import handfast
 
 client = handfast.connect(sys.argv[2:], max_ttl=float(sys.argv[1]), node_timeout=0.25)
@@ -89,7 +112,6 @@ for line in sys.stdin:
 """
 
 
-@defect("a client whose clock stood still puts all nodes in quarantine, for all clients")
 def test_client_whose_clock_stood_still_does_not_stop_others(five: Servers) -> None:
     with running(PAUSED, "10", *five.urls) as paused, handfast.connect(five.urls, max_ttl=10.0) as healthy:
         _expect(paused.ask("bootstrap"), "done")
@@ -103,7 +125,6 @@ def test_client_whose_clock_stood_still_does_not_stop_others(five: Servers) -> N
         lease.release()
 
 
-@defect("a client that can see that its clock stood still believes in its leases for too long")
 def test_client_whose_clock_stood_still_does_not_overrate_its_lease(five: Servers) -> None:
     ttl = 5.0
     with running(PAUSED, "10", *five.urls) as paused:

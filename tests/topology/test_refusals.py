@@ -9,13 +9,13 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
-from tests.defects.support import attempt, defect
 
 import handfast
 from handfast import ConfigError, Lease
 from handfast.testing import Server, Servers, available
 from handfast.testing.cluster_node import ClusterNode
 from handfast.testing.server_versions import any_binary
+from tests.support.programs import attempt, defect
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
@@ -45,7 +45,6 @@ def _refusal(url: str, wait: float, **options: Any) -> tuple[str, float]:
     return f"{type(error).__name__}: {error}", time.monotonic() - began
 
 
-@defect("a fair lock takes a server that has too many clients for one that speaks RESP2")
 def test_fair_lock_waits_for_server_with_too_many_clients(full: tuple[Server, ExitStack]) -> None:
     server, connections = full
     leaving = threading.Timer(0.3, connections.close)
@@ -57,14 +56,12 @@ def test_fair_lock_waits_for_server_with_too_many_clients(full: tuple[Server, Ex
         lease.release()
 
 
-@defect("a fair lock reports a server that has too many clients as one that speaks RESP2")
 def test_fair_lock_reports_too_many_clients(full: tuple[Server, ExitStack]) -> None:
     server, _ = full
     said, _ = _refusal(server.url, 1, fair=True)
     assert "number of clients" in said, f"the error does not speak of clients: {said}"
 
 
-@defect("a fair lock reports a wrong or missing password as a server that speaks RESP2")
 @pytest.mark.parametrize("wait", [0, 5])
 @pytest.mark.parametrize("login", ["", ":wrong@"], ids=["none", "wrong"])
 def test_fair_lock_reports_wrong_password(locked: Server, login: str, wait: float) -> None:
@@ -85,7 +82,6 @@ def in_use(three: Servers) -> Servers:
     return three
 
 
-@defect("after bootstrap() a client of one member of a quorum gets no lock any more")
 def test_bootstrap_leaves_single_node_client_usable(in_use: Servers) -> None:
     with handfast.connect(in_use[0].url) as client:
         with suppress(ConfigError):  # it may say that there is nothing to open

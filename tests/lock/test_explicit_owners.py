@@ -9,18 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.support.sync_and_async import both, connected
-from tests.defects.support import attempt, defect, hanging
-from tests.support.waiters import wanting
 
 import handfast
 from handfast import Contended
 from handfast.testing import Server, Servers, available
+from tests.support.programs import attempt, hanging
+from tests.support.sync_and_async import both, connected
+from tests.support.waiters import wanting
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
 
-@defect("the release of a dropped lease deletes the next acquisition of the same owner")
 @both
 async def test_dropped_lease_does_not_release_next_acquisition(mode: str, one: Server) -> None:
     async with connected(mode, one.url) as client, connected(mode, one.url) as other:
@@ -34,7 +33,6 @@ async def test_dropped_lease_does_not_release_next_acquisition(mode: str, one: S
             await held.release()
 
 
-@defect("the repetition of a release that a hanging server delayed deletes the next acquisition of the same owner")
 @pytest.mark.parametrize("pause", [0.3, 1.3])
 def test_delayed_release_does_not_end_next_acquisition(one: Server, pause: float) -> None:
     with handfast.connect(one.url, node_timeout=0.05) as client, handfast.connect(one.url) as other:
@@ -55,7 +53,6 @@ def loses_vote(node: Server, key: str) -> None:
     node.wait_for(lambda: node.command("EXISTS", key) == 1)
 
 
-@defect("after a node was healed, the second release of a lease deletes the next acquisition of the same owner")
 def test_release_after_healing_does_not_end_next_acquisition(three: Servers) -> None:
     """One node loses its vote in the middle of a `with` block, and gets it back."""
     options: dict[str, Any] = {"node_timeout": 0.2, "max_ttl": 5.0}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.defects.support import defect
 
 import handfast
 from handfast.testing import Server, available, lose
@@ -40,7 +39,6 @@ def _next_lease(
     return token, client.lock("a", owner="job", ttl=5.0).acquire(wait=0)
 
 
-@defect("an owner whose lease was not released gets its old token again, smaller than that of a later holder")
 @ENDINGS
 def test_owner_gets_larger_token_than_holder_in_between(one: Server, end: Ending) -> None:
     with handfast.connect(one.url) as client, handfast.connect(one.url) as other:
@@ -49,7 +47,6 @@ def test_owner_gets_larger_token_than_holder_in_between(one: Server, end: Ending
         lease.release()
 
 
-@defect("the lease after one that was not released says that it was released, and keeps the key")
 @ENDINGS
 def test_release_after_unreleased_lease_removes_key(one: Server, end: Ending) -> None:
     with handfast.connect(one.url) as client, handfast.connect(one.url) as other:
@@ -58,7 +55,6 @@ def test_release_after_unreleased_lease_removes_key(one: Server, end: Ending) ->
         assert one.command("GET", KEY) is None, "release() leaves the key behind"
 
 
-@defect("a fenced lease of an owner that also has an unfenced one gets the token of an earlier holder")
 def test_fenced_lease_beside_unfenced_one_has_token_of_its_own(one: Server) -> None:
     with handfast.connect(one.url) as client, handfast.connect(one.url) as other:
         with other.lock("a", wait=0) as earlier:
@@ -69,7 +65,6 @@ def test_fenced_lease_beside_unfenced_one_has_token_of_its_own(one: Server) -> N
         unfenced.release()
 
 
-@defect("a fenced lease of an owner whose client also has an unfenced one has no token")
 def test_fenced_lease_beside_unfenced_one_of_same_client_has_token(one: Server) -> None:
     with handfast.connect(one.url) as client:
         unfenced = client.lock("a", owner="job", fence=False).acquire(wait=0)

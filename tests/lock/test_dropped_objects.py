@@ -1,0 +1,112 @@
+"""Leases, locks and clients that nobody has any more: what they held is freed, wherever a collection strikes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import weakref
+
+import pytest
+
+import handfast
+from handfast.testing import Server, available
+from tests.support.programs import defect, program
+
+needs_server = pytest.mark.skipif(not available(), reason="no server binary on this machine")
+
+DROPPING = """
+import faulthandler, logging, sys, handfast
+
+logging.disable()
+client = handfast.connect(sys.argv[1], ttl=0.5)
+kept, leases = [], []
+for n in range(600):
+    # Of the two leases of one owner, the one that is dropped is not the last.
+    owned = client.lock(f"owned-{n}", owner="job")
+    kept.append(owned.acquire(wait=0))
+    leases.append((owned.acquire(wait=0), client.lock(f"plain-{n}").acquire(wait=0)))
+lines = set()
+
+
+def trace(frame, event, argument):
+    if "handfast" not in frame.f_code.co_filename:
+        return None
+    line = frame.f_code.co_filename, frame.f_lineno
+    if event == "line" and leases and line not in lines:
+        lines.add(line)
+        leases.pop()  # their finalizers run here, as they do when a collection strikes here
+    return trace
+
+
+faulthandler.dump_traceback_later(1.5, exit=True)
+sys.settrace(trace)
+lease = client.lock("a").acquire(wait=1)
+lease.extend()
+lease.release()
+sys.settrace(None)
+print("done" if leases else "there were fewer leases than lines")
+faulthandler.cancel_dump_traceback_later()
+"""
+
+
+@needs_server
+def test_finalizer_may_run_anywhere(one: Server) -> None:
+    """At every line of an acquisition and a release a lease is dropped, in the thread that is there."""
+    said = program(DROPPING, one.url)
+    assert said.stdout == "done\n", f"a finalizer waits for the thread that it runs in:\n{said.stderr}"
+
+
+def _descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+@needs_server
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are counted in /proc")
+@defect("a client that is never closed is never collected, nor are its connections")
+def test_client_that_is_dropped_frees_its_connections(one: Server) -> None:
+    dropped: list[weakref.ref[handfast.Client]] = []
+
+    def use_one() -> None:
+        client = handfast.connect(one.url)
+        client.lock("a").acquire(wait=1).release()
+        dropped.append(weakref.ref(client))
+
+    with handfast.connect(one.url) as first:  # for what all clients of a process share
+        first.lock("a").acquire(wait=1).release()
+        before = _descriptors()
+        try:
+            for _ in range(5):
+                use_one()
+            end = time.monotonic() + 1
+            while (more := _descriptors() - before) > 0 and time.monotonic() < end:
+                time.sleep(0.01)
+            assert more <= 0, f"five clients that were dropped left {more} descriptors open"
+        finally:
+            for each in dropped:
+                if (client := each()) is not None:
+                    client.close()
+
+
+@needs_server
+def test_lock_keeps_nothing_of_threads_that_ended(one: Server) -> None:
+    with handfast.connect(one.url) as client:
+        lock = client.lock("a", wait=5)
+
+        def hold() -> None:
+            with lock:
+                pass
+
+        def lists_after(threads: int) -> int:
+            for _ in range(threads):
+                thread = threading.Thread(target=hold)
+                thread.start()
+                thread.join()
+            gc.collect()
+            return sum(1 for each in gc.get_objects() if type(each) is list)
+
+        before = lists_after(10)
+        kept = lists_after(200) - before
+        assert kept < 100, f"200 threads that ended left {kept} lists behind"
