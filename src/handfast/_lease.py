@@ -151,6 +151,7 @@ class BaseLease:
         renew.expire(self._hold, now())
 
     def _loss(self, reason: str = "") -> LeaseLost:
+        """The error for `reason`; without one, for what the lease has come to."""
         hold = self._hold
         if not reason:
             self._expire()

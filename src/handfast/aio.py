@@ -19,7 +19,7 @@ from handfast._lease import BaseLease, BaseLock, Reentry
 from handfast.core import guard, inspect
 from handfast.core.acquire import acquire
 from handfast.core.config import Timing
-from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.hold import HELD, Hold
 from handfast.core.local_queue import Acquisition
 from handfast.core.release import release
 from handfast.core.renew import extend
@@ -66,13 +66,15 @@ class Lease(BaseLease):
 
     @property
     def lost(self) -> asyncio.Event:
-        """Set when the lease is lost, within milliseconds of its deadline, also if no server can be reached."""
+        """Set when the lease is lost, within milliseconds of its deadline, also if no server can be reached; and when the
+        client is closed."""
         self._expire()
-        event = self._event
+        event, io = self._event, self._client._io
         if not isinstance(event, asyncio.Event):
             event = self._event = asyncio.Event()
-            self._hold.when_lost(_on_loop(self._client._loop(), event.set))
-        if self._hold.state == LOST:
+            if io is not None:  # None after a fork, and the lease is lost
+                self._hold.when_lost(_on_loop(io.loop, event.set))
+        if self._hold.ended_early:
             event.set()
         return event
 
@@ -86,10 +88,11 @@ class Lease(BaseLease):
     ) -> None:
         cancelled = self._body is not None and self._body.leave()
         await self.release()
-        if kind is None and self._hold.reason:
-            raise self._loss()
+        reason = self._hold.reason
+        if kind is None and reason:
+            raise self._loss(reason)
         if cancelled and kind is not None and issubclass(kind, asyncio.CancelledError):
-            raise self._loss() from error
+            raise self._loss(reason) from error
 
 
 class _Body:
@@ -260,18 +263,21 @@ class Client(BaseClient[Lock, Lease]):
         return decorate
 
     async def close(self) -> None:
-        """Release what is still held and renewed, and end all connections; also if the caller is cancelled."""
+        """Release what is still held and renewed, and end all connections; also if the caller is cancelled. A body that
+        still runs has lost its lease: it is cancelled, and the end of its block raises LeaseLost."""
         if self._shut():
             self._closing = asyncio.create_task(self._end(), name="handfast-close")
         if self._closing is not None and not self._closing.done():
             await asyncio.shield(self._closing)
 
     async def _end(self) -> None:
-        if self._dog is not None:
-            await asyncio.wrap_future(self._dog.unregister(self._group))
-        if self._io is not None:
-            await self._io.close()
-        await asyncio.to_thread(self._where.close)
+        try:
+            if self._dog is not None:
+                await asyncio.wrap_future(self._dog.unregister(self._group))
+        finally:  # asyncio.run() cancels it if the loop ends first
+            if self._io is not None:
+                await self._io.close()
+            await asyncio.to_thread(self._where.close)
 
     async def __aenter__(self) -> Client:
         self._loop()

@@ -16,7 +16,7 @@ from handfast._lease import BaseLease, BaseLock, Reentry
 from handfast.core import guard, inspect
 from handfast.core.acquire import acquire
 from handfast.core.config import Timing
-from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.hold import HELD, Hold
 from handfast.core.local_queue import Acquisition
 from handfast.core.release import payloads, release
 from handfast.core.renew import extend
@@ -70,12 +70,13 @@ class Lease(BaseLease):
 
     @property
     def lost(self) -> threading.Event:
-        """Set when the lease is lost, within milliseconds of its deadline, also if no server can be reached."""
+        """Set when the lease is lost, within milliseconds of its deadline, also if no server can be reached; and when the
+        client is closed."""
         self._expire()
         with _event_lock:
             event = self._event
             # A child after a fork must not touch what it inherited of an event: it makes a new one.
-            stale = self._hold.state == LOST and isinstance(event, threading.Event) and not event.is_set()
+            stale = self._hold.ended_early and isinstance(event, threading.Event) and not event.is_set()
             if stale or not isinstance(event, threading.Event):
                 event = self._event = threading.Event()
                 self._hold.when_lost(event.set)
@@ -93,7 +94,7 @@ class Lease(BaseLease):
             self._give_up()  # an interrupt struck before anything was sent
             raise
         if kind is None and self._hold.reason:
-            raise self._loss()
+            raise self._loss(self._hold.reason)
 
 
 _event_lock = threading.RLock()
@@ -263,7 +264,8 @@ class Client(BaseClient[Lock, Lease]):
         return decorate
 
     def close(self) -> None:
-        """Release what is still held and renewed, and end all connections."""
+        """Release what is still held and renewed, and end all connections. A body that still runs has lost its lease:
+        `lost` is set, and the end of its block raises LeaseLost."""
         if not self._shut():
             return
         try:

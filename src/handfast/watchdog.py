@@ -46,6 +46,8 @@ CONNECT_TIMEOUT: Final = 12.0
 """Seconds; nobody waits for the watchdog to connect, and deadlines are kept meanwhile."""
 CLOSE_TIMEOUT: Final = 0.5
 """Seconds that a closing client or process waits for servers to accept its releases."""
+CLOSED: Final = "the client was closed"
+"""Why the holders of a client that closes lose their leases."""
 RELEASE_SOONEST: Final = 0.02
 RELEASE_LATEST: Final = 1.0
 """Seconds between two tries to release something at a node that cannot be asked: doubled from the one to the other."""
@@ -109,8 +111,8 @@ class Watchdog:
             return not self._ended
 
     def unregister(self, group: NodeGroup) -> concurrent.futures.Future[None]:
-        """A client closes: release its leases, end its connections. Once begun, this is not stopped: a caller that waits
-        for it may go, and it goes on."""
+        """A client closes: tell its holders, release its leases, end its connections. Once begun, this is not stopped: a
+        caller that waits for it may go, and it goes on."""
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
         done.set_running_or_notify_cancel()  # so it cannot be cancelled
         with self._lock:
@@ -291,18 +293,18 @@ class Watchdog:
     async def _unregister(self, registration: Registration) -> None:
         group = registration.group
         self._release_abandoned()
-        left = self.renewed(group)
-        if left or registration.releases:
+        renewed = self.renewed(group)
+        # Holders first: a body that still runs must hear of it before anybody else can take the lock.
+        for hold in self.held(group):
+            self.schedule.remove(hold)
+            hold.revoke(CLOSED)
+        if renewed or registration.releases:
             try:
                 async with asyncio.timeout(CLOSE_TIMEOUT):
                     # Whatever becomes of one of them, the rest of the closing must come.
-                    await asyncio.gather(*map(self._release, left), *registration.releases, return_exceptions=True)
+                    await asyncio.gather(*map(self._release, renewed), *registration.releases, return_exceptions=True)
             except TimeoutError:
                 pass  # the servers do not answer; the ttl ends the leases
-        for hold in left:
-            hold.give_up()
-        for hold in self.held(group):
-            self.schedule.remove(hold)
         with self._lock:
             self._registrations.pop(group, None)  # from here on nothing is begun for it
         if registration.repairing is not None:

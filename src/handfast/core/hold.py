@@ -1,10 +1,12 @@
 """The state of one acquisition.
 
     HELD ──begin_release──> RELEASING ──finish_release──> RELEASED
-     └──mark_lost──> LOST
+     ├──mark_lost──> LOST
+     └──revoke──> REVOKED
 
-RELEASED and LOST are final: neither is ever renewed or held again, even if the key is still there, and nothing is
-sent for a LOST hold. `TRANSITIONS` is the table that `Hold._move` looks up.
+RELEASED, LOST and REVOKED are final: none is ever renewed or held again, even if the key is still there. Nothing is
+sent for a LOST hold. A hold is REVOKED when its client closes: the holder is told as of a loss, and the client releases
+the keys. `TRANSITIONS` is the table that `Hold._move` looks up.
 
 The caller's thread and the watchdog's may leave HELD at the same moment, one to release and one to declare a loss. There
 is one permit to leave it, and taking the permit is atomic.
@@ -19,18 +21,20 @@ from typing import Any, Final
 from handfast.core.config import LockKeys
 from handfast.protocol.commands import NO_GENERATION, Identity
 
-__all__ = ["HELD", "LOST", "RELEASED", "RELEASING", "TRANSITIONS", "CohortTurn", "Hold"]
+__all__ = ["HELD", "LOST", "RELEASED", "RELEASING", "REVOKED", "TRANSITIONS", "CohortTurn", "Hold"]
 
 HELD: Final = "held"
 RELEASING: Final = "releasing"
 RELEASED: Final = "released"
 LOST: Final = "lost"
+REVOKED: Final = "revoked"
 
 TRANSITIONS: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
     {
         (HELD, "begin_release"): RELEASING,
         (RELEASING, "finish_release"): RELEASED,
         (HELD, "mark_lost"): LOST,
+        (HELD, "revoke"): REVOKED,
     }
 )
 
@@ -67,7 +71,7 @@ class Hold(LockKeys):
     )
 
     reason = ""
-    """Why it was lost, or found to have ended when it was released."""
+    """Why it was lost or revoked, or found to have ended when it was released."""
     renew_until: float | None = None
     """End of renewal: None never, 0.0 is not renewed at all, else the time set by max_hold."""
     retrying = False
@@ -83,7 +87,7 @@ class Hold(LockKeys):
     release_unconfirmed = False
     """No majority has confirmed the release: the watchdog repeats it."""
     on_lost: tuple[Callable[[], Any], ...] = ()
-    """Called, in the thread that notices, when the hold is lost."""
+    """Called, in the thread that notices, when the hold is lost or revoked."""
     reserved_tokens = 0
     """Of a cohort's lock: tokens beyond its own, for the holds that it may be handed over to."""
     handovers = 0
@@ -146,24 +150,39 @@ class Hold(LockKeys):
         self._move("finish_release")
 
     def mark_lost(self, reason: str) -> bool:
-        """True for the one caller that made the move, after all listeners were told."""
+        """The lease is over, and nobody released it. True for the one caller that made the move, after all listeners were
+        told."""
+        return self._end_early("mark_lost", reason)
+
+    def revoke(self, reason: str) -> bool:
+        """Take it from its holder, who is told as of a loss. True for the one caller that made the move; it sees to the
+        release on the servers."""
+        return self._end_early("revoke", reason)
+
+    def _end_early(self, event: str, reason: str) -> bool:
         before, self.reason = self.reason, reason
-        if not self._move("mark_lost"):
+        if not self._move(event):
             self.reason = before
             return False
         for listener in self.on_lost:
             listener()
         return True
 
+    @property
+    def ended_early(self) -> bool:
+        """It ended before its holder released it."""
+        return self.state in (LOST, REVOKED)
+
     def give_up(self) -> None:
-        """Move to RELEASED from wherever an interrupt has left it, unless it is lost. The caller sees to the release."""
+        """Move to RELEASED from wherever an interrupt has left it, unless it ended early. The caller sees to the
+        release."""
         self.begin_release()
         self.finish_release()
 
     def when_lost(self, listener: Callable[[], Any]) -> None:
-        """Call `listener` when it is lost, or now if it is already. The listener must bear being called twice."""
+        """Call `listener` when it ends early, or now if it has. The listener must bear being called twice."""
         self.on_lost += (listener,)
-        if self.state == LOST:
+        if self.ended_early:
             listener()
 
     # -- votes and renewal
