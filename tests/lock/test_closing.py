@@ -8,12 +8,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.support.eventually import eventually
 
 import handfast
 import handfast.aio
 from handfast import LeaseLost
 from handfast.testing import Server
+from tests.support.eventually import eventually
 
 REASON = "the client was closed"
 README = (Path(__file__).parents[2] / "README.md").read_text()
