@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, Unpack
 
 from handfast import log
-from handfast._lease import BaseLease, BaseLock
+from handfast._lease import BaseLease, BaseLock, Blocks
 from handfast.core import guard
-from handfast.core.config import LockConfig
+from handfast.core.config import LockConfig, LockRequest
 from handfast.core.handshake import Steps, handshake
 from handfast.core.hold import HELD, Hold
 from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
@@ -48,6 +48,8 @@ class BaseClient(Generic[L, G]):
     _lock_type: type[L]
     _name_of: Callable[[Any], str]
     """The name of a thread or task."""
+    _caller_kind: str
+    """A thread or a task."""
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         given: dict[str, Any] = dict(options)
@@ -83,6 +85,7 @@ class BaseClient(Generic[L, G]):
         self._closed = False
         self._listeners: tuple[Callable[[Event], object], ...] = ()
         self._queues = self._new_queues()
+        self._blocks: Blocks[G] = Blocks()
         self._configs: dict[tuple[Any, ...], LockConfig] = {}
         _clients.add(self)
 
@@ -182,7 +185,14 @@ class BaseClient(Generic[L, G]):
             abandon=self._abandon,
         )
         queues.telling = bool(self._listeners) or log.debugs()
+        queues.check_nested = self._check_nested
         return queues
+
+    def _check_nested(self, request: LockRequest, caller: Any) -> None:
+        """See WaitQueues.check_nested."""
+        name = self._blocks.held_around(caller, request, clock.now()) if request.owner is None else None
+        if name is not None:
+            raise ConfigError(f"this {self._caller_kind} already holds {name}; use rlock()")
 
     # -- holds and leases
 

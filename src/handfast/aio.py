@@ -79,13 +79,23 @@ class Lease(BaseLease):
         return event
 
     async def __aenter__(self) -> Lease:
+        self._begin_block(self)
+        return self
+
+    def _begin_block(self, what: object) -> None:
         if self._hold.config.policy.on_lost == "cancel":
             self._body = _Body(self._hold, self._client._loop())
-        return self
+        self._client._blocks.enter(asyncio.current_task(), what, self)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        block = self._client._blocks.find(asyncio.current_task(), self, self._hold.key)
+        if block is not None:
+            self._client._blocks.leave(block)
+        await self._end_block(kind, error)
+
+    async def _end_block(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         cancelled = self._body is not None and self._body.leave()
         await self.release()
         reason = self._hold.reason
@@ -138,8 +148,6 @@ class Lock(BaseLock):
     __slots__ = ()
 
     _client: Client
-    _entered: dict[Any, list[Lease]] | None = None
-    """By task: the leases of the `async with` blocks it is in."""
 
     async def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
         """Acquire the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
@@ -166,23 +174,16 @@ class Lock(BaseLock):
 
     async def __aenter__(self) -> Lease:
         lease = await self.acquire()
-        if self._entered is None:
-            self._entered = {}
-        self._entered.setdefault(asyncio.current_task(), []).append(lease)
-        return await lease.__aenter__()
+        lease._begin_block(self)
+        return lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        me: Any = asyncio.current_task()
-        assert self._entered is not None
-        if me not in self._entered and len(self._entered) == 1:
-            # Entered by another task, as the fixtures of some test frameworks do.
-            me = next(iter(self._entered))
-        lease = self._entered[me].pop()
-        if not self._entered[me]:
-            del self._entered[me]
-        await lease.__aexit__(kind, error, trace)
+        block = self._client._blocks.find(asyncio.current_task(), self, self.key)
+        assert block is not None
+        self._client._blocks.leave(block)
+        await block.lease._end_block(kind, error)
 
 
 def _task_name(task: asyncio.Task[Any] | None) -> str:
@@ -195,6 +196,7 @@ class Client(BaseClient[Lock, Lease]):
     _lease_type = Lease
     _lock_type = Lock
     _name_of = staticmethod(_task_name)
+    _caller_kind = "task"
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         super().__init__(where, options)

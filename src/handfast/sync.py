@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 import time
 import weakref
@@ -83,11 +84,21 @@ class Lease(BaseLease):
         return event
 
     def __enter__(self) -> Lease:
+        self._client._blocks.enter(threading.get_ident(), self, self, id(sys._getframe(1)))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        blocks = self._client._blocks
+        block = blocks.find(threading.get_ident(), self, self._hold.key)
+        try:
+            self._end_block(kind)
+        finally:
+            if block is not None:
+                blocks.leave(block)
+
+    def _end_block(self, kind: type[BaseException] | None) -> None:
         try:
             self.release()
         except BaseException:
@@ -116,8 +127,6 @@ class Lock(BaseLock):
     __slots__ = ()
 
     _client: Client
-    _entered: dict[int, list[Lease]] | None = None
-    """By thread: the leases of the `with` blocks it is in."""
 
     def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
         """Acquire the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
@@ -145,10 +154,7 @@ class Lock(BaseLock):
     def __enter__(self) -> Lease:
         lease = self.acquire()
         try:
-            if self._entered is None:
-                with _event_lock:
-                    self._entered = {} if self._entered is None else self._entered
-            self._entered.setdefault(threading.get_ident(), []).append(lease)
+            self._client._blocks.enter(threading.get_ident(), self, lease, id(sys._getframe(1)))
             return lease
         except BaseException:
             lease.release()
@@ -157,23 +163,17 @@ class Lock(BaseLock):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        entered = self._entered
-        assert entered is not None
-        thread = threading.get_ident()
-        if thread not in entered:
-            # Another thread entered it, as generators that wander between the threads of a pool do.
-            thread = next(iter(entered))
-        leases = entered[thread]
-        # Until it has ended it stays entered: an interrupt must not separate us from it.
+        blocks = self._client._blocks
+        block = blocks.find(threading.get_ident(), self, self.key)
+        assert block is not None
+        # Until it has ended the block stays entered: an interrupt must not separate us from its lease.
         try:
-            leases[-1].__exit__(kind, error, trace)
+            block.lease._end_block(kind)
         except BaseException:
-            leases[-1]._give_up()
+            block.lease._give_up()
             raise
         finally:
-            leases.pop()
-            if not leases:
-                entered.pop(thread, None)
+            blocks.leave(block)
 
 
 def _thread_name(ident: int) -> str:
@@ -186,6 +186,7 @@ class Client(BaseClient[Lock, Lease]):
     _lease_type = Lease
     _lock_type = Lock
     _name_of = staticmethod(_thread_name)
+    _caller_kind = "thread"
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         super().__init__(where, options)
