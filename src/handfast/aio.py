@@ -196,6 +196,7 @@ class Client(BaseClient[Lock, Lease]):
     _lease_type = Lease
     _lock_type = Lock
     _name_of = staticmethod(_task_name)
+    _caller = staticmethod(asyncio.current_task)
     _caller_kind = "task"
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
@@ -314,7 +315,7 @@ class Client(BaseClient[Lock, Lease]):
         io = self._io_for(lock.key)
         acquisition = Acquisition(lock, timing, wait, clock.now())
         try:
-            return self._grant(await acquire(io, self._queues, acquisition))
+            return self._grant(await acquire(io, self._queues, acquisition), acquisition)
         except BaseException:
             self._take_back(acquisition)
             raise
@@ -345,7 +346,9 @@ class Client(BaseClient[Lock, Lease]):
         schedule = self._watchdog().schedule
         schedule.promised(hold, ttl)
         try:
+            began = clock.now()
             await extend(self._io_for(hold.key), hold, ttl)
+            self._reports.renewal_ended([hold], clock.now() - began)
         finally:
             if hold.state == HELD:
                 schedule.changed(hold)

@@ -186,6 +186,7 @@ class Client(BaseClient[Lock, Lease]):
     _lease_type = Lease
     _lock_type = Lock
     _name_of = staticmethod(_thread_name)
+    _caller = staticmethod(threading.get_ident)
     _caller_kind = "thread"
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
@@ -326,7 +327,7 @@ class Client(BaseClient[Lock, Lease]):
             access = ThreadAccess(functools.partial(self._use_for, lock.key))
         acquisition = Acquisition(lock, timing, wait, clock.now())
         try:
-            return self._grant(run(acquire(access, self._queues, acquisition)))
+            return self._grant(run(acquire(access, self._queues, acquisition)), acquisition)
         except BaseException:
             self._take_back(acquisition)
             raise
@@ -357,7 +358,9 @@ class Client(BaseClient[Lock, Lease]):
         schedule = self._watchdog().schedule
         schedule.promised(hold, ttl)
         try:
+            began = clock.now()
             self._use_for(hold.key, extend, hold, ttl)
+            self._reports.renewal_ended([hold], clock.now() - began)
         finally:
             if hold.state == HELD:
                 schedule.changed(hold)

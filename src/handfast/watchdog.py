@@ -191,8 +191,7 @@ class Watchdog:
             self._wakeup.set()
 
     async def _process_due(self, group: NodeGroup, holds: list[Hold]) -> None:
-        to_renew, lost = self.schedule.sort_out(holds)
-        self._report(lost)
+        to_renew, _ = self.schedule.sort_out(holds)
         registration = self._registrations.get(group)
         if to_renew and registration is not None:
             batches = self._batches(registration, to_renew)
@@ -225,11 +224,9 @@ class Watchdog:
         holds = [hold for hold in holds if hold.held_at(now)]
         if holds:
             await renew.renew(io, group, holds, heal=True)
-            self._report(self.schedule.renewed(holds))
-
-    def _report(self, lost: list[Hold]) -> None:
-        for hold in lost:
-            logger.warning("%s: lease lost (%s)", hold.name, hold.reason)
+            self.schedule.renewed(holds)
+            if group.observer is not None:
+                group.observer.renewal_ended(holds, clock.now() - now)
 
     def _io(self, registration: Registration) -> AsyncIO | ClusterIO:
         io = registration.io
@@ -356,9 +353,8 @@ def _forget_all() -> None:
         # The lock may have been held by a thread that does not exist here.
         dog.schedule.lock = threading.RLock()
         for hold in dog.schedule.everything():
-            # Nobody is told: a listener's lock may have been held by such a thread too.
-            hold.on_lost = ()
-            hold.mark_lost("held by the parent process: a fork inherits no lease")
+            # Silently: a listener's lock may have been held by such a thread too.
+            hold.forget("held by the parent process: a fork inherits no lease")
 
 
 os.register_at_fork(after_in_child=_forget_all)

@@ -61,6 +61,7 @@ class Hold(LockKeys):
         "__weakref__",
         "_permit",
         "deadline",
+        "granted_at",
         "renew_from",
         "slot",
         "state",
@@ -108,6 +109,8 @@ class Hold(LockKeys):
         self.deadline = deadline
         self.renew_from = renew_from
         """When the last successful grant or renewal was sent."""
+        self.granted_at = renew_from
+        """When it began."""
         self.votes = votes
         """The nodes known to hold it, as bits."""
         self.token = token
@@ -159,13 +162,20 @@ class Hold(LockKeys):
         release on the servers."""
         return self._end_early("revoke", reason)
 
-    def _end_early(self, event: str, reason: str) -> bool:
+    def forget(self, reason: str) -> None:
+        """Mark it lost and tell nobody: in the child after a fork, where a listener may wait for a lock for ever."""
+        self.on_lost = ()
+        self._end_early("mark_lost", reason, silently=True)
+
+    def _end_early(self, event: str, reason: str, *, silently: bool = False) -> bool:
         before, self.reason = self.reason, reason
         if not self._move(event):
             self.reason = before
             return False
         for listener in self.on_lost:
             listener()
+        if self.group.observer is not None and not silently:
+            self.group.observer.ended_early(self)
         return True
 
     @property

@@ -253,6 +253,7 @@ class WaitQueues:
             if head is None or head.given is not None or not _alike(head.acquisition, hold) or not hold.begin_release():
                 return None
             hold.next_hold = head.given = passed = hold.successor()
+            passed.granted_at = now
         hold.finish_release()
         head.wakeup.set()
         return passed
