@@ -12,19 +12,20 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, Unpack
 
 from handfast import log
-from handfast._lease import BaseLease, BaseLock
+from handfast._lease import BaseLease, BaseLock, Blocks
+from handfast._reports import Reports
 from handfast.core import guard
-from handfast.core.config import LockConfig
+from handfast.core.config import LockConfig, LockRequest
 from handfast.core.handshake import Steps, handshake
 from handfast.core.hold import HELD, Hold
 from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
 from handfast.core.nodes import NodeGroup
 from handfast.discovery.endpoints import Endpoints
 from handfast.errors import ConfigError
-from handfast.events import Event
+from handfast.events import Event, Kind
 from handfast.given import ClientOptions, LockOptions
 from handfast.net import clock
 from handfast.net.address import Address
@@ -50,6 +51,10 @@ class BaseClient(Generic[L, G]):
     """The name of a thread or task."""
     _now = staticmethod(clock.now)
     """The clock of its leases."""
+    _caller: Callable[[], Any]
+    """The thread or task that calls."""
+    _caller_kind: str
+    """Which of the two it is."""
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         given: dict[str, Any] = dict(options)
@@ -83,8 +88,9 @@ class BaseClient(Generic[L, G]):
         self._dog: Watchdog | None = None
         self._dog_lock = threading.Lock()
         self._closed = False
-        self._listeners: tuple[Callable[[Event], object], ...] = ()
+        self._reports = self._group.observer = Reports()
         self._queues = self._new_queues()
+        self._blocks: Blocks[G] = Blocks()
         self._configs: dict[tuple[Any, ...], LockConfig] = {}
         _clients.add(self)
 
@@ -152,27 +158,18 @@ class BaseClient(Generic[L, G]):
     def listen(self, listener: Callable[[Event], object]) -> Callable[[], None]:
         """Call `listener` with each Event, in the thread in which it happens. Call the returned function to end that.
 
-        A listener should be quick: callers that want the lock wait for it. An exception from it is logged and changes
-        nothing.
+        What the kinds of events mean: see `help(handfast.Event)`. A listener must be quick and must not use the client:
+        callers that want the lock wait for it, and renewals too. An exception from it is logged and changes nothing.
         """
-        self._listeners += (listener,)
         self._queues.telling = True
-
-        def end() -> None:
-            self._listeners = tuple(each for each in self._listeners if each is not listener)
-
-        return end
+        return self._reports.listen(listener)
 
     def _tell(self, waiter: Waiter, seconds: float, outcome: str) -> None:
         """See WaitQueues.tell."""
-        kind: Literal["waiting_began", "waiting_ended"] = "waiting_ended" if outcome else "waiting_began"
+        kind: Kind = "waiting_ended" if outcome else "waiting_began"
         event = Event(kind, waiter.acquisition.request.name, self._name_of(waiter.caller), seconds, outcome)
         log.debug("%s: %s by %s, %.3f s %s", event.name, kind, event.who, seconds, outcome)
-        for listener in self._listeners:
-            try:
-                listener(event)
-            except Exception:
-                log.exception("a listener failed at an event")
+        self._reports.tell(event)
 
     def _new_queues(self) -> WaitQueues:
         queues = WaitQueues(
@@ -183,8 +180,15 @@ class BaseClient(Generic[L, G]):
             forget=self._forget,
             abandon=self._abandon,
         )
-        queues.telling = bool(self._listeners) or log.debugs()
+        queues.telling = bool(self._reports.listeners) or log.debugs()
+        queues.check_nested = self._check_nested
         return queues
+
+    def _check_nested(self, request: LockRequest, caller: Any) -> None:
+        """See WaitQueues.check_nested."""
+        name = self._blocks.held_around(caller, request, clock.now()) if request.owner is None else None
+        if name is not None:
+            raise ConfigError(f"this {self._caller_kind} already holds {name}; use rlock()")
 
     # -- holds and leases
 
@@ -199,7 +203,12 @@ class BaseClient(Generic[L, G]):
             self._watch(hold)
         if self._closed:  # in the meantime, by another thread: nobody would end it
             raise ConfigError("this client was closed while it waited for the lock")
+        if self._reports.listeners:
+            self._reports.of_hold("acquired", hold, clock.now() - acquisition.began, who=self._who())
         return self._lease_type(self, hold)
+
+    def _who(self) -> str:
+        return self._name_of(self._caller())
 
     def _take_back(self, acquisition: Acquisition) -> None:
         """An acquisition has ended in an exception: nothing of it may stay, also if it was granted already."""
@@ -220,6 +229,8 @@ class BaseClient(Generic[L, G]):
     def _released(self, hold: Hold) -> None:
         """A release has ended."""
         self._forget(hold)
+        if self._reports.listeners:
+            self._reports.ended(hold, self._who())
         if self._closed:
             return
         if hold.release_unconfirmed:
@@ -235,6 +246,8 @@ class BaseClient(Generic[L, G]):
                 return False
             self._forget(hold)
             self._watch(passed)  # also while nobody has taken it
+            if self._reports.listeners:
+                self._reports.ended(hold, self._who())
             return True
         except BaseException:
             # An interrupt. What was handed over to nobody, nobody else would release.
@@ -327,6 +340,7 @@ class BaseClient(Generic[L, G]):
         """In the child: nothing of the parent's is ours."""
         self._dog = None
         self._dog_lock = threading.Lock()
+        self._reports.forked()
         self._queues = self._new_queues()
         self._where.forked()
         self._configs = {}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
+import weakref
 from collections.abc import MutableMapping
-from typing import Any, NoReturn, Protocol
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from handfast import log
 from handfast.core import renew
@@ -15,7 +17,9 @@ from handfast.net.clock import now
 from handfast.options import duration
 from handfast.protocol.keys import queue_keys
 
-__all__ = ["BaseLease", "BaseLock", "Reentry"]
+__all__ = ["BaseLease", "BaseLock", "Block", "Blocks", "Reentry"]
+
+G = TypeVar("G", bound="BaseLease")
 
 
 class LeaseKeeper(Protocol):
@@ -51,6 +55,99 @@ class Reentry:
         if self._home.get(self._key) is self:
             del self._home[self._key]
         return True
+
+
+class Block(Generic[G]):
+    """One `with` block that is open."""
+
+    __slots__ = ("_lease", "caller", "frame", "keys", "what")
+
+    def __init__(self, caller: Any, what: object, lease: G, frame: int) -> None:
+        self.caller = caller
+        """The thread or task that entered it."""
+        self.what = what
+        """The lock or lease behind `with`."""
+        # Weak: a lease that nobody has any more must be dropped, and so released, though its block was never left.
+        self._lease = weakref.ref(lease)
+        self.keys = lease._hold.keys
+        self.frame = frame
+        """The id of the frame that has the block; 0 where it does not matter."""
+
+    @property
+    def lease(self) -> G:
+        lease = self._lease()
+        assert lease is not None, "the lock behind `with` keeps it"
+        return lease
+
+    @property
+    def dropped(self) -> bool:
+        return self._lease() is None
+
+    def encloses_this_call(self) -> bool:
+        """Whoever calls this is inside the block, directly or not.
+
+        The block of a generator is not on the stack while the generator rests, and another thread may end it. So a thread
+        that waits for such a block does not wait for itself.
+        """
+        if not self.frame or _runs_a_loop():
+            return True  # a thread whose event loop stands still cannot resume a generator or a task
+        frame = sys._getframe()
+        while id(frame) != self.frame:
+            if frame.f_back is None:
+                return False
+            frame = frame.f_back
+        return True
+
+
+def _runs_a_loop() -> bool:
+    events = sys.modules.get("asyncio.events")
+    return events is not None and events._get_running_loop() is not None
+
+
+class Blocks(Generic[G]):
+    """The open blocks of a client, by lock and caller.
+
+    They are needed at the end of a block, and where a wait begins. Callers touch only their own lists, so no lock is
+    needed; except a caller that ends the block of another one, which nobody else touches at that time.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[bytes, Any], list[Block[G]]] = {}
+
+    def enter(self, caller: Any, what: object, lease: G, frame: int = 0) -> None:
+        block = Block(caller, what, lease, frame)
+        for key in block.keys:
+            blocks = self._open.setdefault((key, caller), [])
+            if blocks:
+                blocks[:] = [each for each in blocks if not each.dropped]
+            blocks.append(block)
+
+    def find(self, caller: Any, what: object, key: bytes) -> Block[G] | None:
+        """The innermost block behind `with what`: the caller's own or, if it has none, that of another caller. Some test
+        frameworks end a block in another task than they entered it in, and generators wander between threads."""
+        for block in reversed(self._open.get((key, caller), ())):
+            if block.what is what and not block.dropped:
+                return block
+        others = [
+            block for blocks in list(self._open.values()) for block in blocks if block.what is what and not block.dropped
+        ]
+        return others[-1] if others else None
+
+    def leave(self, block: Block[G]) -> None:
+        for key in block.keys:
+            blocks = self._open.get((key, block.caller), [])
+            if block in blocks:
+                blocks.remove(block)
+            if not blocks:
+                self._open.pop((key, block.caller), None)
+
+    def held_around(self, caller: Any, request: LockRequest, at: float) -> str | None:
+        """A name among those requested that the caller holds in a block around this call."""
+        for name, key in zip(request.names, request.keys, strict=True):
+            for block in self._open.get((key, caller), ()):
+                if not block.dropped and block.lease._hold.held_at(at) and block.encloses_this_call():
+                    return name
+        return None
 
 
 class BaseLease:
@@ -152,6 +249,7 @@ class BaseLease:
         renew.expire(self._hold, now())
 
     def _loss(self, reason: str = "") -> LeaseLost:
+        """The error for `reason`; without one, for what the lease has come to."""
         hold = self._hold
         if not reason:
             self._expire()
@@ -185,6 +283,9 @@ class BaseLock(LockRequest):
     # With a dictionary for what few locks need; it is made when it is needed.
     __slots__ = ("__dict__", "_client", "_reentrant")
 
+    _leases: list[Any] | None = None
+    """Of the blocks that it is in."""
+
     def __init__(
         self, client: Any, config: LockConfig, names: tuple[str, ...], owner: bytes | None, *, reentrant: bool = False
     ) -> None:
@@ -196,6 +297,16 @@ class BaseLock(LockRequest):
         self.owner = owner
         self._client = client
         self._reentrant = reentrant
+
+    def _keep(self, lease: Any) -> None:
+        """A block begins: its lease lives as long as the lock, unless the block ends first."""
+        if self._leases is None:
+            self._leases = []
+        self._leases.append(lease)
+
+    def _drop(self, lease: Any) -> None:
+        if self._leases is not None and lease in self._leases:
+            self._leases.remove(lease)
 
     def _timing(self, ttl: object) -> Timing:
         config = self.config

@@ -19,7 +19,7 @@ from handfast._lease import BaseLease, BaseLock, Reentry
 from handfast.core import guard, inspect
 from handfast.core.acquire import acquire
 from handfast.core.config import Timing
-from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.hold import HELD, Hold
 from handfast.core.local_queue import Acquisition
 from handfast.core.release import release
 from handfast.core.renew import extend
@@ -65,34 +65,44 @@ class Lease(BaseLease):
 
     @property
     def lost(self) -> asyncio.Event:
-        """Set when the lease is lost, within milliseconds of its deadline, also if no server can be reached."""
+        """Set when the lease is lost, within milliseconds of its deadline, also if no server can be reached; and when the
+        client is closed."""
         self._expire()
-        event = self._event
+        event, io = self._event, self._client._io
         if not isinstance(event, asyncio.Event):
             event = self._event = asyncio.Event()
-            self._hold.when_lost(_on_loop(self._client._running_loop, event.set))
-        if self._hold.state == LOST:
+            if io is not None:  # None after a fork, and the lease is lost
+                self._hold.when_lost(_on_loop(io.loop, event.set))
+        if self._hold.ended_early:
             event.set()
         return event
 
     async def __aenter__(self) -> Lease:
-        return self._enter(asyncio.current_task())
+        self._begin_block(self)
+        return self
 
-    def _enter(self, task: asyncio.Task[Any] | None) -> Lease:
-        """The body of an `async with` begins."""
+    def _begin_block(self, what: object) -> None:
+        task = asyncio.current_task()
         if self._hold.config.policy.on_lost == "cancel":
             self._body = _Body(self._hold, self._client._running_loop, task)
-        return self
+        self._client._blocks.enter(task, what, self)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        block = self._client._blocks.find(asyncio.current_task(), self, self._hold.key)
+        if block is not None:
+            self._client._blocks.leave(block)
+        await self._end_block(kind, error)
+
+    async def _end_block(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         cancelled = self._body is not None and self._body.leave()
         await self.release()
-        if kind is None and self._hold.reason:
-            raise self._loss()
+        reason = self._hold.reason
+        if kind is None and reason:
+            raise self._loss(reason)
         if cancelled and kind is not None and issubclass(kind, asyncio.CancelledError):
-            raise self._loss() from error
+            raise self._loss(reason) from error
 
 
 class _Body:
@@ -137,8 +147,6 @@ class Lock(BaseLock):
     __slots__ = ()
 
     _client: Client
-    _entered: dict[Any, list[Lease]] | None = None
-    """By task: the leases of the `async with` blocks it is in."""
 
     async def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
         """Acquire the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
@@ -165,24 +173,19 @@ class Lock(BaseLock):
 
     async def __aenter__(self) -> Lease:
         lease = await self.acquire()
-        if self._entered is None:
-            self._entered = {}
-        task: Any = asyncio.current_task()
-        self._entered.setdefault(task, []).append(lease)
-        return lease._enter(task)
+        self._keep(lease)
+        lease._begin_block(self)
+        return lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        me: Any = asyncio.current_task()
-        assert self._entered is not None
-        if me not in self._entered and len(self._entered) == 1:
-            # Entered by another task, as the fixtures of some test frameworks do.
-            me = next(iter(self._entered))
-        lease = self._entered[me].pop()
-        if not self._entered[me]:
-            del self._entered[me]
-        await lease.__aexit__(kind, error, trace)
+        block = self._client._blocks.find(asyncio.current_task(), self, self.key)
+        assert block is not None
+        lease = block.lease
+        self._client._blocks.leave(block)
+        self._drop(lease)
+        await lease._end_block(kind, error)
 
 
 def _task_name(task: asyncio.Task[Any] | None) -> str:
@@ -195,6 +198,8 @@ class Client(BaseClient[Lock, Lease]):
     _lease_type = Lease
     _lock_type = Lock
     _name_of = staticmethod(_task_name)
+    _caller = staticmethod(asyncio.current_task)
+    _caller_kind = "task"
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         super().__init__(where, options)
@@ -263,18 +268,21 @@ class Client(BaseClient[Lock, Lease]):
         return decorate
 
     async def close(self) -> None:
-        """Release what is still held and renewed, and end all connections; also if the caller is cancelled."""
+        """Release what is still held and renewed, and end all connections; also if the caller is cancelled. A body that
+        still runs has lost its lease: it is cancelled, and the end of its block raises LeaseLost."""
         if self._shut():
             self._closing = asyncio.create_task(self._end(), name="handfast-close")
         if self._closing is not None and not self._closing.done():
             await asyncio.shield(self._closing)
 
     async def _end(self) -> None:
-        if self._dog is not None:
-            await asyncio.wrap_future(self._dog.unregister(self._group))
-        if self._io is not None:
-            await self._io.close()
-        await asyncio.to_thread(self._where.close)
+        try:
+            if self._dog is not None:
+                await asyncio.wrap_future(self._dog.unregister(self._group))
+        finally:  # asyncio.run() cancels it if the loop ends first
+            if self._io is not None:
+                await self._io.close()
+            await asyncio.to_thread(self._where.close)
 
     async def __aenter__(self) -> Client:
         self._connections()
@@ -343,7 +351,9 @@ class Client(BaseClient[Lock, Lease]):
         schedule = self._watchdog().schedule
         schedule.promised(hold, ttl)
         try:
+            began = self._now()
             await extend(self._io_for(hold.key), hold, ttl)
+            self._reports.renewal_ended([hold], self._now() - began)
         finally:
             if hold.state == HELD:
                 schedule.changed(hold)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 import time
 import weakref
@@ -12,11 +13,11 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from handfast._client import BaseClient, wait_of
-from handfast._lease import BaseLease, BaseLock, Reentry
+from handfast._lease import BaseLease, BaseLock, Block, Reentry
 from handfast.core import guard, inspect
 from handfast.core.acquire import acquire
 from handfast.core.config import Timing
-from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.hold import HELD, Hold
 from handfast.core.local_queue import Acquisition
 from handfast.core.release import payloads, release
 from handfast.core.renew import extend
@@ -70,30 +71,41 @@ class Lease(BaseLease):
 
     @property
     def lost(self) -> threading.Event:
-        """Set when the lease is lost, within milliseconds of its deadline, also if no server can be reached."""
+        """Set when the lease is lost, within milliseconds of its deadline, also if no server can be reached; and when the
+        client is closed."""
         self._expire()
         with _event_lock:
             event = self._event
             # A child after a fork must not touch what it inherited of an event: it makes a new one.
-            stale = self._hold.state == LOST and isinstance(event, threading.Event) and not event.is_set()
+            stale = self._hold.ended_early and isinstance(event, threading.Event) and not event.is_set()
             if stale or not isinstance(event, threading.Event):
                 event = self._event = threading.Event()
                 self._hold.when_lost(event.set)
         return event
 
     def __enter__(self) -> Lease:
+        self._client._blocks.enter(threading.get_ident(), self, self, id(sys._getframe(1)))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        blocks = self._client._blocks
+        block = blocks.find(threading.get_ident(), self, self._hold.key)
+        try:
+            self._end_block(kind)
+        finally:
+            if block is not None:
+                blocks.leave(block)
+
+    def _end_block(self, kind: type[BaseException] | None) -> None:
         try:
             self.release()
         except BaseException:
             self._give_up()  # an interrupt struck before anything was sent
             raise
         if kind is None and self._hold.reason:
-            raise self._loss()
+            raise self._loss(self._hold.reason)
 
 
 _event_lock = threading.RLock()
@@ -115,8 +127,6 @@ class Lock(BaseLock):
     __slots__ = ()
 
     _client: Client
-    _entered: dict[int, list[Lease]] | None = None
-    """By thread: the leases of the `with` blocks it is in."""
 
     def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
         """Acquire the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
@@ -144,10 +154,8 @@ class Lock(BaseLock):
     def __enter__(self) -> Lease:
         lease = self.acquire()
         try:
-            if self._entered is None:
-                with _event_lock:
-                    self._entered = {} if self._entered is None else self._entered
-            self._entered.setdefault(threading.get_ident(), []).append(lease)
+            self._keep(lease)
+            self._client._blocks.enter(threading.get_ident(), self, lease, id(sys._getframe(1)))
             return lease
         except BaseException:
             lease.release()
@@ -156,27 +164,21 @@ class Lock(BaseLock):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Until it has ended it stays entered: an interrupt must not separate us from it.
+        # Until it has ended the block stays entered: an interrupt must not separate us from its lease.
         try:
-            self._innermost()[-1].__exit__(kind, error, trace)
+            self._innermost().lease._end_block(kind)
         except BaseException:
-            self._innermost()[-1]._give_up()
+            self._innermost().lease._give_up()
             raise
         finally:
-            self._innermost().pop()
-            self._forget_threads()
+            block = self._innermost()
+            self._client._blocks.leave(block)
+            self._drop(block.lease)
 
-    def _innermost(self) -> list[Lease]:
-        """The leases of this thread's `with` blocks. Generators may wander between the threads of a pool: a thread that
-        has entered nothing leaves what another one has entered."""
-        entered = self._entered or {}
-        return entered.get(threading.get_ident()) or next(iter(entered.values()))
-
-    def _forget_threads(self) -> None:
-        """Keep nothing of threads that are in no block."""
-        for thread, leases in list((self._entered or {}).items()):
-            if not leases and self._entered is not None:
-                self._entered.pop(thread, None)
+    def _innermost(self) -> Block[Lease]:
+        block = self._client._blocks.find(threading.get_ident(), self, self.key)
+        assert block is not None
+        return block
 
 
 def _thread_name(ident: int) -> str:
@@ -189,6 +191,8 @@ class Client(BaseClient[Lock, Lease]):
     _lease_type = Lease
     _lock_type = Lock
     _name_of = staticmethod(_thread_name)
+    _caller = staticmethod(threading.get_ident)
+    _caller_kind = "thread"
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         super().__init__(where, options)
@@ -267,7 +271,8 @@ class Client(BaseClient[Lock, Lease]):
         return decorate
 
     def close(self) -> None:
-        """Release what is still held and renewed, and end all connections."""
+        """Release what is still held and renewed, and end all connections. A body that still runs has lost its lease:
+        `lost` is set, and the end of its block raises LeaseLost."""
         if not self._shut():
             return
         try:
@@ -359,7 +364,9 @@ class Client(BaseClient[Lock, Lease]):
         schedule = self._watchdog().schedule
         schedule.promised(hold, ttl)
         try:
+            began = clock.now()
             self._use_for(hold.key, extend, hold, ttl)
+            self._reports.renewal_ended([hold], clock.now() - began)
         finally:
             if hold.state == HELD:
                 schedule.changed(hold)

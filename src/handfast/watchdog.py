@@ -47,6 +47,8 @@ CONNECT_TIMEOUT: Final = 12.0
 """Seconds; nobody waits for the watchdog to connect, and deadlines are kept meanwhile."""
 CLOSE_TIMEOUT: Final = 0.5
 """Seconds that a closing client or process waits for servers to accept its releases."""
+CLOSED: Final = "the client was closed"
+"""Why the holders of a client that closes lose their leases."""
 RELEASE_SOONEST: Final = 0.02
 RELEASE_LATEST: Final = 1.0
 """Seconds between two tries to release something at a node that cannot be asked: doubled from the one to the other."""
@@ -115,8 +117,8 @@ class Watchdog:
             return not self._ended
 
     def unregister(self, group: NodeGroup) -> concurrent.futures.Future[None]:
-        """A client closes: release its leases, end its connections. Once begun, this is not stopped: a caller that waits
-        for it may go, and it goes on."""
+        """A client closes: tell its holders, release its leases, end its connections. Once begun, this is not stopped: a
+        caller that waits for it may go, and it goes on."""
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
         done.set_running_or_notify_cancel()  # so it cannot be cancelled
         with self._lock:
@@ -195,8 +197,7 @@ class Watchdog:
             self._wakeup.set()
 
     async def _process_due(self, group: NodeGroup, holds: list[Hold]) -> None:
-        to_renew, lost = self.schedule.sort_out(holds)
-        self._report(lost)
+        to_renew, _ = self.schedule.sort_out(holds)
         registration = self._registrations.get(group)
         if to_renew and registration is not None:
             batches = self._batches(registration, to_renew)
@@ -233,11 +234,9 @@ class Watchdog:
         holds = [hold for hold in holds if hold.held_at(now)]
         if holds:
             await renew.renew(io, group, holds, heal=True)
-            self._report(self.schedule.renewed(holds))
-
-    def _report(self, lost: list[Hold]) -> None:
-        for hold in lost:
-            logger.warning("%s: lease lost (%s)", hold.name, hold.reason)
+            self.schedule.renewed(holds)
+            if group.observer is not None:
+                group.observer.renewal_ended(holds, clock.now() - now)
 
     def _io(self, registration: Registration) -> AsyncIO | ClusterIO:
         io = registration.io
@@ -302,18 +301,18 @@ class Watchdog:
     async def _unregister(self, registration: Registration) -> None:
         group = registration.group
         self._release_abandoned()
-        left = self.renewed(group)
-        if left or registration.releases:
+        renewed = self.renewed(group)
+        # Holders first: a body that still runs must hear of it before anybody else can take the lock.
+        for hold in self.held(group):
+            self.schedule.remove(hold)
+            hold.revoke(CLOSED)
+        if renewed or registration.releases:
             try:
                 async with asyncio.timeout(CLOSE_TIMEOUT):
                     # Whatever becomes of one of them, the rest of the closing must come.
-                    await asyncio.gather(*map(self._release, left), *registration.releases, return_exceptions=True)
+                    await asyncio.gather(*map(self._release, renewed), *registration.releases, return_exceptions=True)
             except TimeoutError:
                 pass  # the servers do not answer; the ttl ends the leases
-        for hold in left:
-            hold.give_up()
-        for hold in self.held(group):
-            self.schedule.remove(hold)
         with self._lock:
             self._registrations.pop(group, None)  # from here on nothing is begun for it
         if registration.repairing is not None:
@@ -366,9 +365,8 @@ def _forget_all() -> None:
         # The lock may have been held by a thread that does not exist here.
         dog.schedule.lock = threading.RLock()
         for hold in dog.schedule.everything():
-            # Nobody is told: a listener's lock may have been held by such a thread too.
-            hold.on_lost = ()
-            hold.mark_lost("held by the parent process: a fork inherits no lease")
+            # Silently: a listener's lock may have been held by such a thread too.
+            hold.forget("held by the parent process: a fork inherits no lease")
 
 
 os.register_at_fork(after_in_child=_forget_all)

@@ -108,7 +108,7 @@ def test_a_wait_that_ends_raises_contended_and_not_before(client: handfast.Clien
 
 
 def test_the_wait_of_a_call_overrides_that_of_the_lock_and_that_of_the_client(server: Server) -> None:
-    with handfast.connect(server.url, wait=0) as client, client.lock("a"):
+    with handfast.connect(server.url) as rival, rival.lock("a"), handfast.connect(server.url, wait=0) as client:
         began = time.monotonic()
         with pytest.raises(Contended):
             client.lock("a").acquire()
@@ -136,14 +136,14 @@ def test_a_waiter_gets_the_lock_when_it_is_released(client: handfast.Client, riv
     waiter.join()
 
 
-def test_tries_bound_the_attempts(client: handfast.Client) -> None:
+def test_tries_bound_the_attempts(client: handfast.Client, rival: handfast.Client) -> None:
     attempts: list[int] = []
 
     def delay(attempt: int, random: float) -> float:
         attempts.append(attempt)
         return 0.001
 
-    with client.lock("a"), pytest.raises(Contended):
+    with rival.lock("a"), pytest.raises(Contended):
         client.lock("a", wait=30, tries=3, backoff=handfast.backoff.Backoff(delay)).acquire()
     assert attempts == [1, 2]
 

@@ -138,7 +138,7 @@ async def _until_free(
             )
         again = min(again, now + policy.backoff(tried, io.random()))
     while len(tracker.changed) < group.need and waiter.given is None and io.now() < again:
-        await io.wait(waiter.wakeup, acquisition.earlier(again))
+        await io.wait(waiter.wakeup, min(acquisition.earlier(again), waiter.report_at))
         queues.check(waiter, io.now())
 
 

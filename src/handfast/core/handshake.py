@@ -12,12 +12,15 @@ from typing import Any, Final
 from handfast.core import clocks, guard
 from handfast.core.io import Fault
 from handfast.core.nodes import Node, NodeGroup
+from handfast.protocol.commands import INFO_REPLICATION
 from handfast.protocol.resp import encode
 from handfast.protocol.scripts import LOAD_REPLIES, load_scripts
 
 __all__ = ["Login", "Rejected", "Steps", "handshake"]
 
 NO_RESP3: Final = Fault("RESP2", "speaks RESP2 only, so it cannot push to waiters")
+ABOUT: Final = encode(b"INFO", b"server") + encode(b"INFO", b"memory")
+ABOUT_REPLIES: Final = 2
 Steps = Generator[tuple[bytes, int], list[Any], None]
 """Yields (commands, how many), receives as many replies."""
 
@@ -72,33 +75,42 @@ def handshake(
     questions = encode(b"DELIFEQ", probe, b"-") + encode(b"DELEX", probe, b"IFEQ", b"-")
     # For waiters; it costs nothing until a read asks for it.
     questions += encode(b"CLIENT", b"TRACKING", b"ON", b"OPTIN")
-    replies = yield questions + load_scripts(), 3 + LOAD_REPLIES
+    replies = yield questions + load_scripts() + ABOUT, 3 + LOAD_REPLIES + ABOUT_REPLIES
+    about = replies[-ABOUT_REPLIES:]
     node.ladder = "delifeq" if _knows(replies[0]) else "delex" if _knows(replies[1]) else ""
     node.tracks = node.no_push is None and type(replies[2]) is not Fault
-    _refuse(replies[3:])
+    _refuse(replies[3:-ABOUT_REPLIES])
     if moves:
         (role,) = yield encode(b"ROLE"), 1
         if type(role) is list and role[0] != b"master":
             raise Rejected(Fault("replica", "is a replica, not a master: it cannot vote"))
         # A user who may not ask meets the replica's errors instead.
     if group.n > 1 or group.guard:
-        yield from _identify(group, node, now, warn)
+        _refuse(about)
+        yield from _identify(group, node, _fields(about), now, warn)
+    else:
+        # One that will not tell, or a proxy that does not know the question, will do.
+        node.run_id = _fields(about).get("run_id", "")
 
 
-def _identify(group: NodeGroup, node: Node, now: Callable[[], float], warn: Callable[[str], None]) -> Steps:
+def _fields(replies: Sequence[Any]) -> dict[str, str]:
+    """What a server says of itself, from replies to INFO."""
+    lines = [line for text in replies if type(text) is bytes for line in text.decode(errors="replace").splitlines()]
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def _identify(
+    group: NodeGroup, node: Node, info: dict[str, str], now: Callable[[], float], warn: Callable[[str], None]
+) -> Steps:
     """Which incarnation of which server this is, and whether it may vote."""
-    sections = (b"server", b"replication", b"memory")
-    asked = b"".join(encode(b"INFO", section) for section in sections)
+    asked = INFO_REPLICATION
     if group.guard:
         asked += encode(b"TIME") + encode(b"GET", group.marker_key)
     sent = now()
-    replies = yield asked, len(sections) + 2 * group.guard
+    replies = yield asked, 1 + 2 * group.guard
     _refuse(replies)
-    info: dict[str, str] = {}
-    for text in replies[: len(sections)]:
-        info.update(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
     run_id = info.get("run_id", "")
-    if info.get("role") != "master":
+    if _fields(replies[:1]).get("role") != "master":
         raise Rejected(Fault("replica", "is a replica, not a master: it cannot vote"))
     # First said, then compared: of two connections at the same time at least one sees the other.
     node.run_id = run_id
@@ -108,7 +120,7 @@ def _identify(group: NodeGroup, node: Node, now: Callable[[], float], warn: Call
             raise Rejected(Fault("config", f"is the same server as {other.label}", lasting=True))
     if info.get("maxmemory", "0") != "0" and info.get("maxmemory_policy") != "noeviction":
         warn(f"{node.label} may evict locks (maxmemory-policy {info.get('maxmemory_policy')}): set it to noeviction")
-    node.incarnation = guard.incarnation(run_id, replies[1])
+    node.incarnation = guard.incarnation(run_id, replies[0])
     if not group.guard:
         return
     time, raw = replies[-2:]

@@ -1,10 +1,12 @@
 """The state of one acquisition.
 
     HELD ──begin_release──> RELEASING ──finish_release──> RELEASED
-     └──mark_lost──> LOST
+     ├──mark_lost──> LOST
+     └──revoke──> REVOKED
 
-RELEASED and LOST are final: neither is ever renewed or held again, even if the key is still there, and nothing is
-sent for a LOST hold. `TRANSITIONS` is the table that `Hold._move` looks up.
+RELEASED, LOST and REVOKED are final: none is ever renewed or held again, even if the key is still there. Nothing is
+sent for a LOST hold. A hold is REVOKED when its client closes: the holder is told as of a loss, and the client releases
+the keys. `TRANSITIONS` is the table that `Hold._move` looks up.
 
 The caller's thread and the watchdog's may leave HELD at the same moment, one to release and one to declare a loss. There
 is one permit to leave it, and taking the permit is atomic.
@@ -19,18 +21,20 @@ from typing import Any, Final
 from handfast.core.config import LockKeys
 from handfast.protocol.commands import NO_GENERATION, Identity
 
-__all__ = ["HELD", "LOST", "RELEASED", "RELEASING", "TRANSITIONS", "CohortTurn", "Hold"]
+__all__ = ["HELD", "LOST", "RELEASED", "RELEASING", "REVOKED", "TRANSITIONS", "CohortTurn", "Hold"]
 
 HELD: Final = "held"
 RELEASING: Final = "releasing"
 RELEASED: Final = "released"
 LOST: Final = "lost"
+REVOKED: Final = "revoked"
 
 TRANSITIONS: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
     {
         (HELD, "begin_release"): RELEASING,
         (RELEASING, "finish_release"): RELEASED,
         (HELD, "mark_lost"): LOST,
+        (HELD, "revoke"): REVOKED,
     }
 )
 
@@ -57,6 +61,7 @@ class Hold(LockKeys):
         "__weakref__",
         "_permit",
         "deadline",
+        "granted_at",
         "renew_from",
         "slot",
         "state",
@@ -67,7 +72,7 @@ class Hold(LockKeys):
     )
 
     reason = ""
-    """Why it was lost, or found to have ended when it was released."""
+    """Why it was lost or revoked, or found to have ended when it was released."""
     renew_until: float | None = None
     """End of renewal: None never, 0.0 is not renewed at all, else the time set by max_hold."""
     retrying = False
@@ -89,7 +94,7 @@ class Hold(LockKeys):
     claimed = 0
     """Nodes, as bits, in whose queues it waited: a claim may be left there."""
     on_lost: tuple[Callable[[], Any], ...] = ()
-    """Called, in the thread that notices, when the hold is lost."""
+    """Called, in the thread that notices, when the hold is lost or revoked."""
     reserved_tokens = 0
     """Of a cohort's lock: tokens beyond its own, for the holds that it may be handed over to."""
     handovers = 0
@@ -112,6 +117,8 @@ class Hold(LockKeys):
         self.deadline = deadline
         self.renew_from = renew_from
         """When the last successful grant or renewal was sent."""
+        self.granted_at = renew_from
+        """When it began."""
         self.votes = votes
         """The nodes known to hold it, as bits."""
         self.token = token
@@ -154,24 +161,46 @@ class Hold(LockKeys):
         self._move("finish_release")
 
     def mark_lost(self, reason: str) -> bool:
-        """True for the one caller that made the move, after all listeners were told."""
+        """The lease is over, and nobody released it. True for the one caller that made the move, after all listeners were
+        told."""
+        return self._end_early("mark_lost", reason)
+
+    def revoke(self, reason: str) -> bool:
+        """Take it from its holder, who is told as of a loss. True for the one caller that made the move; it sees to the
+        release on the servers."""
+        return self._end_early("revoke", reason)
+
+    def forget(self, reason: str) -> None:
+        """Mark it lost and tell nobody: in the child after a fork, where a listener may wait for a lock for ever."""
+        self.on_lost = ()
+        self._end_early("mark_lost", reason, silently=True)
+
+    def _end_early(self, event: str, reason: str, *, silently: bool = False) -> bool:
         before, self.reason = self.reason, reason
-        if not self._move("mark_lost"):
+        if not self._move(event):
             self.reason = before
             return False
         for listener in self.on_lost:
             listener()
+        if self.group.observer is not None and not silently:
+            self.group.observer.ended_early(self)
         return True
 
+    @property
+    def ended_early(self) -> bool:
+        """It ended before its holder released it."""
+        return self.state in (LOST, REVOKED)
+
     def give_up(self) -> None:
-        """Move to RELEASED from wherever an interrupt has left it, unless it is lost. The caller sees to the release."""
+        """Move to RELEASED from wherever an interrupt has left it, unless it ended early. The caller sees to the
+        release."""
         self.begin_release()
         self.finish_release()
 
     def when_lost(self, listener: Callable[[], Any]) -> None:
-        """Call `listener` when it is lost, or now if it is already. The listener must bear being called twice."""
+        """Call `listener` when it ends early, or now if it has. The listener must bear being called twice."""
         self.on_lost += (listener,)
-        if self.state == LOST:
+        if self.ended_early:
             listener()
 
     # -- votes and renewal

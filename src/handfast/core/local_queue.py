@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from handfast.core.config import LockRequest, Timing
@@ -27,6 +27,11 @@ from handfast.errors import ConfigError, NotAcquired
 from handfast.protocol.commands import Identity
 
 __all__ = ["Acquisition", "WaitQueue", "WaitQueues", "Waiter"]
+
+LONG_WAIT: Final = 30.0
+"""Seconds after which a wait is logged, with the holder."""
+REPORT_EVERY: Final = 60.0
+"""Seconds between two such lines about one lock."""
 
 
 class Acquisition:
@@ -97,6 +102,11 @@ class Waiter:
         self.announced = False
         """Listeners were told that it waits."""
 
+    @property
+    def report_at(self) -> float:
+        """When its wait is to be logged: it has waited for long, and no other waiter's line has told the same lately."""
+        return max(self.acquisition.began + LONG_WAIT, self.queue.reported_at + REPORT_EVERY)
+
     def usable(self, now: float) -> Hold | None:
         """What a sibling has handed over, if it is still good. What is not is forgotten: it ends by itself."""
         if self.given is not None and not self.given.held_at(now):
@@ -107,7 +117,7 @@ class Waiter:
 class WaitQueue:
     """All waiters for one lock."""
 
-    __slots__ = ("explain", "head", "holder", "key", "waiters")
+    __slots__ = ("explain", "head", "holder", "key", "reported_at", "waiters")
 
     def __init__(self, key: Any) -> None:
         self.key = key
@@ -118,6 +128,8 @@ class WaitQueue:
         """What a waiter of this queue got last, if it may still be held."""
         self.explain: Callable[[float], NotAcquired | ConfigError] | None = None
         """Makes the error for a wait that timed out, from what the head has heard from the servers."""
+        self.reported_at = float("-inf")
+        """When the last long wait was logged."""
 
 
 class WaitQueues:
@@ -145,6 +157,8 @@ class WaitQueues:
         """Ends that."""
         self.abandon = abandon
         """Has the watchdog release a hold that nobody can release any more."""
+        self.check_nested: Callable[[LockRequest, Any], None] | None = None
+        """Called with the caller before a wait begins. Raises if the caller would wait for itself."""
         self.closed = False
         self.exiting = False
         """The whole process ends."""
@@ -158,6 +172,7 @@ class WaitQueues:
 
     def enter(self, acquisition: Acquisition, wakeup: Any, caller: Any) -> Waiter:
         """To the end of the queue."""
+        self._check_nested(acquisition, caller)
         waiter: Waiter | None = None
         try:
             with self.lock:
@@ -174,6 +189,7 @@ class WaitQueues:
 
     def enter_empty(self, acquisition: Acquisition, wakeup: Any, caller: Any) -> Waiter | None:
         """To the head of a queue without waiters; None if somebody waits."""
+        self._check_nested(acquisition, caller)
         waiter: Waiter | None = None
         try:
             with self.lock:
@@ -186,6 +202,10 @@ class WaitQueues:
         except BaseException:
             self._undo_entry(waiter)
             raise
+
+    def _check_nested(self, acquisition: Acquisition, caller: Any) -> None:
+        if self.check_nested is not None:
+            self.check_nested(acquisition.request, caller)
 
     def check_open(self) -> None:
         if self.closed:
@@ -236,6 +256,7 @@ class WaitQueues:
             if head is None or head.given is not None or not _alike(head.acquisition, hold) or not hold.begin_release():
                 return None
             hold.next_hold = head.given = passed = hold.successor()
+            passed.granted_at = now
         hold.finish_release()
         head.wakeup.set()
         return passed
@@ -288,6 +309,9 @@ class WaitQueues:
         until = waiter.acquisition.until
         if until is not None and now >= until and waiter.given is None:
             raise self.timed_out(waiter, now)
+        if now >= waiter.report_at and waiter.queue.explain is not None:
+            waiter.queue.reported_at = now
+            self.warn(f"waiting for {now - waiter.acquisition.began:.0f} s: {waiter.queue.explain(now)}")
 
     def timed_out(self, waiter: Waiter, now: float) -> NotAcquired | ConfigError:
         """The error for a wait that timed out, from the last known state: no time is left to ask the servers."""

@@ -7,14 +7,17 @@ changed in place, so readers need no lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from handfast.core.io import Fault
 from handfast.core.votes import majority
 from handfast.options import Policy
 from handfast.protocol import keys
 
-__all__ = ["NOT_CONNECTED", "ClockStep", "Node", "NodeGroup"]
+if TYPE_CHECKING:
+    from handfast.core.hold import Hold
+
+__all__ = ["NOT_CONNECTED", "ClockStep", "Node", "NodeGroup", "Observer"]
 
 NOT_CONNECTED: Final = Fault("closed", "did not answer the connection in time")
 """Before the first connection is made."""
@@ -62,6 +65,7 @@ class Node:
         self.ladder = ""
         """How it compares and deletes: 'delifeq' (Valkey), 'delex' (Redis 8.4) or '' (a script)."""
         self.run_id = ""
+        """Which process it is; empty if it does not tell."""
         self.no_push: Fault | None = None
         """Why it cannot push messages, so that nobody can queue there: RESP2 only, or no rights on channels."""
         self.tracks = True
@@ -82,6 +86,25 @@ class Node:
         """Bounds on (server time minus local time) and when they were taken. A step of its clock shows against them."""
         self.step: ClockStep | None = None
         """The last step that its clock has made against ours, as far as is known: see clocks.py."""
+
+
+class Observer(Protocol):
+    """Told of what happens to nodes and holds: in any thread, and perhaps more than once."""
+
+    def node_down(self, address: str, fault: Fault) -> None:
+        """A connection could not be made, or failed while a request was under way."""
+
+    def node_up(self, address: str, run_id: str) -> None:
+        """A connection was made. A restart changes the run_id; it is empty where the server does not tell it."""
+
+    def vote_changed(self, node: Node) -> None:
+        """Its marker was read: `marker` and `opens_at` tell whether it may vote."""
+
+    def ended_early(self, hold: Hold) -> None:
+        """A hold was lost or revoked."""
+
+    def renewal_ended(self, holds: Sequence[Hold], seconds: float) -> None:
+        """A round of renewals has ended: each hold is confirmed, retrying or lost."""
 
 
 class NodeGroup:
@@ -117,6 +140,7 @@ class NodeGroup:
         """Some node has a floor for its counters, so each gets its own payload."""
         self.all_nodes_vote = not guard
         """Every node may vote, as far as is known."""
+        self.observer: Observer | None = None
 
     def set_marker(self, node: Node, marker: bytes, floor: bytes = b"0") -> None:
         """What the node must show with each vote; empty: it may not vote."""
@@ -126,6 +150,8 @@ class NodeGroup:
         self.has_token_floors = any(each.floor != b"0" for each in self.nodes)
         self.all_nodes_vote = not self.guard or all(each.marker for each in self.nodes)
         self._judge()
+        if self.observer is not None:
+            self.observer.vote_changed(node)
 
     def _judge(self) -> None:
         able = self.config_error() is None and self.voters() >= self.need

@@ -483,7 +483,7 @@ async def wait_in_queue(
             queue.check_reachable(now)
             await _reconnect(io, acquisition, queue)
             await queue.send_due()
-            await io.wait(waiter.wakeup, queue.next_look())
+            await io.wait(waiter.wakeup, min(queue.next_look(), waiter.report_at))
     finally:
         queue.end()
         io.mailbox.pop(queue.who.id, None)

@@ -58,15 +58,27 @@ class NodeLink:
             return CONNECT_TIMEOUT + PREPARE_TIMEOUT
         return CONNECT_TIMEOUT if self.address.resolver is None else CONNECT_TIMEOUT + FIND_TIMEOUT
 
+    @property
+    def place(self) -> str:
+        """What people know the server by; in a cluster, with the machine."""
+        preferred = getattr(self.address.resolver, "preferred", None) if self.address.cluster is not None else None
+        return self.address.label if preferred is None else f"{self.address.label} at {preferred[0]}:{preferred[1]}"
+
     def connected(self, connection: Connection) -> None:
         self.connection, self.fault, self.failures, self.asked_at = connection, None, 0, 0.0
         self.group.connected(self.index)
+        if self.group.observer is not None:
+            self.group.observer.node_up(self.place, self.group.nodes[self.index].run_id)
 
     def failed(self, fault: Fault, now: float) -> None:
         # A connection that was lost may be made again at once; one that could not be made may not.
         self.failed_at = now if self.connection is None else float("-inf")
+        # Servers close connections that rest. A node is not called down for that unless it cannot be connected again.
+        resting = self.connection is not None and not self.connection.pending
         self.connection, self.fault, self.asked_at = None, fault, 0.0
         self.group.failed(self.index, fault)
+        if self.group.observer is not None and not resting and fault is not NOT_CONNECTED:
+            self.group.observer.node_down(self.place, fault)
         most = RETRY_MOST if self.address.resolver is None else RETRY_MOVING
         self.retry_at = now + min(most, RETRY_FIRST * 2.0 ** min(self.failures, 10))
         self.failures += 1

@@ -48,7 +48,6 @@ async def _lose(dog: Watchdog, what: BaseLease | BaseLock, reason: str) -> None:
     for hold in holds:
         if hold.mark_lost(reason):
             dog.schedule.remove(hold)
-            dog._report([hold])
         elif hold.state != LOST:
             raise RuntimeError(f"{hold.name}: the lease was {hold.state} and cannot be lost any more")
     try:

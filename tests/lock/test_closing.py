@@ -13,6 +13,7 @@ import handfast
 import handfast.aio
 from handfast import LeaseLost
 from handfast.testing import Server
+from tests.support.eventually import eventually
 
 REASON = "the client was closed"
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -31,7 +32,6 @@ def close_elsewhere(client: handfast.Client) -> None:
 
 
 @RENEWED
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue: close() does not set `lost` of a running body")
 def test_close_sets_lost(one: Server, renew: bool) -> None:
     client = handfast.connect(one.url)
     lease = client.lock("orders", renew=renew).acquire()
@@ -42,7 +42,6 @@ def test_close_sets_lost(one: Server, renew: bool) -> None:
 
 
 @RENEWED
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue: a lease of a closed client says it was released")
 def test_check_says_that_the_client_was_closed(one: Server, renew: bool) -> None:
     client = handfast.connect(one.url)
     lease = client.lock("orders", renew=renew).acquire()
@@ -57,9 +56,6 @@ def test_check_says_that_the_client_was_closed(one: Server, renew: bool) -> None
 
 @RENEWED
 @pytest.mark.parametrize("kind", ["lock", "rlock"])
-@pytest.mark.xfail(
-    strict=True, raises=pytest.fail.Exception, reason="issue: the body of a closed client ends without a word"
-)
 def test_block_of_a_closed_client_raises_lease_lost(one: Server, kind: str, renew: bool) -> None:
     client = handfast.connect(one.url)
     with pytest.raises(LeaseLost) as caught, getattr(client, kind)("orders", renew=renew):
@@ -67,13 +63,31 @@ def test_block_of_a_closed_client_raises_lease_lost(one: Server, kind: str, rene
     assert caught.value.reason == REASON
 
 
-@pytest.mark.xfail(
-    strict=True, raises=pytest.fail.Exception, reason="issue: a block inside that of its client ends without a word"
-)
 def test_close_in_the_body_itself_raises_lease_lost(one: Server) -> None:
     with pytest.raises(LeaseLost) as caught, handfast.connect(one.url) as client, client.lock("orders"):
         client.close()
     assert caught.value.reason == REASON
+
+
+def test_keys_of_running_bodies_are_released_on_the_servers(one: Server) -> None:
+    """A lease that is not renewed is left to its ttl, as ever."""
+    client = handfast.connect(one.url)
+    leases = [client.lock("orders").acquire(), client.lock("invoices", renew=False).acquire()]
+    close_elsewhere(client)
+    assert all(lease.lost.is_set() for lease in leases)
+    assert one.command("EXISTS", "handfast:{orders}") == 0
+    assert one.command("EXISTS", "handfast:{invoices}") == 1
+
+
+def test_lease_that_was_released_before_is_not_lost(one: Server) -> None:
+    client = handfast.connect(one.url)
+    lease = client.lock("orders").acquire()
+    lost = lease.lost
+    assert lease.release()
+    close_elsewhere(client)
+    assert not lost.is_set()
+    with pytest.raises(LeaseLost, match="it was released"):
+        lease.check()
 
 
 def test_error_of_the_body_is_not_masked_by_the_loss(one: Server) -> None:
@@ -126,7 +140,6 @@ async def held_at_close(one: Server, renew: bool, on_lost: str = "cancel") -> tu
 
 
 @RENEWED
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue: close() does not cancel a running asyncio body")
 def test_close_cancels_the_body_of_an_async_with(one: Server, renew: bool) -> None:
     """`close()` returns after the cancellation was asked for, so the body gets no further step of its own."""
     body, raised = asyncio.run(held_at_close(one, renew))
@@ -136,7 +149,6 @@ def test_close_cancels_the_body_of_an_async_with(one: Server, renew: bool) -> No
 
 
 @RENEWED
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue: close() does not set `lost` for asyncio")
 def test_close_sets_lost_for_asyncio(one: Server, renew: bool) -> None:
     body, _ = asyncio.run(held_at_close(one, renew))
     assert body.lease is not None
@@ -144,7 +156,6 @@ def test_close_sets_lost_for_asyncio(one: Server, renew: bool) -> None:
 
 
 @RENEWED
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue: with on_lost='event' a close goes unnoticed")
 def test_close_with_on_lost_event_leaves_the_body_alone_and_raises_at_its_end(one: Server, renew: bool) -> None:
     body, raised = asyncio.run(held_at_close(one, renew, on_lost="event"))
     assert not body.cancelled
@@ -152,10 +163,33 @@ def test_close_with_on_lost_event_leaves_the_body_alone_and_raises_at_its_end(on
     assert raised.reason == REASON
 
 
+def test_close_in_the_asyncio_body_itself_raises_lease_lost(one: Server) -> None:
+    """The client is closed all the same, though the task that closes it is cancelled."""
+
+    async def main() -> None:
+        client = handfast.aio.connect(one.url)
+        async with client.lock("orders"):
+            await client.close()
+
+    with pytest.raises(LeaseLost) as caught:
+        asyncio.run(main())
+    assert caught.value.reason == REASON
+    eventually(lambda: one.command("EXISTS", "handfast:{orders}") == 0)
+
+
+def test_lost_is_set_for_asyncio_though_nobody_looked_before_the_close(one: Server) -> None:
+    async def main() -> None:
+        client = handfast.aio.connect(one.url)
+        lease = await client.lock("orders").acquire()
+        await client.close()
+        assert lease.lost.is_set()
+
+    asyncio.run(main())
+
+
 # -- documentation ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue: README promises more than threads can have")
 def test_readme_says_what_a_body_sees_when_its_lease_is_lost() -> None:
     """The promise is that a body never *starts* unlocked. A section says what a thread's body sees later on, and what it
     can do: `lease.lost`, `lease.check()` and `on_lost=`."""

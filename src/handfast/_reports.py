@@ -1,0 +1,169 @@
+"""What a client reports of its work: log lines for people, events for programs.
+
+Any thread may report anything. A log line tells of a change and not of a state: a node that goes is one line, however
+many connections and callers notice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from handfast import log
+from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.io import Fault
+from handfast.core.nodes import Node
+from handfast.events import Event, Kind
+from handfast.net import clock
+
+__all__ = ["Reports"]
+
+CONFIRMED = "confirmed"
+
+
+class Reports:
+    """The reports of one client. It is the Observer of its nodes and holds."""
+
+    def __init__(self) -> None:
+        self.listeners: tuple[Callable[[Event], object], ...] = ()
+        """Empty, as mostly, it costs one look to report nothing."""
+        self.forked()
+
+    def forked(self) -> None:
+        """In the child after a fork: nothing is known, and a lock may have been held by a thread of the parent."""
+        self._lock = threading.Lock()
+        self._down: dict[str, float] = {}
+        """By address: since when a node is down."""
+        self._run_ids: dict[str, str] = {}
+        """By address: which process was met there last."""
+        self._quarantined: set[int] = set()
+        self._failing: dict[Hold, None] = {}
+        """Holds whose last renewal was not confirmed."""
+
+    def listen(self, listener: Callable[[Event], object]) -> Callable[[], None]:
+        self.listeners += (listener,)
+
+        def end() -> None:
+            self.listeners = tuple(each for each in self.listeners if each is not listener)
+
+        return end
+
+    def tell(self, event: Event) -> None:
+        for listener in self.listeners:
+            try:
+                listener(event)
+            except Exception:
+                log.exception("a listener failed at an event")
+
+    def of_hold(
+        self, kind: Kind, hold: Hold, seconds: float, outcome: str = "", *, who: str = "", node: str = ""
+    ) -> None:
+        if self.listeners:
+            self.tell(Event(kind, hold.name, who, seconds, outcome, node))
+
+    # -- holds
+
+    def ended(self, hold: Hold, who: str) -> None:
+        """Its holder has released it, or found at its release that it was over already."""
+        kind: Kind = "lost" if hold.reason else "released"
+        self.of_hold(kind, hold, clock.now() - hold.granted_at, hold.reason, who=who)
+
+    def ended_early(self, hold: Hold) -> None:
+        """See Observer."""
+        if hold.state == LOST:
+            log.warning("%s: lease lost (%s)", hold.name, hold.reason)
+        self.of_hold("lost", hold, clock.now() - hold.granted_at, hold.reason)
+
+    def renewal_ended(self, holds: Sequence[Hold], seconds: float) -> None:
+        """See Observer."""
+        failing = [hold for hold in holds if hold.retrying and hold.state == HELD]
+        if failing:
+            self._renewals_failed([hold for hold in failing if hold not in self._failing], seconds)
+        if self.listeners:
+            for hold in holds:
+                if not hold.retrying and hold.state == HELD:
+                    self.of_hold("renewed", hold, seconds)
+        if self._failing and not failing:
+            self._renewals_recovered()
+
+    def _renewals_failed(self, holds: list[Hold], seconds: float) -> None:
+        first = not self._failing
+        for hold in holds:
+            self._failing[hold] = None
+            nodes, said = _unconfirmed(hold)
+            self.of_hold("renewal_failed", hold, seconds, said, node=nodes)
+        if first and holds:
+            log.warning(
+                "renewal of %s failed, trying again until the lease ends (%s)", _names(holds), _unconfirmed(holds[0])[1]
+            )
+
+    def _renewals_recovered(self) -> None:
+        known = list(self._failing)
+        recovered = [hold for hold in known if hold.state == HELD and not hold.retrying]
+        for hold in known:
+            if hold.state != HELD or not hold.retrying:
+                self._failing.pop(hold, None)
+        if recovered and not self._failing:
+            log.info("renewal of %s recovered (%s)", _names(recovered), _unconfirmed(recovered[0])[0])
+
+    # -- nodes
+
+    def node_down(self, address: str, fault: Fault) -> None:
+        """See Observer."""
+        with self._lock:
+            if address in self._down:
+                return
+            self._down[address] = clock.now()
+        log.warning("%s is down: %s", address, fault.text)
+        if self.listeners:
+            self.tell(Event("node_down", outcome=fault.text, node=address))
+
+    def node_up(self, address: str, run_id: str) -> None:
+        """See Observer."""
+        with self._lock:
+            since = self._down.pop(address, None)
+            before = self._run_ids.get(address, "")
+            if run_id:
+                self._run_ids[address] = run_id
+        if since is not None:
+            seconds = clock.now() - since
+            log.info("%s is back after %.1f s", address, seconds)
+        elif before and run_id and run_id != before:
+            # It went and returned while no request was under way.
+            seconds = 0.0
+            log.info("%s is back: it has restarted, or another server has replaced it", address)
+            if self.listeners:
+                self.tell(Event("node_down", outcome="restarted or replaced", node=address))
+        else:
+            return
+        if self.listeners:
+            self.tell(Event("node_up", seconds=seconds, node=address))
+
+    def vote_changed(self, node: Node) -> None:
+        """See Observer."""
+        left = node.opens_at - clock.now()
+        with self._lock:
+            known = node.index in self._quarantined
+            if node.marker:
+                self._quarantined.discard(node.index)
+            elif left > 0:
+                self._quarantined.add(node.index)
+        if node.marker and known:
+            log.info("%s votes again", node.label)
+        elif not node.marker and left > 0 and not known:
+            log.warning(
+                "%s is in quarantine: it restarted, lost its data or is new; no vote for %.1f s", node.label, left
+            )
+            if self.listeners:
+                self.tell(Event("quarantined", seconds=left, node=node.label))
+
+
+def _names(holds: Sequence[Hold]) -> str:
+    return holds[0].name + (f" and {len(holds) - 1} more" if len(holds) > 1 else "")
+
+
+def _unconfirmed(hold: Hold) -> tuple[str, str]:
+    """The nodes that did not confirm its last renewal, and what each said."""
+    said: dict[str, Any] = {node: text for node, text in hold.renewal_replies.items() if text != CONFIRMED}
+    return ", ".join(said), "; ".join(f"{node}: {text}" for node, text in said.items())
