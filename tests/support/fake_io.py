@@ -94,7 +94,9 @@ class FakeIO(PushRouter):
     """Seconds from one look at the clock to the next."""
     latency = 0.0
     """Seconds for a round trip."""
-    most_operations = 2000
+    connect_takes = CONNECT_TIMEOUT
+    """Seconds for connections that cannot be made; if it is set to less, for all."""
+    most_operations = 5000
     _nonces = itertools.count(1)
     """Of all drivers: no two owners are the same."""
     wakeup = FakeWakeup
@@ -202,8 +204,8 @@ class FakeIO(PushRouter):
                 self.group.failed(i, Fault("closed", "not connected"))
             elif i not in self.connected:
                 self._shake(i)
-        if len(self.connected) < need:
-            self._pass_time(self.time + min(within, CONNECT_TIMEOUT))
+        if len(self.connected) < need or self.connect_takes < CONNECT_TIMEOUT:
+            self._pass_time(self.time + min(within, self.connect_takes))
 
     def _shake(self, i: int) -> None:
         steps = handshake(self.group, self.group.nodes[i], Login("", "", 0, ""), self.now, lambda text: None)
