@@ -47,7 +47,7 @@ class Queue:
 
     def held(self, token: int = 100, at: float = 0.0) -> Hold:
         """What the server has just given to a cohort; `token` is the last of those that were counted."""
-        hold = Hold(self.request, Identity.new(OWNER), TTL, at + 0.988 * TTL, at, 1, token)
+        hold = Hold(self.request, Identity(OWNER, OWNER), TTL, at + 0.988 * TTL, at, 1, token)
         hold.form_cohort()
         self.queues.acquired(hold)
         return hold
