@@ -92,7 +92,9 @@ class FakeIO(PushRouter):
     """Seconds from one look at the clock to the next."""
     latency = 0.0
     """Seconds for a round trip."""
-    most_operations = 2000
+    connect_takes = CONNECT_TIMEOUT
+    """Seconds for connections that cannot be made; if it is set to less, for all."""
+    most_operations = 5000
     _nonces = itertools.count(1)
     """Of all drivers: no two owners are the same."""
     wakeup = FakeWakeup
@@ -124,8 +126,8 @@ class FakeIO(PushRouter):
         """What was sent: when, to which node, the words."""
         self._queue: list[list[tuple[bytes, Collector | None, int]]] = [[] for _ in nodes]
         """By node: payloads that it has not run."""
-        self._answers: list[list[tuple[Collector, Any]]] = [[] for _ in nodes]
-        """By node: replies that nobody has read."""
+        self._answers: list[list[tuple[Collector | None, Any]]] = [[] for _ in nodes]
+        """By node: replies, and pushes (without a collector), that nobody has read. They come in order."""
         self._events: list[tuple[float, int, Callable[[], Any]]] = []
         self._serial = itertools.count()
         self.trackers: list[PushListener] = []
@@ -200,8 +202,8 @@ class FakeIO(PushRouter):
                 self.group.failed(i, Fault("closed", "not connected"))
             elif i not in self.connected:
                 self._shake(i)
-        if len(self.connected) < need:
-            self._pass_time(self.time + min(within, CONNECT_TIMEOUT))
+        if len(self.connected) < need or self.connect_takes < CONNECT_TIMEOUT:
+            self._pass_time(self.time + min(within, self.connect_takes))
 
     def _shake(self, i: int) -> None:
         steps = handshake(self.group, self.group.nodes[i], Login("", "", 0, ""), self.now, lambda text: None)
@@ -218,7 +220,7 @@ class FakeIO(PushRouter):
         if delivered:
             self._run(i)
         waiting = [collector for _, collector, _ in self._queue[i] if collector is not None]
-        waiting += [collector for collector, _ in self._answers[i]]
+        waiting += [collector for collector, _ in self._answers[i] if collector is not None]
         self._queue[i], self._answers[i] = [], []
         self.connected.discard(i)
         self.nodes[i].channels.pop(self.channels[i], None)
@@ -277,7 +279,7 @@ class FakeIO(PushRouter):
             raise self.error
 
     def _pusher(self, i: int) -> Callable[[list[Any]], None]:
-        return lambda push: self._lines[i].on_push(i, push)
+        return lambda push: self._answers[i].append((None, push))
 
     # -- requests
 
@@ -327,7 +329,10 @@ class FakeIO(PushRouter):
         for i in heard[: {"sent": 0, "half": len(heard) // 2, "all": len(heard)}[when]]:
             answers, self._answers[i] = self._answers[i], []
             for collector, reply in answers:
-                collector.add(i, reply)
+                if collector is None:
+                    self._lines[i].on_push(i, reply)
+                else:
+                    collector.add(i, reply)
 
     def _run(self, i: int) -> None:
         """A node runs what it was sent."""
@@ -368,7 +373,8 @@ class Rival:
     def __init__(self, nodes: Sequence[FakeNode], request: LockRequest, number: int = 1, *, ttl: float = 10.0) -> None:
         self.nodes = nodes
         self.request = request
-        self.who = Identity.new(b"rival:%d::%032x" % (number, number))
+        owner = b"rival:%d::%032x" % (number, number)
+        self.who = Identity(owner, owner)
         self.terms = request.config.timing_for(ttl).claim_terms
         self.channel = b"wake:rival-%d" % number
         self.pushes: list[tuple[int, Any]] = []
@@ -384,8 +390,11 @@ class Rival:
         for i, node in enumerate(self.nodes):
             node.channels[self.channel] = lambda push, i=i: self.pushes.append((i, decode_push(push[2])))  # type: ignore[misc]
 
-    def acquire(self, *only: int, ticket: bytes = b"") -> None:
-        """Take the vote of these nodes (of all, if none is named) or, with a ticket, stand in their queues."""
+    def acquire(self, *only: int, ticket: bytes = b"", barge: bool = False) -> None:
+        """Take the vote of these nodes (of all, if none is named) or, with a ticket, stand in their queues.
+
+        `barge`: take a free vote though others wait.
+        """
         config = self.request.config
         channel = b""
         if ticket:
@@ -393,13 +402,14 @@ class Rival:
             channel = self.channel
         for i in only or range(len(self.nodes)):
             payload = commands.claim(
-                self.request.key, config.guard_keys, self.who, self.terms, b"0", b"0", config.limits, ticket, channel
-            )
+                self.request.queue_keys, config.guard_keys, self.who, self.terms, b"0", b"0", config.limits, ticket,
+                channel, barge,
+            )  # fmt: skip
             self.votes[i] = decode_vote(self.nodes[i].run(payload)[0])
 
     def release(self, *only: int) -> None:
         config = self.request.config
-        payload = commands.pass_on(self.request.key, config.guard_keys, self.who, b"0", config.retention_arg)
+        payload = commands.pass_on(self.request.queue_keys, config.guard_keys, self.who, b"0", config.retention_arg)
         for i in only or range(len(self.nodes)):
             self.nodes[i].run(payload)
 
@@ -459,6 +469,7 @@ class FakeClient(sync.Client):
         self.nodes = nodes
         self.io = FakeIO(nodes, self._group, at, when, error)
         self._access = self.io  # type: ignore[assignment]
+        self._now = self.io.now
         self.watchdog = FakeWatchdog(self.io.now)
         self._attach = lambda group, addresses, shake: self.watchdog  # type: ignore[assignment,return-value]
 

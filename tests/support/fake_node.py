@@ -15,7 +15,7 @@ from lupa.lua51 import LuaError, LuaRuntime  # type: ignore[import-untyped]
 from handfast.net.faults import from_reply
 from handfast.protocol.scripts import SHA, TEXT
 
-__all__ = ["EPOCH_US", "FakeNode", "ServerError", "commands_in", "name_of"]
+__all__ = ["EPOCH_US", "SCRIPTS", "FakeNode", "ServerError", "commands_in", "name_of"]
 
 EPOCH_US: Final = 1_800_000_000_000_000
 """Server time in µs when the clock is at zero."""
@@ -83,6 +83,7 @@ class FakeNode:
         """By key: who has asked to be told of its next change."""
         self.refuses_hello = False
         """It speaks RESP2 only."""
+        self.refuses_tracking = False
         self.patches: dict[str, bytes] = {}
         """Scripts to run instead of the production ones: for tests that show that a test can fail."""
         redis = {b"call": self._redis_call, b"pcall": self._redis_pcall, b"error_reply": _error_reply}
@@ -312,7 +313,12 @@ class FakeNode:
     def _ok(self, *_: bytes) -> bytes:
         return b"OK"
 
-    _ping = _client = _select = _ok
+    _ping = _select = _ok
+
+    def _client(self, what: bytes, *_: bytes) -> bytes:
+        if what == b"TRACKING" and (self.refuses_tracking or self.refuses_hello):
+            raise ServerError("NOPERM this user has no permissions to run the 'client|tracking' command")
+        return b"OK"
 
     def _hello(self, *_: bytes) -> bytes:
         if self.refuses_hello:

@@ -23,7 +23,7 @@ PATHS = {HELD: (), RELEASING: EVENTS[:1], RELEASED: EVENTS[:2], LOST: EVENTS[2:]
 def hold_of(ttl: float = 1.0, sent: float = 100.0) -> Hold:
     request = lock_request(1, ttl=ttl)
     deadline = sent + request.config.timing.validity
-    return Hold(request, Identity.new(b"host:1::nonce"), ttl, deadline, sent, 1, 7)
+    return Hold(request, Identity(b"host:1::nonce", b"host:1::nonce"), ttl, deadline, sent, 1, 7)
 
 
 def fire(hold: Hold, event: str) -> bool:

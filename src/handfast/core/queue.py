@@ -292,7 +292,7 @@ class ServerQueue:
         due = [node for node, vote in enumerate(self.votes) if vote.to_yield or now >= vote.due]
         if any(self._unsubscribed(node) for node in due):
             await io.subscribe(timeout)
-            now = io.now()
+            timeout = self.acquisition.timeout(self.acquisition.timing.timeout, io.now())
         if self.group.n > 1 and self.ticket == ARRIVAL and due:
             await self._ask_for_ticket(timeout)
         foreign = [node for node in due if self._foreign(self.votes[node].answer) and self.group.nodes[node].tracks]
