@@ -131,9 +131,9 @@ class Client(aio.Client):
     def _prepared(self, settings: Policy) -> LockConfig:
         return LockConfig(self._group, settings, f"{self.name}:1::".encode())
 
-    def _grant(self, hold: Hold) -> aio.Lease:
+    def _grant(self, hold: Hold, acquisition: Acquisition) -> aio.Lease:
         self.observer.granted(self, hold)
-        return super()._grant(hold)
+        return super()._grant(hold, acquisition)
 
     def _take_back(self, acquisition: Acquisition) -> None:
         super()._take_back(acquisition)

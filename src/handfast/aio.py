@@ -329,8 +329,7 @@ class Client(BaseClient[Lock, Lease]):
         if hold.config.cohort and self._hand_over(hold):
             return True
         try:
-            io = self._io
-            released = await release(io if isinstance(io, AsyncIO) else io.at(hold.key), hold)
+            released = await release(self._io_for(hold.key), hold)
         except BaseException:
             if hold.state != HELD:  # otherwise nothing was sent, and the lease goes on
                 self._abandon(hold)
