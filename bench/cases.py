@@ -14,7 +14,7 @@ from bench import afloors, floors
 from bench.candidate import AsyncSession, Pair, Urls
 from bench.cohort import Cohort
 from bench.handfast_adapter import handfast_async, handfast_sync
-from bench.handoff import Handoffs
+from bench.handoff import Handoffs, QuorumHandoffs
 from bench.measure import (
     STUCK_SECONDS,
     WARM_UP_PAIRS,
@@ -73,17 +73,18 @@ class SyncPairs:
     """acquire + release by one thread; the ratio is of median times."""
 
     nodes: int
-    fenced: bool = False
+    kind: str = "published"
+    """The floors' own protocol, with a token ("fenced"), or what users write ("default")."""
     weight: float = 1.0
 
     def run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome:
-        raw = floors.floors(self.nodes, self.fenced)
-        # No peer has a fencing token, so none stands beside a fenced floor.
-        peers = [] if self.fenced else [peer for peer in PEERS if self.nodes in peer.nodes]
+        raw = floors.floors(self.nodes, self.kind == "fenced")
+        # No peer has a fencing token, so the peers stand beside the plain floor only.
+        peers = [] if self.kind != "published" else [peer for peer in PEERS if self.nodes in peer.nodes]
         standings: list[Standing] = []
         pairs: dict[str, Pair] = {}
         with contextlib.ExitStack() as stack:
-            for candidate in (*raw, handfast_sync(self.fenced, plan.node_timeout), *peers):
+            for candidate in (*raw, handfast_sync(self.kind, plan.node_timeout), *peers):
                 standing = Standing(candidate.what, peer=candidate in peers)
                 standings.append(standing)
                 try:
@@ -108,19 +109,20 @@ class AsyncPairs:
     """acquire + release by many tasks of one loop, each on its own name; the ratio is of pairs per second."""
 
     nodes: int
-    fenced: bool = False
+    kind: str = "published"
+    """The floors' own protocol, with a token ("fenced"), or what users write ("default")."""
     weight: float = 1.0
 
     def run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome:
         return asyncio.run(self._run(urls, plan, deadline))
 
     async def _run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome:
-        raw = afloors.floors(self.nodes, self.fenced)
-        peers = [] if self.fenced else [peer for peer in ASYNC_PEERS if self.nodes in peer.nodes]
+        raw = afloors.floors(self.nodes, self.kind == "fenced")
+        peers = [] if self.kind != "published" else [peer for peer in ASYNC_PEERS if self.nodes in peer.nodes]
         standings: list[Standing] = []
         sessions: dict[str, tuple[AsyncSession, int]] = {}
         async with contextlib.AsyncExitStack() as stack:
-            for candidate in (*raw, handfast_async(self.fenced, plan.node_timeout), *peers):
+            for candidate in (*raw, handfast_async(self.kind, plan.node_timeout), *peers):
                 standing = Standing(candidate.what, peer=candidate in peers)
                 standings.append(standing)
                 try:
@@ -146,10 +148,15 @@ CASES: dict[str, Case] = {
     "sync_5": SyncPairs(5),
     "async_1": AsyncPairs(1),
     "async_5": AsyncPairs(5),
-    "sync_1_fenced": SyncPairs(1, fenced=True),
-    "sync_5_fenced": SyncPairs(5, fenced=True),
-    "async_1_fenced": AsyncPairs(1, fenced=True),
-    "async_5_fenced": AsyncPairs(5, fenced=True),
+    "default_sync_1": SyncPairs(1, "default"),
+    "default_sync_5": SyncPairs(5, "default"),
+    "default_async_1": AsyncPairs(1, "default"),
+    "default_async_5": AsyncPairs(5, "default"),
+    "sync_1_fenced": SyncPairs(1, "fenced"),
+    "sync_5_fenced": SyncPairs(5, "fenced"),
+    "async_1_fenced": AsyncPairs(1, "fenced"),
+    "async_5_fenced": AsyncPairs(5, "fenced"),
     "handoff": Handoffs(),
+    "handoff_quorum": QuorumHandoffs(),
     "cohort": Cohort(),
 }

@@ -29,8 +29,14 @@ def policies(node_timeout: float | None) -> dict[str, Any]:
     return {} if node_timeout is None else {"node_timeout": node_timeout}
 
 
+PUBLISHED: dict[str, Any] = {"prefix": "", "fence": False}
+"""The floors' own protocol: SET NX PX and an owner-checked delete."""
+FENCED: dict[str, Any] = {}
+"""With a token, in the fair queue."""
+
+
 @contextlib.contextmanager
-def blocking(urls: Urls, with_fence: bool, node_timeout: float | None) -> Iterator[Session]:
+def blocking(urls: Urls, options: dict[str, Any], node_timeout: float | None) -> Iterator[Session]:
     import handfast
 
     prepare(urls)
@@ -38,7 +44,25 @@ def blocking(urls: Urls, with_fence: bool, node_timeout: float | None) -> Iterat
 
         def session(name: str) -> Pair:
             def pair() -> None:
-                client.lock(name, ttl=TTL, fence=with_fence).acquire(wait=0).release()
+                client.lock(name, ttl=TTL, **options).acquire(wait=0).release()
+
+            return pair
+
+        yield session
+
+
+@contextlib.contextmanager
+def blocking_default(urls: Urls, node_timeout: float | None) -> Iterator[Session]:
+    """As users write it."""
+    import handfast
+
+    prepare(urls)
+    with handfast.connect(_target(urls), **policies(node_timeout)) as client:
+
+        def session(name: str) -> Pair:
+            def pair() -> None:
+                with client.lock(name):
+                    pass
 
             return pair
 
@@ -46,7 +70,7 @@ def blocking(urls: Urls, with_fence: bool, node_timeout: float | None) -> Iterat
 
 
 @contextlib.asynccontextmanager
-async def asyncio(urls: Urls, with_fence: bool, node_timeout: float | None) -> AsyncIterator[AsyncSession]:
+async def asyncio(urls: Urls, options: dict[str, Any], node_timeout: float | None) -> AsyncIterator[AsyncSession]:
     import handfast.aio
 
     prepare(urls)
@@ -54,7 +78,7 @@ async def asyncio(urls: Urls, with_fence: bool, node_timeout: float | None) -> A
 
         def session(name: str) -> AsyncPair:
             async def pair() -> None:
-                lease = await client.lock(name, ttl=TTL, fence=with_fence).acquire(wait=0)
+                lease = await client.lock(name, ttl=TTL, **options).acquire(wait=0)
                 await lease.release()
 
             return pair
@@ -62,9 +86,33 @@ async def asyncio(urls: Urls, with_fence: bool, node_timeout: float | None) -> A
         yield session
 
 
-def handfast_sync(with_fence: bool, node_timeout: float | None) -> Candidate:
-    return Candidate(NAME, partial(blocking, with_fence=with_fence, node_timeout=node_timeout))
+@contextlib.asynccontextmanager
+async def asyncio_default(urls: Urls, node_timeout: float | None) -> AsyncIterator[AsyncSession]:
+    """As users write it."""
+    import handfast.aio
+
+    prepare(urls)
+    async with handfast.aio.connect(_target(urls), **policies(node_timeout)) as client:
+
+        def session(name: str) -> AsyncPair:
+            async def pair() -> None:
+                async with client.lock(name):
+                    pass
+
+            return pair
+
+        yield session
 
 
-def handfast_async(with_fence: bool, node_timeout: float | None) -> AsyncCandidate:
-    return AsyncCandidate(NAME, partial(asyncio, with_fence=with_fence, node_timeout=node_timeout))
+def handfast_sync(kind: str, node_timeout: float | None) -> Candidate:
+    if kind == "default":
+        return Candidate(NAME, partial(blocking_default, node_timeout=node_timeout))
+    options = FENCED if kind == "fenced" else PUBLISHED
+    return Candidate(NAME, partial(blocking, options=options, node_timeout=node_timeout))
+
+
+def handfast_async(kind: str, node_timeout: float | None) -> AsyncCandidate:
+    if kind == "default":
+        return AsyncCandidate(NAME, partial(asyncio_default, node_timeout=node_timeout))
+    options = FENCED if kind == "fenced" else PUBLISHED
+    return AsyncCandidate(NAME, partial(asyncio, options=options, node_timeout=node_timeout))

@@ -11,15 +11,16 @@ from bench.candidate import TTL, PairFailed
 from bench.handfast_adapter import NAME, policies
 from bench.worker import Taking, WaitingCandidate
 
-FAIR = f"{NAME} fair"
-FENCED = f"{FAIR}, fenced"
+UNFENCED = f"{NAME}, unfenced"
+DEFAULT = NAME
 
 
 @contextlib.contextmanager
 def handfast_lock(url: str, name: str, options: Mapping[str, Any], node_timeout: float | None) -> Iterator[Taking]:
     import handfast
 
-    with handfast.connect(url, **policies(node_timeout)) as client:
+    urls = url.split()  # several: a quorum
+    with handfast.connect(urls if len(urls) > 1 else url, **policies(node_timeout)) as client:
 
         def give(lease: handfast.Lease) -> None:
             if not lease.release():
@@ -66,14 +67,10 @@ def pottery(url: str, name: str) -> Iterator[Taking]:
 
 
 def handfast_candidates(node_timeout: float | None) -> list[WaitingCandidate]:
-    """The fair ones are measured as often as the floor, which has no fencing tokens; the first has none either."""
-    kinds: list[tuple[str, dict[str, Any]]] = [
-        (FAIR, {"fair": True, "fence": False}),
-        (FENCED, {"fair": True}),
-        (NAME, {"fence": False}),
-    ]
+    """Without a token, as the floor has none; and with default options."""
+    kinds: list[tuple[str, dict[str, Any]]] = [(UNFENCED, {"fence": False}), (DEFAULT, {})]
     return [
-        WaitingCandidate(what, partial(handfast_lock, options=options, node_timeout=node_timeout), peer=what == NAME)
+        WaitingCandidate(what, partial(handfast_lock, options=options, node_timeout=node_timeout), peer=False)
         for what, options in kinds
     ]
 

@@ -19,7 +19,7 @@ from bench.worker import Failed, Hold, Turns, WaitingCandidate, Work
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(
-    ["bench.handoff_floor", "bench.waiting_candidates", "handfast", "redis_lock", "pottery"]
+    ["bench.handoff_floor", "bench.quorum_floor", "bench.waiting_candidates", "handfast", "redis_lock", "pottery"]
 )
 
 

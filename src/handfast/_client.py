@@ -229,6 +229,7 @@ class BaseClient(Generic[L, G]):
     def _released(self, hold: Hold) -> None:
         """A release has ended."""
         self._forget(hold)
+        self._queues.released(hold)
         if self._reports.listeners:
             self._reports.ended(hold, self._who())
         if self._closed:

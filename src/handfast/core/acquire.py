@@ -113,11 +113,13 @@ async def _take(
     group = acquisition.request.group
     if not io.ready or not group.quorum_can_vote:
         await prepare(io, acquisition)
-    queueing = _queues_on_arrival(acquisition) and (bool(io.channels[0]) or await _subscribed(io, acquisition))
-    ballot = await attempt(io, acquisition, queue=queueing)
-    if acquisition.hold is not None:
-        return acquisition.hold
-    _raise_unless_worth_waiting(acquisition, ballot, io.now())
+    ballot: Ballot | None = None
+    if not _claims_first(io, queues, acquisition):
+        queueing = _queues_on_arrival(acquisition) and (bool(io.channels[0]) or await _subscribed(io, acquisition))
+        ballot = await attempt(io, acquisition, queue=queueing)
+        if acquisition.hold is not None:
+            return acquisition.hold
+        _raise_unless_worth_waiting(acquisition, ballot, io.now())
     if waiter is not None:
         return await _wait_at_head(io, queues, waiter, ballot)
     waiter = queues.enter_empty(acquisition, io.wakeup(), access.caller())
@@ -133,6 +135,14 @@ async def _take(
     finally:
         leave(queues, waiter)
         queues.ended(waiter, io.now(), outcome)
+
+
+def _claims_first(io: IO, queues: WaitQueues, acquisition: Acquisition) -> bool:
+    """On a quorum: others want the lock, so an attempt without a ticket would only be refused."""
+    request, config = acquisition.request, acquisition.request.config
+    if config.group.n == 1 or acquisition.wait == 0 or not queues.is_wanted(request):
+        return False
+    return config.tries is None and not config.exact and len(request.names) == 1 and all(io.channels)
 
 
 def _queues_on_arrival(acquisition: Acquisition) -> bool:
@@ -165,7 +175,7 @@ def failure(acquisition: Acquisition, ballot: Ballot) -> NotAcquired | ConfigErr
     )
 
 
-async def _wait_at_head(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot) -> Hold:
+async def _wait_at_head(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot | None) -> Hold:
     """Nobody of this process is before us: wait for the servers."""
     acquisition = waiter.acquisition
     config = acquisition.request.config
@@ -173,9 +183,9 @@ async def _wait_at_head(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ball
         # A refusal shows which nodes cannot push.
         await io.subscribe(acquisition.timeout(acquisition.timing.timeout, io.now()))
     if config.tries is not None or not (config.exact or can_queue(io, acquisition)):
-        return await _retry(io, queues, waiter, ballot)
+        return await _retry(io, queues, waiter, ballot or Ballot(config.group.n, config.group.need))
     if config.exact:
-        return await wait_for_change(io, queues, waiter, ballot)
+        return await wait_for_change(io, queues, waiter, ballot or Ballot(config.group.n, config.group.need))
     if len(acquisition.request.names) > 1:
         return await several.wait_for_each(io, queues, waiter)
     return await wait_in_queue(io, queues, waiter, acquisition, ballot)

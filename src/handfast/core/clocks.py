@@ -23,7 +23,7 @@ from typing import Final
 
 from handfast.core.nodes import ClockStep, Node, NodeGroup
 
-__all__ = ["clock_stepped", "read_clock"]
+__all__ = ["clock_stepped", "known_times", "read_clock"]
 
 STEP_MARGIN: Final = 0.02
 """Seconds by which a clock may be set right without being called stepped; less than the drift of a ttl of 2 s."""
@@ -84,3 +84,8 @@ def _stood_still(group: NodeGroup, alike: list[Node]) -> None:
             low, high, at = node.clock
             node.clock = (low + least, high + most, at)
     group.stood_still()
+
+
+def known_times(group: NodeGroup, now: float) -> list[int]:
+    """The time of each node whose clock is known, in µs, by what it last told."""
+    return [round((now + sum(node.clock[:2]) / 2) * 1e6) for node in group.nodes if node.clock is not None]

@@ -91,6 +91,8 @@ class Hold(LockKeys):
     """Some node may not have carried out the release: the watchdog repeats it."""
     repeat_release: Callable[[Hold], Any] | None = None
     """Has the watchdog repeat the release, if a node fails after a majority has confirmed it."""
+    handed_over = False
+    """Its release has given a vote to a waiter: others want this lock."""
     claimed = 0
     """Nodes, as bits, in whose queues it waited: a claim may be left there."""
     on_lost: tuple[Callable[[], Any], ...] = ()

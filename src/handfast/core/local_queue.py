@@ -26,6 +26,9 @@ from handfast.core.nodes import NodeGroup
 from handfast.errors import ConfigError, NotAcquired
 from handfast.protocol.commands import Identity
 
+MOST_WANTED: Final = 1000
+"""Locks that are remembered as wanted by others."""
+
 __all__ = ["Acquisition", "WaitQueue", "WaitQueues", "Waiter"]
 
 LONG_WAIT: Final = 30.0
@@ -164,8 +167,23 @@ class WaitQueues:
         """The whole process ends."""
         self.warned: set[str] = set()
         self.by_key: dict[Any, WaitQueue] = {}
+        self._wanted: dict[Any, None] = {}
+        """Locks that others waited for when this client last released them."""
         self.turns: WeakValueDictionary[Any, CohortTurn] = WeakValueDictionary()
         """Of cohorts' locks: the last turn that this client has begun."""
+
+    def released(self, hold: Hold) -> None:
+        """Remember whether others want the lock."""
+        if hold.handed_over:
+            if len(self._wanted) >= MOST_WANTED:
+                self._wanted.clear()
+            self._wanted[hold.keys] = None
+        elif self._wanted:
+            self._wanted.pop(hold.keys, None)
+
+    def is_wanted(self, request: LockRequest) -> bool:
+        """An attempt would most likely be refused."""
+        return bool(self._wanted) and request.keys in self._wanted
 
     def has_waiters(self, request: LockRequest) -> bool:
         return bool(self.by_key) and request.keys in self.by_key

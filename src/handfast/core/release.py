@@ -7,7 +7,7 @@ acquisition, because each acquisition has an identity of its own.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from handfast.core.config import LockKeys
 from handfast.core.hold import Hold
@@ -18,6 +18,10 @@ from handfast.protocol.commands import Identity
 from handfast.protocol.keys import queue_keys
 
 __all__ = ["payloads", "release", "repeat", "take_back"]
+
+
+HANDED_OVER: Final = 2
+"""The reply of a node that has given the vote to a waiter."""
 
 
 def payloads(target: LockKeys, who: Identity, floor: int = 0) -> Payloads:
@@ -87,6 +91,7 @@ async def release(io: IO, hold: Hold) -> bool:
     gone = not ballot.won and ballot.refused() > group.n - group.need
     failed = any(type(answer) is Fault and hold.is_on(node) for node, answer in enumerate(ballot.answers))
     hold.release_unconfirmed = hold.healed or failed or not (ballot.won or gone)
+    hold.handed_over = HANDED_OVER in ballot.answers
     ballot.failed = hold.release_failed
     hold.finish_release()
     # Unknown is not a loss: within the deadline the lease was valid, though its end could not be confirmed.

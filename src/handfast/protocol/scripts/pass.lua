@@ -2,7 +2,7 @@
 -- KEYS   as claim
 -- ARGV   1 id of the acquisition  2 owner  3 generation ('-': the id is the owner)
 --        4 its token, a floor for the next ones (0: none)  5 retention of the counter in s
--- reply  1 it held this vote, 0 it did not
+-- reply  2 it held this vote, and a waiter has it now; 1 it held this vote; 0 it did not
 local call = redis.call
 local id, owner, generation, floor, retention = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 -- The usual case: nobody waits, and the counter is not behind. The claims hold nothing but the record of the vote.
@@ -23,5 +23,6 @@ if call('GET', KEYS[1]) ~= owner then return 0 end
 local free = leave(generation)
 if not free then return free == nil and 0 or 1 end
 id = ''
-if not give(floor) then call('DEL', KEYS[1], KEYS[3]) end
+if give(floor) then return 2 end
+call('DEL', KEYS[1], KEYS[3])
 return 1
