@@ -81,6 +81,8 @@ HARMLESS: Final = frozenset(
     {"drift", "wrong wall clocks", "extend", "release while renewing", "no tracking", "another max_ttl"}
 )
 """These make nothing late."""
+SET_BACK: Final = 86400.0
+"""Seconds by which clocks are set back at most, all times together."""
 DRIFT: Final = 0.0045
 """Two clocks that differ from the true rate by so much differ by less than 1 % from each other."""
 
@@ -169,7 +171,9 @@ class Plan(NamedTuple):
             unique = not (self.forgetful and (backwards or "wild drift" in faults))
         else:
             unique = guarded and "majority restart" not in faults and not (self.forgetful and "wild drift" in faults)
-        stuck = backwards and not (self.guard and self.fence)
+        # A counter that has expired is no help when the clock is set back beyond the token's time.
+        unique = unique and not (backwards and self.token_memory < SET_BACK)
+        stuck = backwards and not (self.guard and self.prefix)
         # A client whose clock is that wrong takes every node's for one that was set, and puts it in quarantine.
         suspected = self.guard and "wild drift" in faults
         # A marker says which max_ttl a namespace has, and whoever first meets a new incarnation writes it. That of a node
@@ -230,9 +234,10 @@ THEMES: Final = (
     Theme(("cancel",), {**_QUEUE, "nodes": 5, "guard": True, "think": 0.1, "work": 0.1}),
     # Counters that expire, and clocks that are set back.
     Theme(
-        ("step back", "wrong wall clocks", "partition"),
+        ("wrong wall clocks", "partition", "restart"),
         {**_QUEUE, "names": ("a", "b"), "fence": True, "token_memory": 1.0, "think": 2.0, "fault_seconds": 45.0},
     ),
+    Theme(("step back", "wrong wall clocks", "partition"), {**_QUEUE, "names": ("a", "b"), "fence": True, "guard": True}),
     # Owners that their users present, in one life after another.
     Theme(
         ("crash", "partition", "slow network", "cancel"),
