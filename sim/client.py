@@ -117,11 +117,11 @@ class Client(aio.Client):
         return await self._release(hold)
 
     async def extend(self, hold: Hold, ttl: float) -> None:
-        deadline = hold.deadline
+        self.observer.renews(self, hold)
         try:
             await self._extend(hold, ttl)
         finally:
-            self.observer.renewed(self, hold, deadline)
+            self.observer.renewed(self, hold)
 
     # -- where production asks its surroundings, or the observer looks on --------------------------------------------
 
@@ -208,13 +208,15 @@ class Watchdog(watchdog.Watchdog):
 
     async def _renew(self, io: Any, group: NodeGroup, holds: list[Hold]) -> None:
         deadlines = [hold.deadline for hold in holds]
+        for hold in holds:
+            self.client.observer.renews(self.client, hold)
         self.renewing.update(dict.fromkeys(holds))
         await super()._renew(io, group, holds)
         now = self.io.now()
         for hold, deadline in zip(holds, deadlines, strict=True):
             self.renewing.pop(hold, None)
             self.client.world.happened["31"] += now >= deadline
-            self.client.observer.renewed(self.client, hold, deadline)
+            self.client.observer.renewed(self.client, hold)
 
     def _report(self, lost: list[Hold]) -> None:
         for hold in lost:

@@ -104,7 +104,8 @@ class Observer:
         self._now_held: dict[str, dict[Hold, Client]] = {}
         self._holds: dict[Acquirer, list[Hold]] = {}
         self._final: dict[Hold, str] = {}
-        self._renewed_to: dict[Hold, float] = {}
+        self._passed: dict[Hold, None] = {}
+        """Holds whose deadline has passed."""
         self._votes: dict[tuple[int, bytes], list[tuple[float, float]]] = {}
         """By node and owner: when it voted, and how long before that it had lost its data."""
         self._free_since: dict[tuple[Client, Any], float] = {}
@@ -198,12 +199,18 @@ class Observer:
         end = node.table(key + b":g").get(who.generation)
         return end is not None and node.clock.when((int(end) + 1) / 1000) >= until
 
-    def renewed(self, client: Client, hold: Hold, deadline: float) -> None:
-        """A renewal has ended of what was to end at `deadline`."""
-        # Another renewal may have ended meanwhile, in time.
-        if client.clock.now() >= max(deadline, self._renewed_to.get(hold, 0.0)) and self.valid(client, hold):
+    def renews(self, client: Client, hold: Hold) -> None:
+        """A renewal begins: at its present deadline the hold is over, unless it was confirmed by then."""
+        self.world.at(client.clock.when(hold.deadline), self._deadline_passes, hold, hold.deadline)
+
+    def _deadline_passes(self, hold: Hold, deadline: float) -> None:
+        if hold.deadline <= deadline:
+            self._passed[hold] = None
+
+    def renewed(self, client: Client, hold: Hold) -> None:
+        """A renewal has ended."""
+        if hold in self._passed and self.valid(client, hold):
             self.complain(6, f"{hold.name} of {hold.who.owner!r} was over at its deadline, and is valid again")
-        self._renewed_to[hold] = hold.deadline
 
     def voted(self, node: Node, owner: bytes) -> None:
         """A node was asked for its vote, or has handed it over."""

@@ -183,8 +183,9 @@ class Plan(NamedTuple):
         # What a cohort passes on was numbered when it was taken: in order only while nobody else can have taken it since.
         ordered = unique and (exclusive or not self.cohort)
         lively = not (stuck or suspected or disputed)
-        clocks = {"wild drift", "drift", "step back", "slow clock forgets", *STEPS}
-        fair = self.fair and not self.published and self.tries is None and not (self.nodes > 1 and faults & clocks)
+        clocks = {"wild drift", "drift", "slow clock forgets", *STEPS} if self.nodes > 1 else set[str]()
+        queues = self.fair and not self.published and self.tries is None
+        fair = queues and not backwards and not faults & clocks
         return ExpectedGuarantees(exclusive=exclusive, ordered=ordered, unique=unique, lively=lively, fair=fair)
 
 
