@@ -19,6 +19,7 @@ from handfast.core.local_queue import Acquisition
 from handfast.core.nodes import NodeGroup
 from handfast.core.schedule import FOREVER, Schedule
 from handfast.discovery.endpoints import Endpoints
+from handfast.given import ClientOptions
 from handfast.net.address import Address
 from handfast.options import Policy
 from sim.io import SimIO
@@ -55,7 +56,7 @@ class Client(aio.Client):
         nodes: Sequence[Node],
         observer: Observer,
         where: int,
-        options: dict[str, Any],
+        options: ClientOptions,
         clock: Clock,
         *,
         life: int = 0,
@@ -67,9 +68,9 @@ class Client(aio.Client):
         self.where = where
         self.clock = clock
         self.observer = observer
-        super().__init__(Endpoints([Address(f"n{node.index}", host=f"n{node.index}") for node in nodes]), options)  # type: ignore[arg-type]
+        super().__init__(Endpoints([Address(f"n{node.index}", host=f"n{node.index}") for node in nodes]), options)
         _client._clients.discard(self)  # it ends with its world, not with this process
-        self._now = clock.now  # type: ignore[method-assign]
+        self._now = clock.now
         self.group = self._group
         self.queues = self._queues
         self.queues.warn = self._warn
@@ -188,7 +189,7 @@ class Watchdog(watchdog.Watchdog):
         self._repair_soon(group)
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return Task(self.actor, work, f"{self.actor.name}: {work.__name__}", self._done)
+        return Task(self.actor, work, f"{self.actor.name}: {getattr(work, '__name__', '')}", self._done)
 
     def _done(self, task: Any) -> None:
         if task.error is not None:
@@ -221,5 +222,3 @@ class Watchdog(watchdog.Watchdog):
     def _report(self, lost: list[Hold]) -> None:
         for hold in lost:
             self.client.world.note("lost", self.client.name, hold.name, hold.token, hold.reason)
-
-

@@ -55,7 +55,9 @@ class Witness(Protocol):
 
     def complain(self, number: int, text: str) -> None: ...
     def voted(self, node: Node, owner: bytes) -> None: ...
-    def handed_over(self, node: Node, key: bytes, by: bytes, waiting: dict[bytes, float], claims: dict[bytes, bytes]) -> None: ...
+    def handed_over(
+        self, node: Node, key: bytes, by: bytes, waiting: dict[bytes, float], claims: dict[bytes, bytes]
+    ) -> None: ...
 
 
 class Node(Store):
@@ -227,7 +229,11 @@ class Node(Store):
         reply = lua.run(self, script, keys, words[3:])
         self.by = None
         self.world.note("run", self.index, script, words[3 + keys :][:3], reply)
-        if self.forgetting is not None and script in _VOTES and (type(reply) is int or (type(reply) is list and reply[0])):
+        if (
+            self.forgetting is not None
+            and script in _VOTES
+            and (type(reply) is int or (type(reply) is list and reply[0]))
+        ):
             self.forgetting(self)
         if handing and holder == owner and (waiting or script == "yield"):
             self._witness.handed_over(self, words[3], words[3 + keys], waiting, claims)

@@ -170,7 +170,7 @@ class Observer:
             # Any vote counts whose ttl is not over, also if the node has forgotten since.
             age = max((age for when, age in votes if when > self.world.now - 2 * hold.ttl), default=FOREVER)
             if hold.votes >> node.index & 1 and age < least:
-                self.complain(10, f"{hold.name}: counted a vote of n{node.index}, which had forgotten {age:.3f} s before")
+                self.complain(10, f"{hold.name}: counts a vote of n{node.index}, which had forgotten {age:.3f} s before")
 
     def _held_on_a_majority(self, client: Client, hold: Hold) -> None:
         if not (self.expected_guarantees.exclusive and self.valid(client, hold)):
@@ -186,7 +186,8 @@ class Observer:
         if len(on) < group.need:
             left = hold.deadline - client.clock.now()
             self.complain(
-                5, f"{hold.name} is valid for {hold.who.owner!r} for another {left:.3f} s, and held for so long on {on} only"
+                5,
+                f"{hold.name} is valid for {hold.who.owner!r} for another {left:.3f} s, but held for so long on {on}",
             )
 
     @staticmethod
@@ -278,7 +279,7 @@ class Observer:
             if len(keys) == 1 and sum(1 for node in self.nodes if self._knows(node, keys[0], who)) >= client.group.need:
                 queued[who.id] = self._queued_since.get(who.id, self.world.now)
         self._queued_since = queued
-        self._overtaken = {id: times for id, times in self._overtaken.items() if id in queued}
+        self._overtaken = {each: times for each, times in self._overtaken.items() if each in queued}
 
     def _overtakes(self, client: Client, hold: Hold, asked: float) -> None:
         """An acquisition that began later than others that wait has come before them."""
@@ -288,7 +289,10 @@ class Observer:
             since = self._queued_since.get(who.id)
             if other is client or since is None or since >= asked or waiter.acquisition.request.key not in hold.keys:
                 continue
-            if sum(1 for node in self.nodes if self._knows(node, waiter.acquisition.request.key, who)) < client.group.need:
+            if (
+                sum(1 for node in self.nodes if self._knows(node, waiter.acquisition.request.key, who))
+                < client.group.need
+            ):
                 continue
             times = self._overtaken[who.id] = self._overtaken.get(who.id, 0) + 1
             self.most_overtaken = max(self.most_overtaken, times)
@@ -302,10 +306,10 @@ class Observer:
         """An acquisition has passed on or yielded a vote: it goes to the lowest ticket whose waiter is there, if any."""
         second = node.micros() // 1_000_000
         alive: list[tuple[float, bytes]] = []
-        for id, ticket in waiting.items():
-            words = claims.get(id, b"").split(b" ")
-            if id != by and len(words) > 6 and int(words[0]) >= second and words[5] in node.channels:
-                alive.append((ticket, id))
+        for claimant, ticket in waiting.items():
+            words = claims.get(claimant, b"").split(b" ")
+            if claimant != by and len(words) > 6 and int(words[0]) >= second and words[5] in node.channels:
+                alive.append((ticket, claimant))
         given = node.table(key + b":c").get(b"*", b"")
         if not alive:
             return

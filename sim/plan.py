@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
+from handfast.given import ClientOptions
 from sim.observer import ExpectedGuarantees
 
 __all__ = ["BEYOND", "DRIFT", "FAULTS", "Plan", "draw"]
@@ -121,9 +122,9 @@ class Plan(NamedTuple):
     token_memory: float = 7 * 86400.0
     """Seconds for which counters are kept."""
 
-    def options(self, **changes: float) -> dict[str, Any]:
+    def options(self, **changes: float) -> ClientOptions:
         """What a client is made with."""
-        return {
+        options: dict[str, Any] = {
             "guard": self.guard,
             "ttl": self.ttl,
             "max_ttl": self.max_ttl,
@@ -137,6 +138,7 @@ class Plan(NamedTuple):
             "token_memory": self.token_memory,
             **changes,
         }
+        return cast(ClientOptions, options)
 
     @property
     def published(self) -> bool:

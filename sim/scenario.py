@@ -86,9 +86,7 @@ class Scenario:
         plan, rng = self.plan, self.world.rng
         strange = "another max_ttl" in plan.faults and where == plan.clients - 1
         options = plan.options(max_ttl=2 * plan.max_ttl) if strange else plan.options()
-        client = Client(
-            self.world, self.net, self.nodes, self.observer, where, options, self._clocks[where], life=life
-        )
+        client = Client(self.world, self.net, self.nodes, self.observer, where, options, self._clocks[where], life=life)
         if strange and plan.guard:
             self.strangers.append(client)
         if "wrong wall clocks" in plan.faults:

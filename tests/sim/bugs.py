@@ -157,7 +157,11 @@ VOTES: tuple[Bug, ...] = (
         "a release deletes whatever is there",
         (8,),
         (
-            ("pass", "if call('GET', KEYS[1]) ~= owner then return 0 end", "if not call('GET', KEYS[1]) then return 0 end"),
+            (
+                "pass",
+                "if call('GET', KEYS[1]) ~= owner then return 0 end",
+                "if not call('GET', KEYS[1]) then return 0 end",
+            ),
             ("delete_owned", "if redis.call('GET', KEYS[1]) == ARGV[1] then", "if true then"),
         ),
     ),
@@ -165,7 +169,13 @@ VOTES: tuple[Bug, ...] = (
         "extension-of-anybody's",
         "an extension does not look whose key it is",
         (5, 8),
-        (("extend", "if call('GET', KEYS[i]) ~= owner then return 0 end", "if not call('GET', KEYS[i]) then return 0 end"),),
+        (
+            (
+                "extend",
+                "if call('GET', KEYS[i]) ~= owner then return 0 end",
+                "if not call('GET', KEYS[i]) then return 0 end",
+            ),
+        ),
     ),
     (
         "heal-over-another",

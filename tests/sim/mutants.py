@@ -1,6 +1,6 @@
 """Deliberate bugs, each of which the simulation must notice: a suite that kills none proves nothing.
 
-A mutant is a piece of production code, in Python or in Lua, and what stands there instead. It is switched on for a process
+A mutant is a piece of production code, in Python or in Lua, and what stands in its place. It is on for a process
 or for a `with` block: the code of a function is exchanged in place, so that every module that has imported the function
 gets the mutant too, and the simulated servers run another text of a script. Nothing in the shipped code path knows of it.
 A piece that is no longer there is an error: a mutant cannot quietly become none.
@@ -11,8 +11,8 @@ A piece that is no longer there is an error: a mutant cannot quietly become none
 Not in the list, because they break nothing that is promised:
 a proposal that is not raised above the last token seen (NodeGroup.proposal). The nodes answer above their own counters
 whatever is proposed, so it costs a round trip for agreement, and neither order nor uniqueness;
-a hold that its process has lost and got anew, handed over once more (WaitQueues.hand_over): within the assumptions it is not valid
-any more when the lock can be had anew, and beyond them a cohort's tokens are not promised to be in order;
+a hold that its process has lost and got anew, handed over once more (WaitQueues.hand_over): within the assumptions it is
+not valid any more when the lock can be had anew, and beyond them a cohort's tokens are not promised to be in order;
 a lease that a majority denies and that runs on to its deadline (renew._conclude). Within the assumptions no majority
 denies what is valid, and beyond them exclusion is not guaranteed.
 """
