@@ -2,10 +2,10 @@
 
 world           scheduler, clocks, tasks, the trace
 net             TCP connections, delay, loss, partitions
-store, scripts  a server's data, and the Lua transitions on it
+store, lua      a server's data, and production's Lua scripts on it
 node            a server: bytes in, bytes out
-io              the interface of the core over all that
-client, user    a process with its watchdog, and what it does with locks
+io              the driver: the core's IO over all that
+client, user    a process with production's client and watchdog, and what it does with locks
 plan            what a seed decides, and which guarantees are expected
 faults          SAFETY.md's faults, by number
 fault_schedule  when faults strike

@@ -19,6 +19,7 @@ from handfast.core.local_queue import Acquisition
 from handfast.core.nodes import NodeGroup
 from handfast.core.schedule import FOREVER, Schedule
 from handfast.discovery.endpoints import Endpoints
+from handfast.given import ClientOptions
 from handfast.net.address import Address
 from handfast.options import Policy
 from sim.io import SimIO
@@ -55,7 +56,7 @@ class Client(aio.Client):
         nodes: Sequence[Node],
         observer: Observer,
         where: int,
-        options: dict[str, Any],
+        options: ClientOptions,
         clock: Clock,
         *,
         life: int = 0,
@@ -67,9 +68,9 @@ class Client(aio.Client):
         self.where = where
         self.clock = clock
         self.observer = observer
-        super().__init__(Endpoints([Address(f"n{node.index}", host=f"n{node.index}") for node in nodes]), options)  # type: ignore[arg-type]
+        super().__init__(Endpoints([Address(f"n{node.index}", host=f"n{node.index}") for node in nodes]), options)
         _client._clients.discard(self)  # it ends with its world, not with this process
-        self._now = clock.now  # type: ignore[method-assign]
+        self._now = clock.now
         self.group = self._group
         self.queues = self._queues
         self.queues.warn = self._warn
@@ -117,11 +118,11 @@ class Client(aio.Client):
         return await self._release(hold)
 
     async def extend(self, hold: Hold, ttl: float) -> None:
-        deadline = hold.deadline
+        self.observer.renews(self, hold)
         try:
             await self._extend(hold, ttl)
         finally:
-            self.observer.renewed(self, hold, deadline)
+            self.observer.renewed(self, hold)
 
     # -- where production asks its surroundings, or the observer looks on --------------------------------------------
 
@@ -188,7 +189,7 @@ class Watchdog(watchdog.Watchdog):
         self._repair_soon(group)
 
     def _start(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return Task(self.actor, work, f"{self.actor.name}: {work.__name__}", self._done)
+        return Task(self.actor, work, f"{self.actor.name}: {getattr(work, '__name__', '')}", self._done)
 
     def _done(self, task: Any) -> None:
         if task.error is not None:
@@ -208,13 +209,15 @@ class Watchdog(watchdog.Watchdog):
 
     async def _renew(self, io: Any, group: NodeGroup, holds: list[Hold]) -> None:
         deadlines = [hold.deadline for hold in holds]
+        for hold in holds:
+            self.client.observer.renews(self.client, hold)
         self.renewing.update(dict.fromkeys(holds))
         await super()._renew(io, group, holds)
         now = self.io.now()
         for hold, deadline in zip(holds, deadlines, strict=True):
             self.renewing.pop(hold, None)
             self.client.world.happened["31"] += now >= deadline
-            self.client.observer.renewed(self.client, hold, deadline)
+            self.client.observer.renewed(self.client, hold)
 
     def _report(self, lost: list[Hold]) -> None:
         for hold in lost:

@@ -44,8 +44,8 @@ class _Laid(NamedTuple):
 
     client: Client
     tcp: TcpConnection
-    id: bytes
-    """Of the claim, if it is one."""
+    claimant: bytes
+    """The id of the claim, if it is one."""
 
 
 class Ledger:
@@ -65,9 +65,9 @@ class Ledger:
         if b"EVALSHA" not in data and b"\r\nNX\r\n" not in data and b"DELIFEQ" not in data:
             return
         for words in commands_in(data):
-            for what, key, who, id in self._meanings(words):
+            for what, key, who, claimant in self._meanings(words):
                 if what == "takes":
-                    self._laid[node, key, who] = _Laid(client, tcp, id)
+                    self._laid[node, key, who] = _Laid(client, tcp, claimant)
                 elif what == "leaves":
                     self._undone(client, node, key, who, tcp)
                 else:
@@ -103,7 +103,7 @@ class Ledger:
 
     def _undone(self, client: Client, node: int, key: bytes, who: Acquirer, tcp: TcpConnection) -> None:
         laid = self._laid.get((node, key, who))
-        if laid is not None and (laid.tcp is tcp or self._is_there(self.nodes[node], key, who, laid.id)):
+        if laid is not None and (laid.tcp is tcp or self._is_there(self.nodes[node], key, who, laid.claimant)):
             del self._laid[node, key, who]
         links = client.dog.io.links
         if links[node].tcp is tcp:
@@ -113,10 +113,10 @@ class Ledger:
                     self._laid.pop((link.index, key, who), None)
 
     @staticmethod
-    def _is_there(node: Node, key: bytes, who: Acquirer, id: bytes) -> bool:
+    def _is_there(node: Node, key: bytes, who: Acquirer, claimant: bytes) -> bool:
         """The node has a vote or a claim of this acquisition."""
         owner, generation = who
-        if id and id in node.table(key + b":q"):
+        if claimant and claimant in node.table(key + b":q"):
             return True
         if node.shows(key) != owner:
             return False
@@ -140,7 +140,7 @@ class Ledger:
 
     def audit(self) -> None:
         for (index, key, who), laid in list(self._laid.items()):
-            if self._left_behind(laid, who) and self._is_there(self.nodes[index], key, who, laid.id):
+            if self._left_behind(laid, who) and self._is_there(self.nodes[index], key, who, laid.claimant):
                 self._complain(
                     9, f"{laid.client.name} has sent no release of {who!r} to n{index}, which has a vote or a claim of it"
                 )

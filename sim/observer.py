@@ -104,7 +104,8 @@ class Observer:
         self._now_held: dict[str, dict[Hold, Client]] = {}
         self._holds: dict[Acquirer, list[Hold]] = {}
         self._final: dict[Hold, str] = {}
-        self._renewed_to: dict[Hold, float] = {}
+        self._passed: dict[Hold, None] = {}
+        """Holds whose deadline has passed."""
         self._votes: dict[tuple[int, bytes], list[tuple[float, float]]] = {}
         """By node and owner: when it voted, and how long before that it had lost its data."""
         self._free_since: dict[tuple[Client, Any], float] = {}
@@ -169,7 +170,7 @@ class Observer:
             # Any vote counts whose ttl is not over, also if the node has forgotten since.
             age = max((age for when, age in votes if when > self.world.now - 2 * hold.ttl), default=FOREVER)
             if hold.votes >> node.index & 1 and age < least:
-                self.complain(10, f"{hold.name}: counted a vote of n{node.index}, which had forgotten {age:.3f} s before")
+                self.complain(10, f"{hold.name}: counts a vote of n{node.index}, which had forgotten {age:.3f} s before")
 
     def _held_on_a_majority(self, client: Client, hold: Hold) -> None:
         if not (self.expected_guarantees.exclusive and self.valid(client, hold)):
@@ -186,7 +187,7 @@ class Observer:
             left = hold.deadline - client.clock.now()
             self.complain(
                 5,
-                f"{hold.name} is valid for {hold.who.owner!r} for another {left:.3f} s, and held for so long on {on} only",
+                f"{hold.name} is valid for {hold.who.owner!r} for another {left:.3f} s, but held for so long on {on}",
             )
 
     @staticmethod
@@ -199,12 +200,18 @@ class Observer:
         end = node.table(key + b":g").get(who.generation)
         return end is not None and node.clock.when((int(end) + 1) / 1000) >= until
 
-    def renewed(self, client: Client, hold: Hold, deadline: float) -> None:
-        """A renewal has ended of what was to end at `deadline`."""
-        # Another renewal may have ended meanwhile, in time.
-        if client.clock.now() >= max(deadline, self._renewed_to.get(hold, 0.0)) and self.valid(client, hold):
+    def renews(self, client: Client, hold: Hold) -> None:
+        """A renewal begins: at its present deadline the hold is over, unless it was confirmed by then."""
+        self.world.at(client.clock.when(hold.deadline), self._deadline_passes, hold, hold.deadline)
+
+    def _deadline_passes(self, hold: Hold, deadline: float) -> None:
+        if hold.deadline <= deadline:
+            self._passed[hold] = None
+
+    def renewed(self, client: Client, hold: Hold) -> None:
+        """A renewal has ended."""
+        if hold in self._passed and self.valid(client, hold):
             self.complain(6, f"{hold.name} of {hold.who.owner!r} was over at its deadline, and is valid again")
-        self._renewed_to[hold] = hold.deadline
 
     def voted(self, node: Node, owner: bytes) -> None:
         """A node was asked for its vote, or has handed it over."""
@@ -272,7 +279,7 @@ class Observer:
             if len(keys) == 1 and sum(1 for node in self.nodes if self._knows(node, keys[0], who)) >= client.group.need:
                 queued[who.id] = self._queued_since.get(who.id, self.world.now)
         self._queued_since = queued
-        self._overtaken = {id: times for id, times in self._overtaken.items() if id in queued}
+        self._overtaken = {each: times for each, times in self._overtaken.items() if each in queued}
 
     def _overtakes(self, client: Client, hold: Hold, asked: float) -> None:
         """An acquisition that began later than others that wait has come before them."""
@@ -299,10 +306,10 @@ class Observer:
         """An acquisition has passed on or yielded a vote: it goes to the lowest ticket whose waiter is there, if any."""
         second = node.micros() // 1_000_000
         alive: list[tuple[float, bytes]] = []
-        for id, ticket in waiting.items():
-            words = claims.get(id, b"").split(b" ")
-            if id != by and len(words) > 6 and int(words[0]) >= second and words[5] in node.channels:
-                alive.append((ticket, id))
+        for claimant, ticket in waiting.items():
+            words = claims.get(claimant, b"").split(b" ")
+            if claimant != by and len(words) > 6 and int(words[0]) >= second and words[5] in node.channels:
+                alive.append((ticket, claimant))
         given = node.table(key + b":c").get(b"*", b"")
         if not alive:
             return

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
+from handfast.given import ClientOptions
 from sim.observer import ExpectedGuarantees
 
 __all__ = ["BEYOND", "DRIFT", "FAULTS", "Plan", "draw"]
@@ -81,6 +82,8 @@ HARMLESS: Final = frozenset(
     {"drift", "wrong wall clocks", "extend", "release while renewing", "no tracking", "another max_ttl"}
 )
 """These make nothing late."""
+SET_BACK: Final = 86400.0
+"""Seconds by which clocks are set back at most, all times together."""
 DRIFT: Final = 0.0045
 """Two clocks that differ from the true rate by so much differ by less than 1 % from each other."""
 
@@ -119,9 +122,9 @@ class Plan(NamedTuple):
     token_memory: float = 7 * 86400.0
     """Seconds for which counters are kept."""
 
-    def options(self, **changes: float) -> dict[str, Any]:
+    def options(self, **changes: float) -> ClientOptions:
         """What a client is made with."""
-        return {
+        options: dict[str, Any] = {
             "guard": self.guard,
             "ttl": self.ttl,
             "max_ttl": self.max_ttl,
@@ -135,6 +138,7 @@ class Plan(NamedTuple):
             "token_memory": self.token_memory,
             **changes,
         }
+        return cast(ClientOptions, options)
 
     @property
     def published(self) -> bool:
@@ -169,7 +173,9 @@ class Plan(NamedTuple):
             unique = not (self.forgetful and (backwards or "wild drift" in faults))
         else:
             unique = guarded and "majority restart" not in faults and not (self.forgetful and "wild drift" in faults)
-        stuck = backwards and not (self.guard and self.fence)
+        # A counter that has expired is no help when the clock is set back beyond the token's time.
+        unique = unique and not (backwards and self.token_memory < SET_BACK)
+        stuck = backwards and not (self.guard and self.prefix)
         # A client whose clock is that wrong takes every node's for one that was set, and puts it in quarantine.
         suspected = self.guard and "wild drift" in faults
         # A marker says which max_ttl a namespace has, and whoever first meets a new incarnation writes it. That of a node
@@ -179,8 +185,9 @@ class Plan(NamedTuple):
         # What a cohort passes on was numbered when it was taken: in order only while nobody else can have taken it since.
         ordered = unique and (exclusive or not self.cohort)
         lively = not (stuck or suspected or disputed)
-        clocks = {"wild drift", "drift", "step back", "slow clock forgets", *STEPS}
-        fair = self.fair and not self.published and self.tries is None and not (self.nodes > 1 and faults & clocks)
+        clocks = {"wild drift", "drift", "slow clock forgets", *STEPS} if self.nodes > 1 else set[str]()
+        queues = self.fair and not self.published and self.tries is None
+        fair = queues and not backwards and not faults & clocks
         return ExpectedGuarantees(exclusive=exclusive, ordered=ordered, unique=unique, lively=lively, fair=fair)
 
 
@@ -230,9 +237,10 @@ THEMES: Final = (
     Theme(("cancel",), {**_QUEUE, "nodes": 5, "guard": True, "think": 0.1, "work": 0.1}),
     # Counters that expire, and clocks that are set back.
     Theme(
-        ("step back", "wrong wall clocks", "partition"),
+        ("wrong wall clocks", "partition", "restart"),
         {**_QUEUE, "names": ("a", "b"), "fence": True, "token_memory": 1.0, "think": 2.0, "fault_seconds": 45.0},
     ),
+    Theme(("step back", "wrong wall clocks", "partition"), {**_QUEUE, "names": ("a", "b"), "fence": True, "guard": True}),
     # Owners that their users present, in one life after another.
     Theme(
         ("crash", "partition", "slow network", "cancel"),

@@ -2,8 +2,8 @@
 
 Each question goes to the real server between two readings of its clock; the simulated one answers at the first of them.
 So claims, which begin with a second, are nearly the same on both, and where a number is a time or a ttl it differs by no
-more than the question took. A question during which a second has ended is answered by chance, and proves nothing: `Unlucky`;
-so is one that is answered differently after a millisecond has ended during one.
+more than the question took. A question during which a second has ended is answered by chance, and proves nothing:
+`Unlucky`; so is one that is answered differently after a millisecond has ended during one.
 """
 
 from __future__ import annotations

@@ -112,9 +112,7 @@ def claim(draw: st.DrawFn) -> Step:
 @st.composite
 def passes(draw: st.DrawFn) -> Step:
     retention = bulk(b"%d" % draw(retentions))
-    return say(
-        commands.pass_on(draw(locks), joined(draw(guards)), draw(acquisitions), b"%d" % draw(small), retention)
-    )
+    return say(commands.pass_on(draw(locks), joined(draw(guards)), draw(acquisitions), b"%d" % draw(small), retention))
 
 
 class Yield(NamedTuple):
@@ -138,7 +136,9 @@ class Yield(NamedTuple):
         )
 
 
-yields = st.builds(Yield, locks, guards, acquisitions, st.sampled_from([True, True, False]), small.map(b"%d".__mod__), retentions)
+yields = st.builds(
+    Yield, locks, guards, acquisitions, st.sampled_from([True, True, False]), small.map(b"%d".__mod__), retentions
+)
 
 
 @st.composite

@@ -39,7 +39,7 @@ class Schedule:
         self.now = now
         self._wake = wake
         self.unscheduled: dict[Hold, None] = {}
-        """New holds, in order: the same events must give the same history. Only single steps that are atomic touch it, so
+        """New holds, in order of arrival, so that a history can be repeated. Only atomic steps touch it, so
         it needs no lock."""
         self.shortest = FOREVER
         """The shortest ttl that the looks at unscheduled holds are planned for; FOREVER if none is planned."""
