@@ -372,8 +372,8 @@ def test_shared_key_is_looked_at_now_and_then_where_tracking_is_refused_and_a_wa
     assert scene.io.times("client") == [], "no wish that would be refused"
     warnings = [record.getMessage() for record in caplog.records if "tracking is refused" in record.getMessage()]
     assert len(warnings) == 1
-    for node in scene.client.group.nodes:
-        assert node.label in warnings[0]
+    for known in scene.client.group.nodes:
+        assert known.label in warnings[0]
 
 
 # -- servers that cannot push ------------------------------------------------------------------------------------------
@@ -523,6 +523,17 @@ def test_wait_no_longer_than_a_round_trip_names_the_holder(count: int, fence: bo
     assert error.holder == scene.rival.owner.decode()
 
 
+@pytest.mark.xfail(strict=True, reason="core/several.py does not keep the answers to the first attempt: NoQuorum")
+def test_short_wait_for_several_names_names_the_holder_though_a_node_is_slow() -> None:
+    scene = Scene(3)
+    scene.rival.acquire()
+    scene.io.later(0.0, lambda: scene.io.silent.add(2))
+    scene.lock = scene.client.lock(["a", "b"])
+    error = scene.fails(wait=0.02)
+    assert isinstance(error, Contended)
+    assert error.holder == scene.rival.owner.decode()
+
+
 @WAITS
 @COUNTS
 def test_wait_ends_at_its_deadline_and_names_the_holder(count: int, wait: float) -> None:
@@ -641,7 +652,8 @@ def test_hand_over_of_a_sibling_is_taken_at_once(count: int, known: bool) -> Non
     scene = Cohort(count, known)
     scene.io.later(0.3, scene.release)
     lease = scene.acquire(5.0)
-    assert (lease.owner, lease.token) == (scene.sibling.owner, scene.sibling.token + 1)
+    assert lease.owner == scene.sibling.owner
+    assert lease.token == (scene.sibling.token or 0) + 1
     with scene.client.virtual_time():
         assert lease.valid
     assert scene.io.time == pytest.approx(0.3, abs=SLACK)
