@@ -17,6 +17,7 @@ end
 -- If the new holder hangs, somebody has to look when its ttl is over. The next waiter may expect a later end: it is told
 -- to look again. A waiter that listens no more is left out.
 local function hint(ttl)
+  if ttl < 0 or ttl >= 5000 then return end -- every waiter looks again after five seconds
   for _, waiter in ipairs(call('ZRANGE', KEYS[2], 0, 9)) do
     local ends, its_ttl, channel = string.match(call('HGET', KEYS[3], waiter) or '', '^(%d+) (%d+) %d+ %d+ %S+ (%S+) ')
     if ends then
@@ -39,7 +40,7 @@ local function give(floor)
         ttl = tonumber(ttl)
         take(owner, generation, ttl, token)
         call('HSET', KEYS[3], '*', table.concat({stamp, first[2], heir, claim}, ' '))
-        if ttl < 5000 then hint(ttl) end -- every waiter looks again after five seconds
+        hint(ttl)
         return heir, owner, ttl, token, stamp
       end
     end
