@@ -19,8 +19,9 @@ push says that the vote was handed over at server time `H`. At least (H - T) sec
 least (H - T) * (1 - drift) of ours, lie between `s` and the hand-over. So validity counts from s + (H - T) * (1 -
 drift).
 
-A waiter looks again when the present holder's ttl is over, because expiry on a node is silent. It also looks again
-after a lost connection, under the same id, and finds its place in the queue or its vote.
+A waiter looks again when the present holder's ttl is over, because expiry on a node is silent. If the lock goes to a
+holder with a shorter ttl, a push tells the next waiter to look. It also looks again after a lost connection, under the
+same id, and finds its place in the queue or its vote.
 
 In a cluster a push is only a hint to look again: its nodes pass messages on to each other, but count only their own
 listeners. On a guarded node a push carries the node's marker, which the hand-over read in the same step.
@@ -212,6 +213,8 @@ class ServerQueue:
             self._inquired(node, push.stamp)
         elif type(push) is Yours:
             self._handed_over(node, push)
+        else:
+            self.votes[node].due = 0.0
         self.wakeup.set_here()
 
     def _handed_over(self, node: int, push: Yours) -> None:

@@ -5,8 +5,9 @@ server time until which the claim is good, `ttl` the milliseconds that the waite
 unfenced), `proposal` its proposed token, `generation` the acquisition of an explicit owner (`-`: none). The owner
 comes last, because it may contain spaces.
 
-A push is `yours id stamp token s µs [promotion marker]` (the vote of this node is yours since server time s, µs) or
-`inquire id stamp` (a lower ticket waits for the vote that has this stamp). The id names the acquisition.
+A push is `yours id stamp token s µs [promotion marker]` (the vote of this node is yours since server time s, µs),
+`inquire id stamp` (a lower ticket waits for the vote that has this stamp) or `look id` (claim again: the new holder's
+vote ends sooner than was said). The id names the acquisition.
 
 The reply of a vote is described in scripts/claim.lua. Changing a format means changing this module and the Lua files.
 """
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 __all__ = [
     "Granted",
     "Inquiry",
+    "Look",
     "Proof",
     "Push",
     "QueuedClaim",
@@ -81,7 +83,13 @@ class Inquiry(NamedTuple):
     stamp: int
 
 
-Push = Yours | Inquiry
+class Look(NamedTuple):
+    """A push: the vote of this node may be free sooner than the node has said."""
+
+    id: bytes
+
+
+Push = Yours | Inquiry | Look
 
 
 class QueuedClaim(NamedTuple):
@@ -131,6 +139,8 @@ def decode_push(text: bytes) -> Push | None:
     try:
         if words[0] == b"inquire":
             return Inquiry(words[1], int(words[2]))
+        if words[0] == b"look":
+            return Look(words[1])
         if words[0] == b"yours":
             proof = _proof(words[6]) if len(words) > 6 else None
             return Yours(words[1], int(words[2]), int(words[3]), _micros(words[4], words[5]), proof)

@@ -14,6 +14,19 @@ local function push(channel, text)
   local heard = redis.pcall('PUBLISH', channel, text)
   return type(heard) == 'number' and heard > 0
 end
+-- If the new holder hangs, somebody has to look when its ttl is over. The next waiter may expect a later end: it is told
+-- to look again. A waiter that listens no more is left out.
+local function hint(ttl)
+  if ttl < 0 or ttl >= 5000 then return end -- every waiter looks again after five seconds
+  for _, waiter in ipairs(call('ZRANGE', KEYS[2], 0, 9)) do
+    local ends, its_ttl, channel = string.match(call('HGET', KEYS[3], waiter) or '', '^(%d+) (%d+) %d+ %d+ %S+ (%S+) ')
+    if ends then
+      local late = ends - its_ttl / 1000 - 2 > time[1] + ttl / 1000
+      if late and push(channel, 'look ' .. waiter) then return end
+      if not late and call('PUBSUB', 'NUMSUB', channel)[2] > 0 then return end
+    end
+  end
+end
 local function give(floor)
   local first = call('ZPOPMIN', KEYS[2])
   while first[1] do
@@ -27,6 +40,7 @@ local function give(floor)
         ttl = tonumber(ttl)
         take(owner, generation, ttl, token)
         call('HSET', KEYS[3], '*', table.concat({stamp, first[2], heir, claim}, ' '))
+        hint(ttl)
         return heir, owner, ttl, token, stamp
       end
     end
