@@ -136,11 +136,10 @@ def _in_words(error: Exception) -> Exception:
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ResponseError):
         cause = cause.__cause__ or cause.__context__
-    if cause is None:
-        return error
-    if "cluster support disabled" in str(cause):
+    # redis-py 5 keeps its own words only.
+    if "cluster support disabled" in str(cause) or (cause is None and "mode is not enabled" in str(error)):
         return ConfigError("is a server without cluster mode: use redis:// and not redis+cluster://")
-    return LookupError(f"the cluster's slot map could not be read: {cause}")
+    return error if cause is None else LookupError(f"the cluster's slot map could not be read: {cause}")
 
 
 class Shard:
