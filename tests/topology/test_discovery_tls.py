@@ -8,15 +8,17 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from socket import socket
+from typing import Any
 
 import pytest
 import trustme
 
+from handfast.discovery.urls import checking
 from handfast.embedded.process import StartError
 from handfast.testing import Server, TlsFiles, available
 from handfast.testing.cluster_node import SLOTS, ClusterNode
 from handfast.testing.sentinel import Sentinel
-from tests.support.programs import ROOT, defect, program
+from tests.support.programs import ROOT, program
 from tests.support.tcp_relay import Impostor
 
 PASSWORD = "open-sesame"
@@ -98,7 +100,6 @@ with handfast.connect(sys.argv[1]) as client:
 """In a process of its own: redis-py may leave TLS connections half closed, and Python warns of them."""
 
 
-@defect("with the oldest redis-py that is allowed, passwords are sent to a host whose certificate has another name")
 @pytest.mark.parametrize("url", URLS.values(), ids=URLS)
 def test_no_password_is_sent_to_host_with_certificate_of_another(url: str, authority: trustme.CA, tmp_path: Path) -> None:
     files = _files(authority, tmp_path, "elsewhere.example")
@@ -110,6 +111,20 @@ def test_no_password_is_sent_to_host_with_certificate_of_another(url: str, autho
                 if client.ask("0.2") == "held":
                     raise RuntimeError("there is nobody who could grant anything")
         assert PASSWORD.encode() not in stranger.told, "the password was sent"
+
+
+@pytest.mark.parametrize(
+    ("options", "compared"),
+    [
+        ({}, True),
+        ({"ssl_cert_reqs": "optional"}, True),
+        ({"ssl_cert_reqs": "none"}, False),
+        ({"ssl_cert_reqs": ssl.CERT_NONE}, False),
+        ({"ssl_check_hostname": False}, False),
+    ],
+)
+def test_redis_py_is_told_whether_to_compare_host_names(options: dict[str, Any], compared: bool) -> None:
+    assert checking(options)["ssl_check_hostname"] is compared
 
 
 # -- real servers, which are who they say they are ---------------------------------------------------------------------

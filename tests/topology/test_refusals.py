@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from handfast import ConfigError, Lease
 from handfast.testing import Server, Servers, available
 from handfast.testing.cluster_node import ClusterNode
 from handfast.testing.server_versions import any_binary
-from tests.support.programs import attempt, defect
+from tests.support.programs import attempt
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
@@ -84,16 +84,15 @@ def in_use(three: Servers) -> Servers:
 
 def test_bootstrap_leaves_single_node_client_usable(in_use: Servers) -> None:
     with handfast.connect(in_use[0].url) as client:
-        with suppress(ConfigError):  # it may say that there is nothing to open
+        with pytest.raises(ConfigError, match="nothing to open"):
             handfast.bootstrap(client)
         lease = attempt(client.lock("b"), wait=0.5)
         assert isinstance(lease, Lease), f"bootstrap() has broken the client: {lease}"
         lease.release()
 
 
-@defect("bootstrap() by a client of one member of a quorum takes that member's vote away")
 def test_bootstrap_by_single_node_client_changes_nothing_for_quorum(in_use: Servers) -> None:
-    with handfast.connect(in_use[0].url) as single, suppress(ConfigError):
+    with handfast.connect(in_use[0].url) as single, pytest.raises(ConfigError, match="nothing to open"):
         handfast.bootstrap(single)
     in_use[2].pause()
     with handfast.connect(in_use.urls, node_timeout=0.25) as client:
@@ -105,20 +104,18 @@ def test_bootstrap_by_single_node_client_changes_nothing_for_quorum(in_use: Serv
 # -- clusters and databases --------------------------------------------------------------------------------------------
 
 
-@defect("a cluster without slots is reported as 'list index out of range'")
 def test_cluster_without_slots_is_reported() -> None:
     with ClusterNode(any_binary(), config={"cluster-enabled": "yes"}) as node:
         said, _ = _refusal(f"redis+cluster://127.0.0.1:{node.port}", 1)
     assert "slot" in said, f"the error does not speak of slots: {said}"
 
 
-@defect("a cluster URL of a server that is none is tried again and again")
 def test_cluster_url_of_plain_server_is_refused_at_once(one: Server) -> None:
     said, took = _refusal(f"redis+cluster://127.0.0.1:{one.port}", 2.5)
     assert took < 1.5, f"waiting does not help here: {said}"
+    assert "without cluster mode" in said
 
 
-@defect("a database that the server does not have is tried again and again")
 @pytest.mark.parametrize("fair", [False, True], ids=["plain", "fair"])
 def test_unknown_database_is_refused_at_once(one: Server, fair: bool) -> None:
     said, took = _refusal(f"{one.url}/99", 2.5, fair=fair)

@@ -317,6 +317,9 @@ async def bootstrap(io: IO, group: NodeGroup) -> dict[str, str]:
 
     A deployment in which some node votes already is not new: its other nodes open by themselves, after Q and repair.
     """
+    if not group.guard:
+        # Not even a look at the marker: on a member of a quorum there is one, and it is not this client's.
+        raise ConfigError("this client has no restart guard, so there is nothing to open: name all members of the quorum")
     await io.connect(group.n, BOOTSTRAP_TIMEOUT)
     states, poll = await _survey(io, group)
     _adopt_all(group, states, io.now())

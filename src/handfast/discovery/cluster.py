@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from redis.cluster import ClusterNode, NodesManager  # here, and not at the first connection: see net/address.py
+from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
 from handfast import log
 from handfast.discovery.asking import PATIENCE
 from handfast.discovery.connections import Connections, HostPort
+from handfast.errors import ConfigError
 
 __all__ = ["Cluster", "Shard", "slot_of"]
 
@@ -64,11 +66,14 @@ class Cluster:
         with self._reading:
             if time.monotonic() - self._read_at < FRESH:
                 return
-            if self._manager is None:
-                nodes = [node(host, port) for host, port in self._members]
-                self._manager = NodesManager(nodes, require_full_coverage=False, **PATIENCE, **self._options)
-            else:
-                self._manager.initialize()
+            try:
+                if self._manager is None:
+                    nodes = [node(host, port) for host, port in self._members]
+                    self._manager = NodesManager(nodes, require_full_coverage=False, **PATIENCE, **self._options)
+                else:
+                    self._manager.initialize()
+            except (RedisError, RedisClusterException, IndexError) as error:
+                raise _in_words(error) from error
             host_ports: list[HostPort | None] = [None] * SLOTS
             for slot, nodes in self._manager.slots_cache.items():
                 host_ports[slot] = (str(nodes[0].host), int(nodes[0].port))
@@ -122,6 +127,19 @@ class Cluster:
             if self._manager is not None:
                 self._manager.close()
                 self._manager = None
+
+
+def _in_words(error: Exception) -> Exception:
+    """Why the slot map could not be read. redis-py wraps what a server says, and takes every refusal for the same."""
+    if isinstance(error, IndexError):
+        return LookupError("no node of the cluster serves any slot")  # redis-py looks for the first node of none
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ResponseError):
+        cause = cause.__cause__ or cause.__context__
+    # redis-py 5 keeps its own words only.
+    if "cluster support disabled" in str(cause) or (cause is None and "mode is not enabled" in str(error)):
+        return ConfigError("is a server without cluster mode: use redis:// and not redis+cluster://")
+    return error if cause is None else LookupError(f"the cluster's slot map could not be read: {cause}")
 
 
 class Shard:

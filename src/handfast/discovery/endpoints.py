@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from handfast import log
-from handfast.discovery.urls import distinct, parse, tls_context
+from handfast.discovery.urls import checking, distinct, parse, tls_context
 from handfast.errors import ConfigError
 from handfast.net.address import Address
 
@@ -160,7 +160,7 @@ def _shown(place: tuple[str, int]) -> str:
 def _asked(settings: dict[str, Any], secure: bool) -> dict[str, Any]:
     """Options for redis-py's connections to those who know where the servers are."""
     asked = {word: settings[word] for word in _ASKING_WORDS if settings.get(word) is not None}
-    return {**asked, "ssl": True} if secure else asked
+    return checking(asked) if secure else asked
 
 
 def _from_sentinel(pool: Any, kind: str, shared: dict[str, Any]) -> Address:

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     import ssl
     from urllib.parse import SplitResult
 
-__all__ = ["parse", "tls_context"]
+__all__ = ["checking", "parse", "tls_context"]
 
 HostPort = tuple[str, int]
 
 _COMMON: Final = frozenset({"db", "username", "password", "client_name"})
 _TLS: Final = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"})
 ENCODE: Final = "user name and password"
+CERT_NONE: Final = 0
+"""Of `ssl`, which is not imported for those who do without it."""
 _SENTINEL: Final = frozenset({"sentinel_username", "sentinel_password", "sentinel_ssl"})
 _FLAGS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _SCHEMES: Final = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
@@ -178,9 +180,18 @@ def _ssl_words(options: dict[str, str]) -> dict[str, str]:
 
 def _for_redis_py(url: str, secured: dict[str, str]) -> dict[str, Any]:
     """The same TLS options for the connections that redis-py makes."""
-    check = secured.get("ssl_check_hostname")
-    checked = {} if check is None else {"ssl_check_hostname": _flag(url, "ssl_check_hostname", check)}
-    return {"ssl": True, **secured, **checked}
+    if "ssl_check_hostname" not in secured:
+        return checking(secured)
+    return checking({**secured, "ssl_check_hostname": _flag(url, "ssl_check_hostname", secured["ssl_check_hostname"])})
+
+
+def checking(secured: dict[str, Any]) -> dict[str, Any]:
+    """TLS options for redis-py that compare host names unless they say otherwise, as `tls_context` does.
+
+    redis-py before 6.0 does not compare them by itself: it would send a password to any host with a certificate.
+    """
+    unverified = secured.get("ssl_cert_reqs", "required") in ("none", None, CERT_NONE)
+    return {"ssl_check_hostname": not unverified, **secured, "ssl": True}
 
 
 def _flag(url: str, word: str, text: str) -> bool:

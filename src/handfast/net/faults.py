@@ -35,6 +35,8 @@ _MEANING: Final = {
 # Time alone does not change these; somebody has to.
 _LASTING: Final = frozenset({"NOPERM", "NOAUTH", "WRONGPASS", "WRONGTYPE", "MOVED", "CROSSSLOT", "EXHAUSTED"})
 
+_NO_DATABASE: Final = ("DB index is out of range", "invalid DB index", "SELECT is not allowed in cluster mode")
+
 
 def from_reply(text: str) -> Fault:
     """
@@ -58,6 +60,8 @@ def from_reply(text: str) -> Fault:
     if "unknown command" in text.lower():
         hint = "; Redis 6.2 or Valkey is needed" if "hello" in text.lower() else ""
         return Fault("ERR", text + hint, lasting=True)
+    if any(said in text for said in _NO_DATABASE):
+        return Fault("ERR", text, lasting=True)
     if "max number of clients" in text:
         return Fault("maxclients", "has reached its maximum number of clients")
     return Fault(code, text)
