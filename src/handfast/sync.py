@@ -150,6 +150,8 @@ class Lock(BaseLock):
 
     def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
         """Acquire the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
+        if self._client._running_loop() is not None:
+            _in_event_loop(self)
         seconds = self.config.wait if wait is ... else wait_of(wait)
         if self._reentrant:
             return self._client._reenter(self, self._timing(ttl), seconds)
@@ -196,6 +198,26 @@ class Lock(BaseLock):
             blocks.leave(block)
 
 
+def _in_event_loop(lock: Lock) -> None:
+    """The thread that acquires the lock runs an event loop."""
+    if lock._reentrant:
+        raise ConfigError(
+            f"{lock.name}: a blocking rlock() in an event loop would let every task of the thread in; use handfast.aio"
+        )
+    import warnings
+
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("handfast."):
+        level, frame = level + 1, frame.f_back
+    # Python shows a warning once for each place in the program.
+    warnings.warn(
+        f"{lock.name}: this blocking acquire stops the event loop, and every task in it; "
+        "use handfast.aio, or run it in a thread with asyncio.to_thread()",
+        RuntimeWarning,
+        stacklevel=level,
+    )
+
+
 def _thread_name(ident: int) -> str:
     return next((thread.name for thread in threading.enumerate() if thread.ident == ident), f"thread {ident}")
 
@@ -212,6 +234,9 @@ class Client(BaseClient[Lock, Lease]):
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         self._on_lost_calls = OnLostCalls()
         super().__init__(where, options)
+        from asyncio import _get_running_loop  # the watchdog has imported asyncio by now
+
+        self._running_loop = _get_running_loop
         self._idle: list[ThreadIO] = []
         """Connections that no operation uses."""
         self._pool: RoutedPool | None = None
