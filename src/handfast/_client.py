@@ -24,7 +24,7 @@ from handfast.core.hold import HELD, Hold
 from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
 from handfast.core.nodes import NodeGroup
 from handfast.discovery.endpoints import Endpoints
-from handfast.errors import ConfigError
+from handfast.errors import ConfigError, LeaseLost
 from handfast.events import Event, Kind
 from handfast.given import ClientOptions, LockOptions
 from handfast.net import clock
@@ -61,7 +61,7 @@ class BaseClient(Generic[L, G]):
         guarded = given.pop("guard", None)
         if guarded is not None and not isinstance(guarded, bool):
             raise ConfigError(f"guard must be True or False, not {guarded!r}")
-        self._policy = policy(given)
+        self._policy = self._check_on_lost(policy(given))
         self._where = where
         where.open_new = self._open_new
         self._addresses = addresses = where.addresses
@@ -88,7 +88,7 @@ class BaseClient(Generic[L, G]):
         self._dog: Watchdog | None = None
         self._dog_lock = threading.Lock()
         self._closed = False
-        self._reports = self._group.observer = Reports()
+        self._reports = self._group.observer = Reports(self._call_on_lost)
         self._queues = self._new_queues()
         self._blocks: Blocks[G] = Blocks()
         self._configs: dict[tuple[Any, ...], LockConfig] = {}
@@ -141,7 +141,7 @@ class BaseClient(Generic[L, G]):
         return LockConfig(self._group, settings, start)
 
     def _checked(self, options: dict[str, Any]) -> Policy:
-        known = policy(dict(options), self._policy)
+        known = self._check_on_lost(policy(dict(options), self._policy))
         if self._guarded:
             # The guard keeps one high-water mark and one max_ttl for the whole namespace.
             if known.prefix != self._policy.prefix and known.fence:
@@ -152,6 +152,14 @@ class BaseClient(Generic[L, G]):
                     "restarted nodes are kept from voting: set it on connect()"
                 )
         return known
+
+    def _check_on_lost(self, settings: Policy) -> Policy:
+        """The settings, if what they say of on_lost= can be done here."""
+        raise NotImplementedError
+
+    def _call_on_lost(self, callback: Callable[[LeaseLost], object], error: LeaseLost) -> None:
+        """Call an on_lost= callback, from any thread."""
+        raise NotImplementedError
 
     # -- listening
 

@@ -17,7 +17,7 @@ from handfast.net.clock import now
 from handfast.options import duration
 from handfast.protocol.keys import queue_keys
 
-__all__ = ["BaseLease", "BaseLock", "Block", "Blocks", "Reentry"]
+__all__ = ["BaseLease", "BaseLock", "Block", "Blocks", "Reentry", "loss_of"]
 
 G = TypeVar("G", bound="BaseLease")
 
@@ -254,7 +254,14 @@ class BaseLease:
         if not reason:
             self._expire()
             reason = "it was released" if self._left else hold.reason or f"it was {hold.state}"
-        return LeaseLost(hold.name, owner=self.owner, token=self.token, reason=reason)
+        return loss_of(hold, reason)
+
+    def _note_loss(self, error: BaseException) -> None:
+        """The body has raised something else: that is what the caller gets, with a note about the loss."""
+        if not isinstance(error, LeaseLost) or error.owner != self.owner:
+            note = str(self._loss(self._hold.reason))
+            if note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
 
     def __repr__(self) -> str:
         hold, seconds = self._hold, self.remaining()
@@ -270,6 +277,11 @@ class BaseLease:
         raise TypeError(
             "a lease cannot be pickled or copied: send lease.token with the work, or take the lock where the work is done"
         )
+
+
+def loss_of(hold: Hold, reason: str) -> LeaseLost:
+    owner = hold.who.owner.decode(errors="replace")
+    return LeaseLost(hold.name, owner=owner, token=hold.token or None, reason=reason)
 
 
 def _shown(seconds: float) -> str:

@@ -7,17 +7,20 @@ many connections and callers notice.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from handfast import log
+from handfast._lease import loss_of
 from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.io import Fault
 from handfast.core.nodes import Node
+from handfast.errors import LeaseLost
 from handfast.events import Event, Kind
 from handfast.net import clock
 
-__all__ = ["Reports"]
+__all__ = ["OnLostCalls", "Reports", "call_on_lost"]
 
 CONFIRMED = "confirmed"
 
@@ -25,7 +28,9 @@ CONFIRMED = "confirmed"
 class Reports:
     """The reports of one client. It is the Observer of its nodes and holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, call_on_lost: Callable[[Callable[[LeaseLost], object], LeaseLost], None]) -> None:
+        self._call_on_lost = call_on_lost
+        """Calls an on_lost= callback, in the thread where it belongs."""
         self.listeners: tuple[Callable[[Event], object], ...] = ()
         """Empty, as mostly, it costs one look to report nothing."""
         self.forked()
@@ -74,6 +79,9 @@ class Reports:
         if hold.state == LOST:
             log.warning("%s: lease lost (%s)", hold.name, hold.reason)
         self.of_hold("lost", hold, clock.now() - hold.granted_at, hold.reason)
+        on_lost = hold.config.policy.on_lost
+        if callable(on_lost):
+            self._call_on_lost(on_lost, loss_of(hold, hold.reason))
 
     def renewal_ended(self, holds: Sequence[Hold], seconds: float) -> None:
         """See Observer."""
@@ -157,6 +165,48 @@ class Reports:
             )
             if self.listeners:
                 self.tell(Event("quarantined", seconds=left, node=node.label))
+
+
+def call_on_lost(callback: Callable[[LeaseLost], object], error: LeaseLost) -> None:
+    try:
+        callback(error)
+    except Exception:
+        log.exception(f"the on_lost= callback failed at: {error}")
+
+
+class OnLostCalls:
+    """Makes the on_lost= calls of a client for threads, one after another, in a thread that ends with the last of them.
+
+    The thread that notices a loss is mostly the watchdog's. It must not wait for a callback: other leases would be lost.
+    """
+
+    def __init__(self) -> None:
+        self.forked()
+
+    def forked(self) -> None:
+        self._lock = threading.Lock()
+        self._due: deque[tuple[Callable[[LeaseLost], object], LeaseLost]] = deque()
+        self._running = False
+
+    def add(self, callback: Callable[[LeaseLost], object], error: LeaseLost) -> None:
+        with self._lock:
+            self._due.append((callback, error))
+            if self._running:
+                return
+            self._running = True
+        try:
+            threading.Thread(target=self._run, name="handfast-on-lost", daemon=True).start()
+        except RuntimeError:
+            self._run()  # the process ends, and starts no threads any more
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._due:
+                    self._running = False
+                    return
+                callback, error = self._due.popleft()
+            call_on_lost(callback, error)
 
 
 def _names(holds: Sequence[Hold]) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, over
 
 from handfast._client import BaseClient, wait_of
 from handfast._lease import BaseLease, BaseLock, Reentry
+from handfast._reports import call_on_lost
 from handfast.core import guard, inspect
 from handfast.core.acquire import acquire
 from handfast.core.config import Timing
@@ -25,10 +26,10 @@ from handfast.core.release import release
 from handfast.core.renew import extend
 from handfast.default import PerLoop
 from handfast.discovery.endpoints import Endpoints, from_redis, locate
-from handfast.errors import ConfigError, Contended
+from handfast.errors import ConfigError, Contended, LeaseLost
 from handfast.given import ClientOptions, LockOptions, Servers
 from handfast.net.aio import AsyncIO
-from handfast.options import Seconds
+from handfast.options import Policy, Seconds
 from handfast.templates import skipping, template_key
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ class Lease(BaseLease):
             raise self._loss(reason)
         if cancelled and kind is not None and issubclass(kind, asyncio.CancelledError):
             raise self._loss(reason) from error
+        if error is not None and reason:
+            self._note_loss(error)
 
 
 class _Body:
@@ -266,6 +269,15 @@ class Client(BaseClient[Lock, Lease]):
             return under_lock
 
         return decorate
+
+    def _check_on_lost(self, settings: Policy) -> Policy:
+        if settings.on_lost == "interrupt":
+            raise ConfigError("on_lost='interrupt' is for threads: asyncio cancels the body, with on_lost='cancel'")
+        return settings
+
+    def _call_on_lost(self, callback: Callable[[LeaseLost], object], error: LeaseLost) -> None:
+        if self._io is not None:
+            _on_loop(self._io.loop, functools.partial(call_on_lost, callback, error))()
 
     async def close(self) -> None:
         """Release what is still held and renewed, and end all connections; also if the caller is cancelled. A body that

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 from handfast.backoff import Backoff
-from handfast.options import Seconds
+from handfast.options import OnLost, Seconds
 
 __all__ = ["ClientOptions", "LockOptions", "RareOptions", "Servers"]
 
@@ -28,8 +28,8 @@ class RareOptions(TypedDict, total=False):
     prefix: str
     label: str
     """Shown in the owner."""
-    on_lost: Literal["cancel", "event"]
-    """asyncio only: whether a lost lease cancels the body of its `async with`."""
+    on_lost: OnLost
+    """What happens to a body whose lease is lost."""
     replicas: int
     """Replicas that must confirm a grant."""
     durable: bool

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Union
 
 from handfast.backoff import Backoff, exponential
-from handfast.errors import ConfigError
+from handfast.errors import ConfigError, LeaseLost
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-__all__ = ["Policy", "Seconds", "duration", "names_of", "owner_of", "policy"]
+__all__ = ["OnLost", "Policy", "Seconds", "duration", "names_of", "owner_of", "policy"]
 
 Seconds = Union[float, "timedelta"]
 """Seconds, or a timedelta."""
+OnLost = Literal["cancel", "event", "interrupt"] | Callable[[LeaseLost], object]
+"""What happens to a body whose lease is lost."""
 
 DRIFT_MARGIN: Final = 0.002
 """Redis counts expiry in whole milliseconds and so may a client: 2 ms cover both roundings."""
@@ -70,7 +73,7 @@ class Policy(NamedTuple):
     max_hold: float | None = None
     prefix: str = "handfast:"
     label: str = ""
-    on_lost: Literal["cancel", "event"] = "cancel"
+    on_lost: OnLost = "cancel"
     replicas: int = 0
     durable: bool = False
     fair: bool = True
@@ -119,8 +122,8 @@ def _check(policy: Policy) -> Policy:
             raise ConfigError(f"{what} must be True or False, not {getattr(policy, what)!r}")
     if not isinstance(policy.backoff, Backoff):
         raise ConfigError(f"backoff must be a handfast.backoff.Backoff, not {policy.backoff!r}")
-    if policy.on_lost not in ("cancel", "event"):
-        raise ConfigError(f"on_lost must be 'cancel' or 'event', not {policy.on_lost!r}")
+    if policy.on_lost not in ("cancel", "event", "interrupt") and not callable(policy.on_lost):
+        raise ConfigError(f"on_lost must be 'cancel', 'event', 'interrupt' or a callable, not {policy.on_lost!r}")
     _text(policy.prefix, "prefix", least=0, most=MAX_NAME)
     if "{}" in policy.prefix:
         raise ConfigError(f"prefix must not contain {{}}, which would take the keys of a name apart: {policy.prefix!r}")

@@ -13,7 +13,8 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from handfast._client import BaseClient, wait_of
-from handfast._lease import BaseLease, BaseLock, Block, Reentry
+from handfast._lease import BaseLease, BaseLock, Block, Reentry, loss_of
+from handfast._reports import OnLostCalls
 from handfast.core import guard, inspect
 from handfast.core.acquire import acquire
 from handfast.core.config import Timing
@@ -23,15 +24,16 @@ from handfast.core.release import payloads, release
 from handfast.core.renew import extend
 from handfast.default import PerProcess
 from handfast.discovery.endpoints import Endpoints, from_redis, locate
-from handfast.errors import ConfigError, Contended
+from handfast.errors import ConfigError, Contended, LeaseLost
 from handfast.given import ClientOptions, LockOptions, Servers
 from handfast.net import clock
 from handfast.net.threads import ThreadAccess, ThreadIO, run
 from handfast.net.threads_connections import IDLE_CHECK
-from handfast.options import Seconds
+from handfast.options import Policy, Seconds
 from handfast.templates import skipping, template_key
 
 if TYPE_CHECKING:
+    from handfast._interrupt import ThreadBody
     from handfast.core.inspect import Holder
     from handfast.net.cluster_pool import RoutedPool
     from handfast.watchdog import Watchdog
@@ -55,6 +57,7 @@ class Lease(BaseLease):
     __slots__ = ()
 
     _client: Client
+    _body: ThreadBody | None = None
 
     def extend(self, ttl: Seconds | None = None) -> None:
         """Renew now, by `ttl` (which then stays) or as before. LeaseLost if it is over, NoQuorum if too few confirm."""
@@ -84,8 +87,16 @@ class Lease(BaseLease):
         return event
 
     def __enter__(self) -> Lease:
-        self._client._blocks.enter(threading.get_ident(), self, self, id(sys._getframe(1)))
+        self._begin_block(self, id(sys._getframe(1)))
         return self
+
+    def _begin_block(self, what: object, frame: int) -> None:
+        hold, thread = self._hold, threading.get_ident()
+        self._client._blocks.enter(thread, what, self, frame)
+        if hold.config.policy.on_lost == "interrupt":
+            from handfast._interrupt import ThreadBody
+
+            self._body = ThreadBody(hold, thread, lambda: loss_of(hold, hold.reason))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -93,19 +104,28 @@ class Lease(BaseLease):
         blocks = self._client._blocks
         block = blocks.find(threading.get_ident(), self, self._hold.key)
         try:
-            self._end_block(kind)
+            self._end_block(kind, error)
         finally:
             if block is not None:
                 blocks.leave(block)
 
-    def _end_block(self, kind: type[BaseException] | None) -> None:
+    def _end_block(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
+        if self._body is not None:
+            self._body.leave()
         try:
             self.release()
         except BaseException:
             self._give_up()  # an interrupt struck before anything was sent
             raise
-        if kind is None and self._hold.reason:
-            raise self._loss(self._hold.reason)
+        reason = self._hold.reason
+        if not reason:
+            return
+        if kind is None:
+            raise self._loss(reason)
+        if self._body is not None and kind is self._body.kind:
+            raise self._loss(reason) from error  # without arguments of its own, and so picklable
+        if error is not None:
+            self._note_loss(error)
 
 
 _event_lock = threading.RLock()
@@ -130,6 +150,8 @@ class Lock(BaseLock):
 
     def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
         """Acquire the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
+        if self._client._running_loop() is not None:
+            _in_event_loop(self)
         seconds = self.config.wait if wait is ... else wait_of(wait)
         if self._reentrant:
             return self._client._reenter(self, self._timing(ttl), seconds)
@@ -155,7 +177,7 @@ class Lock(BaseLock):
         lease = self.acquire()
         try:
             self._keep(lease)
-            self._client._blocks.enter(threading.get_ident(), self, lease, id(sys._getframe(1)))
+            lease._begin_block(self, id(sys._getframe(1)))
             return lease
         except BaseException:
             lease.release()
@@ -166,7 +188,7 @@ class Lock(BaseLock):
     ) -> None:
         # Until it has ended the block stays entered: an interrupt must not separate us from its lease.
         try:
-            self._innermost().lease._end_block(kind)
+            self._innermost().lease._end_block(kind, error)
         except BaseException:
             self._innermost().lease._give_up()
             raise
@@ -179,6 +201,26 @@ class Lock(BaseLock):
         block = self._client._blocks.find(threading.get_ident(), self, self.key)
         assert block is not None
         return block
+
+
+def _in_event_loop(lock: Lock) -> None:
+    """The thread that acquires the lock runs an event loop."""
+    if lock._reentrant:
+        raise ConfigError(
+            f"{lock.name}: a blocking rlock() in an event loop would let every task of the thread in; use handfast.aio"
+        )
+    import warnings
+
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("handfast."):
+        level, frame = level + 1, frame.f_back
+    # Python shows a warning once for each place in the program.
+    warnings.warn(
+        f"{lock.name}: this blocking acquire stops the event loop, and every task in it; "
+        "use handfast.aio, or run it in a thread with asyncio.to_thread()",
+        RuntimeWarning,
+        stacklevel=level,
+    )
 
 
 def _thread_name(ident: int) -> str:
@@ -195,7 +237,11 @@ class Client(BaseClient[Lock, Lease]):
     _caller_kind = "thread"
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
+        self._on_lost_calls = OnLostCalls()
         super().__init__(where, options)
+        from asyncio import _get_running_loop  # the watchdog has imported asyncio by now
+
+        self._running_loop = _get_running_loop
         self._idle: list[ThreadIO] = []
         """Connections that no operation uses."""
         self._pool: RoutedPool | None = None
@@ -290,6 +336,16 @@ class Client(BaseClient[Lock, Lease]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _check_on_lost(self, settings: Policy) -> Policy:
+        if settings.on_lost == "interrupt":
+            from handfast import _interrupt  # it imports ctypes, which few programs need
+
+            _interrupt.check_available()
+        return settings
+
+    def _call_on_lost(self, callback: Callable[[LeaseLost], object], error: LeaseLost) -> None:
+        self._on_lost_calls.add(callback, error)
 
     # -- running operations
 
@@ -391,6 +447,7 @@ class Client(BaseClient[Lock, Lease]):
 
     def _forked(self) -> None:
         super()._forked()
+        self._on_lost_calls.forked()
         idle, self._idle = self._idle, []
         for io in idle:
             io.abandon()

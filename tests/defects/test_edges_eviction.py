@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.support.eventually import eventually
 
 import handfast
 import handfast.aio
 from handfast.testing import Cluster, SentinelGroup, Server, Servers
+from tests.support.eventually import eventually
 
 EVICTS = {"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}
 WITHIN = 1.5

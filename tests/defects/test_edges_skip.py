@@ -7,12 +7,12 @@ import inspect
 from typing import Any
 
 import pytest
-from tests.support.eventually import eventually
 
 import handfast
 import handfast.aio
 from handfast import ConfigError, Contended, NoQuorum
 from handfast.testing import Server
+from tests.support.eventually import eventually
 
 FACADES = pytest.mark.parametrize("facade", [handfast, handfast.aio], ids=["threads", "asyncio"])
 

@@ -24,9 +24,9 @@ import handfast
 import handfast.aio
 from handfast import ConfigError, NoQuorum
 from handfast.core.votes import Ballot
-from handfast.protocol.resp import encode
 from handfast.embedded.process import StartError
 from handfast.embedded.resp import Connection, ReplyError
+from handfast.protocol.resp import encode
 from handfast.testing import Server, Servers, TlsFiles, available
 from tests.support.eventually import eventually, eventually_async
 from tests.support.sync_and_async import MODES, bootstrap, both, connected, plain

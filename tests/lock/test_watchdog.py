@@ -15,8 +15,8 @@ import pytest
 
 import handfast
 from handfast import LeaseLost, NoQuorum
-from handfast.protocol.scripts import TEXT
 from handfast.net import clock
+from handfast.protocol.scripts import TEXT
 from handfast.testing import Server, Servers
 from tests.support.eventually import eventually, in_time
 from tests.support.tcp_relay import Relay

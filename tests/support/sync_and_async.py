@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 
@@ -34,23 +35,28 @@ def both(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
 
 
 class Awaited:
-    """A blocking client, lock or lease with the manners of an asyncio one."""
+    """A blocking client, lock or lease with the manners of an asyncio one. All its calls are made in one thread, which is
+    not the event loop's: there they would stop the loop, and warn of it."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, thread: Executor) -> None:
         self.inner = inner
+        self.thread = thread
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.inner, name)
         if name in ("lock", "rlock"):
-            return lambda *args, **options: Awaited(value(*args, **options))
+            return lambda *args, **options: Awaited(value(*args, **options), self.thread)
         if name not in ("acquire", "try_acquire", "release", "extend", "close"):
             return value
 
         async def call(*args: Any, **options: Any) -> Any:
-            result = value(*args, **options)
-            return Awaited(result) if isinstance(result, handfast.Lease) else result
+            result = await self.run(value, *args, **options)
+            return Awaited(result, self.thread) if isinstance(result, handfast.Lease) else result
 
         return call
+
+    async def run(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self.thread, functools.partial(call, *args, **options))
 
 
 @asynccontextmanager
@@ -60,11 +66,11 @@ async def connected(mode: str, servers: str | Sequence[str], **options: Any) -> 
         async with handfast.aio.connect(servers, **options) as client:
             yield client
     else:
-        with handfast.connect(servers, **options) as client:
-            yield Awaited(client)
+        with ThreadPoolExecutor(1) as thread, handfast.connect(servers, **options) as client:
+            yield Awaited(client, thread)
 
 
 async def bootstrap(client: Any) -> dict[str, str]:
     if isinstance(client, Awaited):
-        return handfast.bootstrap(client.inner)
+        return cast("dict[str, str]", await client.run(handfast.bootstrap, client.inner))
     return await handfast.aio.bootstrap(client)

@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from handfast.core.effects import Watch
+from handfast.core.line import Line, Place
 
 import handfast.aio
 from handfast import ConfigError, Contended, NoQuorum, watchdog
-from handfast.core.effects import Watch
-from handfast.core.line import Line, Place
 from handfast.events import Event
 from handfast.testing import Server
 from tests.support.eventually import eventually, eventually_async
