@@ -18,7 +18,7 @@ from handfast.embedded.process import StartError
 from handfast.testing import Server, TlsFiles, available
 from handfast.testing.cluster_node import SLOTS, ClusterNode
 from handfast.testing.sentinel import Sentinel
-from tests.support.programs import ROOT
+from tests.support.programs import ROOT, running
 from tests.support.tcp_relay import Impostor
 
 PASSWORD = "open-sesame"

@@ -62,7 +62,6 @@ def test_contended_says_that_the_key_has_no_end(client: handfast.Client, one: Se
     assert str(caught.value) == "orders: held by a stranger, with no end set on its key"
 
 
-@pytest.mark.xfail(strict=True, reason="a refused attempt in the published protocol does not look who holds the key")
 def test_contended_names_the_holder_in_the_published_protocol_too(client: handfast.Client, one: Server) -> None:
     one.command("SET", "orders", b"\xffraw", "PX", 5000)
     with pytest.raises(Contended, match="held by \ufffdraw, for another") as caught:

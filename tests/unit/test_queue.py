@@ -523,7 +523,6 @@ def test_wait_no_longer_than_a_round_trip_names_the_holder(count: int, fence: bo
     assert error.holder == scene.rival.owner.decode()
 
 
-@pytest.mark.xfail(strict=True, reason="core/several.py does not keep the answers to the first attempt: NoQuorum")
 def test_short_wait_for_several_names_names_the_holder_though_a_node_is_slow() -> None:
     scene = Scene(3)
     scene.rival.acquire()

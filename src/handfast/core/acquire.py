@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from handfast.core import explain, several
 from handfast.core.attempt import OUTAGE, attempt, prepare, withdraw
-from handfast.core.foreign import wait_for_change
+from handfast.core.foreign import look, wait_for_change
 from handfast.core.hold import Hold
 from handfast.core.io import IO, Access
 from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
 from handfast.core.queue import can_queue, wait_in_queue
 from handfast.core.votes import Ballot
 from handfast.errors import ConfigError, NotAcquired
+from handfast.protocol.claims import Refused
 
 __all__ = ["acquire"]
 
@@ -119,7 +120,7 @@ async def _take(
         ballot = await attempt(io, acquisition, queue=queueing)
         if acquisition.hold is not None:
             return acquisition.hold
-        _raise_unless_worth_waiting(acquisition, ballot, io.now())
+        await _raise_unless_worth_waiting(io, acquisition, ballot)
     if waiter is not None:
         return await _wait_at_head(io, queues, waiter, ballot)
     waiter = queues.enter_empty(acquisition, io.wakeup(), access.caller())
@@ -159,13 +160,22 @@ async def _subscribed(io: IO, acquisition: Acquisition) -> bool:
     return bool(io.channels[0])
 
 
-def _raise_unless_worth_waiting(acquisition: Acquisition, ballot: Ballot, now: float) -> None:
+async def _raise_unless_worth_waiting(io: IO, acquisition: Acquisition, ballot: Ballot) -> None:
     request = acquisition.request
     group = request.group
     hopeless = explain.cannot_succeed(group, ballot.answers)
-    over = acquisition.until is not None and now >= acquisition.until
+    over = acquisition.until is not None and io.now() >= acquisition.until
     if acquisition.wait == 0 or request.config.tries == 1 or hopeless or over:
-        raise failure(acquisition, ballot)
+        raise await _named_failure(io, acquisition, ballot)
+
+
+async def _named_failure(io: IO, acquisition: Acquisition, ballot: Ballot) -> NotAcquired | ConfigError:
+    """The error for an attempt that failed. The published protocol does not tell the holder, so it is asked for."""
+    request = acquisition.request
+    if request.config.exact and explain.contended(request.group, ballot.answers, decided=ballot.decided):
+        seen = await look(io, acquisition)
+        ballot.answers = [new if type(new) is Refused else old for new, old in zip(seen, ballot.answers, strict=True)]
+    return failure(acquisition, ballot)
 
 
 def failure(acquisition: Acquisition, ballot: Ballot) -> NotAcquired | ConfigError:
@@ -187,7 +197,7 @@ async def _wait_at_head(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ball
     if config.exact:
         return await wait_for_change(io, queues, waiter, ballot or Ballot(config.group.n, config.group.need))
     if len(acquisition.request.names) > 1:
-        return await several.wait_for_each(io, queues, waiter)
+        return await several.wait_for_each(io, queues, waiter, ballot)
     return await wait_in_queue(io, queues, waiter, acquisition, ballot)
 
 
@@ -212,7 +222,7 @@ async def _retry(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot) -> 
         if acquisition.hold is not None:
             return acquisition.hold
         if tried == config.tries or explain.cannot_succeed(group, ballot.answers):
-            raise failure(acquisition, ballot)
+            raise await _named_failure(io, acquisition, ballot)
 
 
 def _outage_since(acquisition: Acquisition, ballot: Ballot, since: float | None, now: float) -> float | None:

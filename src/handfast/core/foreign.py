@@ -18,13 +18,13 @@ from handfast.core import explain
 from handfast.core.attempt import OUTAGE, attempt, prepare, withdraw
 from handfast.core.hold import Hold
 from handfast.core.io import IO, Fault
-from handfast.core.local_queue import Waiter, WaitQueues
+from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
 from handfast.core.votes import AllReplies, Ballot
 from handfast.errors import ConfigError, NotAcquired
 from handfast.protocol import commands
 from handfast.protocol.claims import Refused
 
-__all__ = ["wait_for_change"]
+__all__ = ["look", "wait_for_change"]
 
 LOOK_AGAIN: Final = 5.0
 """Seconds after which to look again at a key that has no end, or whose node has not answered."""
@@ -60,7 +60,7 @@ async def wait_for_change(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ba
     tracker = Tracker(waiter)
     io.track(tracker)
     tried, renewed, seen = 1, 0, b""
-    unreachable_since: float | None = None
+    unreachable_since = io.now() if ballot.faults() > group.n - group.need else None
     try:
         while True:
             if ballot.yeses or renewed > CALM:
@@ -75,8 +75,9 @@ async def wait_for_change(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ba
             unreachable_since = _outage_since(waiter, answers, unreachable_since, io.now())
             if unreachable_since is not None:
                 await io.sleep(acquisition.earlier(io.now() + policy.backoff(tried, io.random())))
-            else:
-                await _until_free(io, queues, waiter, tracker, answers, tried)
+                queues.check(waiter, io.now())
+                continue
+            await _until_free(io, queues, waiter, tracker, answers, tried)
             queues.check(waiter, io.now())
             given = waiter.usable(io.now())
             if given is not None:
@@ -94,11 +95,20 @@ async def wait_for_change(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ba
 
 
 async def _look(io: IO, waiter: Waiter, tracker: Tracker) -> list[Any]:
-    """By node: Refused with the holder, 1 if the lock is free, a Fault, or None."""
+    """Look at the keys, and track them from now on."""
     acquisition = waiter.acquisition
-    group, keys = acquisition.request.group, acquisition.request.keys
     if not io.ready:
         await prepare(io, acquisition)
+    tracker.changed.clear()
+    answers = await look(io, acquisition, tracked=True)
+    # A node that is free already pushes nothing.
+    tracker.changed.update(node for node, answer in enumerate(answers) if answer == 1)
+    return answers
+
+
+async def look(io: IO, acquisition: Acquisition, *, tracked: bool = False) -> list[Any]:
+    """By node: Refused with the holder, 1 if the lock is free, a Fault, or None."""
+    group, keys = acquisition.request.group, acquisition.request.keys
 
     def read(_: int, replies: list[Any]) -> Any:
         fault = next((reply for reply in replies[1:] if type(reply) is Fault), None)
@@ -111,12 +121,9 @@ async def _look(io: IO, waiter: Waiter, tracker: Tracker) -> list[Any]:
         left = -1 if any(each < 0 for _, each in held) else max(each for _, each in held)
         return Refused(left, held[0][0], True, 0, None)
 
-    tracker.changed.clear()
     ballot = AllReplies(group.n, 2 + len(keys), read)
-    payloads = [commands.track(keys, tracked=node.tracks) for node in group.nodes]
+    payloads = [commands.track(keys, tracked=tracked and node.tracks) for node in group.nodes]
     await io.broadcast(payloads, ballot, acquisition.timeout(acquisition.timing.timeout, io.now()))
-    # A node that is free already pushes nothing.
-    tracker.changed.update(node for node, answer in enumerate(ballot.answers) if answer == 1)
     return ballot.answers
 
 

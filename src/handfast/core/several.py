@@ -19,8 +19,8 @@ from handfast.protocol import commands
 __all__ = ["wait_for_each"]
 
 
-async def wait_for_each(io: IO, queues: WaitQueues, waiter: Waiter) -> Hold:
-    """Queue for one name after another."""
+async def wait_for_each(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot | None) -> Hold:
+    """Queue for one name after another. `ballot`: the answers to the attempt at all of them."""
     acquisition = waiter.acquisition
     withdraw(io, acquisition)
     who = acquisition.identify(io.nonce)
@@ -31,7 +31,8 @@ async def wait_for_each(io: IO, queues: WaitQueues, waiter: Waiter) -> Hold:
                 part = _part(acquisition, name)
                 part.who = who.for_name(index)
                 acquisition.touched = (1 << acquisition.request.group.n) - 1
-                hold = await wait_in_queue(io, queues, waiter, part, None)
+                hold = await wait_in_queue(io, queues, waiter, part, ballot)
+                ballot = None
                 if hold is waiter.given:
                     return hold  # of all names, from a sibling
                 queues.renew(hold)
