@@ -202,8 +202,12 @@ class BaseClient(Generic[L, G]):
         hold = acquisition.hold
         if hold is not None and hold.state == HELD:
             self._abandon(hold)
-        elif acquisition.unfinished:
-            self._abandon(acquisition.remains())
+        self._clear(acquisition)
+
+    def _clear(self, acquisition: Acquisition) -> None:
+        """Have the watchdog take back what the acquisition's own connections could not."""
+        for remains in acquisition.left_behind:
+            self._abandon(remains)
 
     def _abandon(self, hold: Hold) -> None:
         """Nobody can release this hold any more: the watchdog does it."""

@@ -16,7 +16,7 @@ from handfast.core.foreign import wait_for_change
 from handfast.core.hold import Hold
 from handfast.core.io import IO, Access
 from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
-from handfast.core.queue import can_queue, wait_in_queue
+from handfast.core.queue import CopiesMissing, begin_again, can_queue, wait_in_queue
 from handfast.core.votes import Ballot
 from handfast.errors import ConfigError, NotAcquired
 
@@ -172,7 +172,13 @@ async def _wait_at_head(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ball
         return await wait_for_change(io, queues, waiter, ballot)
     if len(acquisition.request.names) > 1:
         return await several.wait_for_each(io, queues, waiter)
-    return await wait_in_queue(io, queues, waiter, acquisition, ballot)
+    first: Ballot | None = ballot
+    missing_since: float | None = None
+    while True:
+        try:
+            return await wait_in_queue(io, queues, waiter, acquisition, first)
+        except CopiesMissing as missing:
+            missing_since, first = await begin_again(io, queues, waiter, missing, missing_since), None
 
 
 async def _retry(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot) -> Hold:

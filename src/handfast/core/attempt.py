@@ -242,6 +242,8 @@ def withdraw(io: IO, acquisition: Acquisition) -> None:
         acquisition.hold = None
     if touched:
         assert acquisition.who is not None
-        acquisition.unfinished = True
-        if take_back(io, acquisition.request, acquisition.who, touched):
-            acquisition.unfinished = False
+        if not take_back(io, acquisition.request, acquisition.who, touched):
+            acquisition.left_behind += (acquisition.remains(),)
+        # A server may carry this out after a later claim, which comes on another connection. Under the same identity
+        # that claim, or the lock that it brought, would be taken back.
+        acquisition.who = None

@@ -32,7 +32,7 @@ __all__ = ["Acquisition", "WaitQueue", "WaitQueues", "Waiter"]
 class Acquisition:
     """One call of acquire: what it wants, until when it waits, and what it may have left on the servers."""
 
-    __slots__ = ("began", "hold", "request", "sent", "timing", "touched", "unfinished", "until", "wait", "who")
+    __slots__ = ("began", "hold", "left_behind", "request", "sent", "timing", "touched", "until", "wait", "who")
 
     def __init__(self, request: LockRequest, timing: Timing, wait: float | None, began: float) -> None:
         self.request = request
@@ -43,15 +43,15 @@ class Acquisition:
         self.who: Identity | None = None
         self.touched = 0
         """Nodes, as bits, where a vote or a claim of it may be."""
-        self.unfinished = False
-        """It could not be taken back on its own connections: the watchdog has to do it."""
+        self.left_behind: tuple[Hold, ...] = ()
+        """What could not be taken back on its own connections: the watchdog has to do it."""
         self.sent = began
         """When its last attempt was sent."""
         self.hold: Hold | None = None
         """What it came to."""
 
     def identify(self, nonce: Callable[[], bytes]) -> Identity:
-        """Its identity on the servers: the same for all its attempts."""
+        """Its identity on the servers: a new one after what it left there was taken back."""
         if self.who is None:
             owner = self.request.owner
             if owner is None:
