@@ -202,8 +202,6 @@ class BaseClient(Generic[L, G]):
 
     def _grant(self, hold: Hold, acquisition: Acquisition) -> G:
         """Make a lease of a hold: the only place."""
-        if hold.who is not acquisition.who and acquisition.touched:
-            self._abandon(acquisition.remains())  # a sibling was quicker, and the claims could not be taken back
         if self._closed:
             raise ConfigError("this client was closed while it waited for the lock")
         if not hold.handovers:  # what was handed over inside the process is watched already
@@ -225,6 +223,12 @@ class BaseClient(Generic[L, G]):
             self._abandon(hold)
         elif acquisition.touched:
             self._abandon(acquisition.remains())
+        self._clear(acquisition)
+
+    def _clear(self, acquisition: Acquisition) -> None:
+        """Have the watchdog take back what the acquisition's own connections could not."""
+        for remains in acquisition.left_behind:
+            self._abandon(remains)
 
     def _abandon(self, hold: Hold) -> None:
         """Nobody can release this hold any more: the watchdog does it."""

@@ -330,10 +330,13 @@ class Client(BaseClient[Lock, Lease]):
         io = self._io_for(lock.key)
         acquisition = Acquisition(lock, timing, wait, self._now())
         try:
-            return self._grant(await acquire(io, self._queues, acquisition), acquisition)
+            lease = self._grant(await acquire(io, self._queues, acquisition), acquisition)
         except BaseException:
             self._take_back(acquisition)
             raise
+        if acquisition.left_behind:
+            self._clear(acquisition)
+        return lease
 
     async def _release(self, hold: Hold) -> bool:
         if hold.state != HELD or self._closed or self._io is None:  # None after a fork: nothing is ours

@@ -388,10 +388,13 @@ class Client(BaseClient[Lock, Lease]):
             access = ThreadAccess(functools.partial(self._use_for, lock.key))
         acquisition = Acquisition(lock, timing, wait, clock.now())
         try:
-            return self._grant(run(acquire(access, self._queues, acquisition)), acquisition)
+            lease = self._grant(run(acquire(access, self._queues, acquisition)), acquisition)
         except BaseException:
             self._take_back(acquisition)
             raise
+        if acquisition.left_behind:
+            self._clear(acquisition)
+        return lease
 
     def _release(self, hold: Hold) -> bool:
         if hold.state != HELD or self._closed:

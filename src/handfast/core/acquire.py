@@ -16,7 +16,7 @@ from handfast.core.foreign import look, wait_for_change
 from handfast.core.hold import Hold
 from handfast.core.io import IO, Access
 from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
-from handfast.core.queue import can_queue, wait_in_queue
+from handfast.core.queue import CopiesMissing, begin_again, can_queue, wait_in_queue
 from handfast.core.votes import Ballot
 from handfast.errors import ConfigError, NotAcquired
 from handfast.protocol.claims import Refused
@@ -198,7 +198,12 @@ async def _wait_at_head(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ball
         return await wait_for_change(io, queues, waiter, ballot or Ballot(config.group.n, config.group.need))
     if len(acquisition.request.names) > 1:
         return await several.wait_for_each(io, queues, waiter, ballot)
-    return await wait_in_queue(io, queues, waiter, acquisition, ballot)
+    missing_since: float | None = None
+    while True:
+        try:
+            return await wait_in_queue(io, queues, waiter, acquisition, ballot)
+        except CopiesMissing as missing:
+            missing_since, ballot = await begin_again(io, queues, waiter, missing, missing_since), None
 
 
 async def _retry(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot) -> Hold:

@@ -256,5 +256,9 @@ def withdraw(io: IO, acquisition: Acquisition) -> None:
         acquisition.hold = None
     if acquisition.touched:
         assert acquisition.who is not None
-        if take_back(io, acquisition.request, acquisition.who, acquisition.touched):
-            acquisition.touched = 0
+        if not take_back(io, acquisition.request, acquisition.who, acquisition.touched):
+            acquisition.left_behind += (acquisition.remains(),)
+        acquisition.touched = 0
+        # A server may carry this out after a later claim, which comes on another connection. Under the same identity
+        # that claim, or the lock that it brought, would be taken back.
+        acquisition.who = None

@@ -40,7 +40,7 @@ REPORT_EVERY: Final = 60.0
 class Acquisition:
     """One call of acquire: what it wants, until when it waits, and what it may have left on the servers."""
 
-    __slots__ = ("began", "hold", "request", "sent", "timing", "touched", "until", "wait", "who")
+    __slots__ = ("began", "hold", "left_behind", "request", "sent", "timing", "touched", "until", "wait", "who")
 
     def __init__(self, request: LockRequest, timing: Timing, wait: float | None, began: float) -> None:
         self.request = request
@@ -50,15 +50,16 @@ class Acquisition:
         self.until = None if wait is None else began + wait
         self.who: Identity | None = None
         self.touched = 0
-        """Nodes, as bits, where a vote or a claim of it may be. If it fails and a node is still here in the end, the
-        watchdog has to take it back: its own connections could not."""
+        """Nodes, as bits, where a vote or a claim of it may be that was not taken back."""
+        self.left_behind: tuple[Hold, ...] = ()
+        """What could not be taken back on its own connections: the watchdog has to do it."""
         self.sent = began
         """When its last attempt was sent."""
         self.hold: Hold | None = None
         """What it came to."""
 
     def identify(self, nonce: Callable[[], bytes]) -> Identity:
-        """Its identity on the servers: the same for all its attempts."""
+        """Its identity on the servers: a new one after what it left there was taken back."""
         if self.who is None:
             owner = self.request.owner
             if owner is None:

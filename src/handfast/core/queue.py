@@ -29,24 +29,33 @@ listeners. On a guarded node a push carries the node's marker, which the hand-ov
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median_low
 from typing import Any, Final
 
 from handfast.core import explain, guard, tokens
-from handfast.core.attempt import ARRIVAL, OUTAGE, EarlyPushes, admit, claim_payload, make_hold, proposal_for, read_vote
+from handfast.core.attempt import (
+    ARRIVAL,
+    OUTAGE,
+    EarlyPushes,
+    admit,
+    claim_payload,
+    make_hold,
+    proposal_for,
+    read_vote,
+    withdraw,
+)
 from handfast.core.clocks import known_times
 from handfast.core.hold import Hold
 from handfast.core.io import IO, CappedTimeout, Fault
 from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
-from handfast.core.release import take_back
 from handfast.core.votes import Ballot, MultiReplyBallot
 from handfast.errors import ConfigError, NotAcquired
 from handfast.protocol import commands
 from handfast.protocol.claims import Granted, Inquiry, Push, Refused, Yours, decode_vote
 from handfast.protocol.resp import encode
 
-__all__ = ["ServerQueue", "can_queue", "wait_in_queue"]
+__all__ = ["CopiesMissing", "ServerQueue", "begin_again", "can_queue", "wait_in_queue"]
 
 NEVER: Final = float("inf")
 LOOK_AGAIN: Final = 5.0
@@ -70,6 +79,14 @@ def can_queue(io: IO, acquisition: Acquisition) -> bool:
     return sum(1 for node in group.nodes if node.no_push is None) >= group.need
 
 
+class CopiesMissing(Exception):
+    """The lock was won, but the copies of that are missing. Others may need none: begin again behind them."""
+
+    def __init__(self, explain: Callable[[float], NotAcquired | ConfigError]) -> None:
+        super().__init__("copies are missing")
+        self.explain = explain
+
+
 class NodeVote:
     """What one node has said to the waiter."""
 
@@ -78,7 +95,6 @@ class NodeVote:
         "deadline",
         "due",
         "inquired",
-        "lacks",
         "sent",
         "server_us",
         "stamp",
@@ -90,8 +106,6 @@ class NodeVote:
     def __init__(self) -> None:
         self.answer: Any = None
         """Granted, Refused or a Fault: the last thing that was heard."""
-        self.lacks: Fault | None = None
-        """Why its last vote was not enough: copies are missing."""
         self.deadline = 0.0
         """Until when its vote counts; 0.0: it does not."""
         self.stamp = 0
@@ -389,7 +403,9 @@ class ServerQueue:
         votes, since = sum(1 << node for node in counted), deadline - timing.validity
         hold = make_hold(acquisition, deadline, since, votes, token, self.standstills)
         hold.claimed = self.claimed
-        return hold if timing.copies is None or await self._copied(hold) else None
+        if timing.copies is not None and not await self._copied(hold):
+            raise CopiesMissing(self.explain)
+        return hold
 
     def _uncount(self, nodes: list[int]) -> None:
         self.holds = False
@@ -410,19 +426,9 @@ class ServerQueue:
         await self.io.broadcast(payload, ballot, self.acquisition.timeout(timing.timeout, self.io.now()))
         if ballot.won and self.io.now() < hold.deadline:
             return True
-        self._start_again(ballot)
-        return False
-
-    def _start_again(self, ballot: Ballot) -> None:
-        """The copies are missing: hand the votes over, and queue again behind the others, which may need no copies."""
-        acquisition, now = self.acquisition, self.io.now()
-        take_back(self.io, acquisition.request, self.who, acquisition.touched)
-        self.ticket = ARRIVAL
-        self._uncount(list(range(self.group.n)))
         for vote, answer in zip(self.votes, ballot.answers, strict=True):
-            if type(answer) is Fault:
-                vote.answer = vote.lacks = answer
-            vote.due = now + RETRY
+            vote.answer = answer if type(answer) is Fault else vote.answer
+        return False
 
     # -- giving up
 
@@ -446,12 +452,15 @@ class ServerQueue:
 
     def explain(self, now: float) -> NotAcquired | ConfigError:
         """The error for giving up now."""
-        answers = [
-            (vote.lacks or Refused(0, b"", False, 0, None)) if type(vote.answer) is Granted else vote.answer
-            for vote in self.votes
-        ]
+        answers = [self._insufficient() if type(vote.answer) is Granted else vote.answer for vote in self.votes]
         timeout = self.acquisition.timing.timeout
         return explain.not_acquired(self.acquisition.request, answers, timeout, age=now - self.seen_at)
+
+    def _insufficient(self) -> Refused | Fault:
+        """Why a vote that was given is not enough: others are missing, or its copies."""
+        if self.acquisition.timing.copies is not None:
+            return Fault("copies", "its copies are not confirmed")
+        return Refused(0, b"", False, 0, None)
 
     def next_look(self) -> float:
         return self.acquisition.earlier(min(vote.due for vote in self.votes))
@@ -498,6 +507,19 @@ async def wait_in_queue(
         if queue.tracked:
             io.untrack(queue)
         waiter.queue.explain = None
+
+
+async def begin_again(io: IO, queues: WaitQueues, waiter: Waiter, missing: CopiesMissing, since: float | None) -> float:
+    """Hand over what was won, and pause. `since`: when copies were first missing; returns it."""
+    acquisition, now = waiter.acquisition, io.now()
+    since = now if since is None else since
+    withdraw(io, acquisition)
+    if acquisition.until is None and now >= since + OUTAGE:
+        raise missing.explain(now)
+    waiter.queue.explain = missing.explain
+    await io.sleep(acquisition.earlier(now + RETRY))
+    queues.check(waiter, io.now())
+    return since
 
 
 async def _reconnect(io: IO, acquisition: Acquisition, queue: ServerQueue) -> None:

@@ -12,7 +12,7 @@ from handfast.core.config import LockRequest
 from handfast.core.hold import HELD, Hold
 from handfast.core.io import IO
 from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
-from handfast.core.queue import wait_in_queue
+from handfast.core.queue import CopiesMissing, begin_again, wait_in_queue
 from handfast.core.votes import Ballot
 from handfast.protocol import commands
 
@@ -23,9 +23,11 @@ async def wait_for_each(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ball
     """Queue for one name after another. `ballot`: the answers to the attempt at all of them."""
     acquisition = waiter.acquisition
     withdraw(io, acquisition)
-    who = acquisition.identify(io.nonce)
+    missing_since: float | None = None
     while True:
         parts: list[Hold] = []
+        missing: CopiesMissing | None = None
+        who = acquisition.identify(io.nonce)
         try:
             for index, name in enumerate(acquisition.request.names):
                 part = _part(acquisition, name)
@@ -40,11 +42,16 @@ async def wait_for_each(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ball
             whole = await _join(io, acquisition, parts)
             if whole is not None:
                 return whole
+        except CopiesMissing as error:
+            missing = error
         finally:
             for part_hold in parts:
                 queues.forget(part_hold)
                 part_hold.give_up()
-        withdraw(io, acquisition)  # a part was lost meanwhile: begin again
+        if missing is None:
+            withdraw(io, acquisition)  # a part was lost meanwhile: begin again
+        else:
+            missing_since = await begin_again(io, queues, waiter, missing, missing_since)
 
 
 def _part(acquisition: Acquisition, name: str) -> Acquisition:
