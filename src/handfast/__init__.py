@@ -7,7 +7,11 @@ through `drivers`. `wire` holds the connections, `watchdog` renews what is held,
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+if not hasattr(os, "register_at_fork"):
+    raise ImportError("handfast needs a Unix system, such as Linux or macOS: it uses poll(), unix sockets and fork()")
 
 from handfast import backoff
 from handfast.core.inspect import Holder

@@ -6,9 +6,12 @@ that ends in an exception after it was granted, for example by Ctrl-C, is taken 
 
 from __future__ import annotations
 
+import _thread
 import atexit
+import functools
 import os
 import socket
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -63,7 +66,6 @@ class BaseClient(Generic[L, G]):
             raise ConfigError(f"guard must be True or False, not {guarded!r}")
         self._policy = self._check_on_lost(policy(given))
         self._where = where
-        where.open_new = self._open_new
         self._addresses = addresses = where.addresses
         clustered = any(address.cluster is not None for address in addresses)
         self._guarded = len(addresses) > 1 if guarded is None else guarded
@@ -74,6 +76,10 @@ class BaseClient(Generic[L, G]):
             )
         labels = [address.label for address in addresses]
         self._group = NodeGroup(labels, self._policy, guard=self._guarded, clustered=clustered)
+        # The watchdog and the embedded servers keep these two. They must not keep the client: nobody would collect it.
+        self._shake = _shaker(self._group, addresses, self._now)
+        if self._guarded:
+            where.open_new = functools.partial(_open_new, self._policy)
         self._routes: SlotRouter | None = None
         if clustered:
             from handfast.net import cluster_aio  # noqa: F401 - for the watchdog: a fork must not meet an import
@@ -93,6 +99,9 @@ class BaseClient(Generic[L, G]):
         self._blocks: Blocks[G] = Blocks()
         self._configs: dict[tuple[Any, ...], LockConfig] = {}
         _clients.add(self)
+        self._belongings = _Belongings(self._group, where)
+        self._collected = weakref.finalize(self, self._belongings.collected)
+        self._collected.atexit = False  # see _at_exit
 
     # -- making locks
 
@@ -296,34 +305,8 @@ class BaseClient(Generic[L, G]):
                     if self._closed:
                         raise ConfigError("this client was closed while it waited for the lock")
                     dog = self._dog = self._attach(self._group, self._addresses, self._shake)
+                    self._belongings.dog = dog
         return dog
-
-    # -- connections
-
-    def _shake(self, index: int) -> Steps:
-        """The handshake for a new connection to a node."""
-        address = self._addresses[index]
-        moves = address.resolver is not None or address.cluster is not None
-        return handshake(self._group, self._group.nodes[index], address.login(), self._now, log.warning, moves)
-
-    def _open_new(self, addresses: Sequence[Address]) -> None:
-        """Embedded servers were just made for us: nobody can hold anything on them, so they may vote at once."""
-        if not self._guarded:
-            return
-        from handfast.net.threads import ThreadIO, run
-
-        group = NodeGroup([a.label for a in addresses], self._policy, guard=True)
-
-        def shake(index: int) -> Steps:
-            return handshake(group, group.nodes[index], addresses[index].login(), clock.now, log.warning)
-
-        io = ThreadIO(group, addresses, shake)
-        try:
-            said = run(guard.bootstrap(io, group))
-        finally:
-            io.close()
-        if group.voters() < group.n:
-            raise ConfigError(f"the embedded servers could not be opened: {said}")
 
     # -- the end
 
@@ -333,6 +316,7 @@ class BaseClient(Generic[L, G]):
             if self._closed:
                 return False
             self._closed = True
+        self._collected.detach()
         self._configs.clear()
         self._queues.close()
         return True
@@ -351,7 +335,7 @@ class BaseClient(Generic[L, G]):
 
     def _forked(self) -> None:
         """In the child: nothing of the parent's is ours."""
-        self._dog = None
+        self._dog = self._belongings.dog = None
         self._dog_lock = threading.Lock()
         self._reports.forked()
         self._queues = self._new_queues()
@@ -367,6 +351,55 @@ class BaseClient(Generic[L, G]):
 
 SHORT_NAME = 256
 """Characters: a name of as many is never longer than MAX_NAME in UTF-8."""
+
+
+def _shaker(group: NodeGroup, addresses: Sequence[Address], now: Callable[[], float]) -> Callable[[int], Steps]:
+    def shake(index: int) -> Steps:
+        """The handshake for a new connection to a node."""
+        address = addresses[index]
+        moves = address.resolver is not None or address.cluster is not None
+        return handshake(group, group.nodes[index], address.login(), now, log.warning, moves)
+
+    return shake
+
+
+def _open_new(settings: Policy, addresses: Sequence[Address]) -> None:
+    """Embedded servers were just made for us: nobody can hold anything on them, so they may vote at once."""
+    from handfast.net.threads import ThreadIO, run
+
+    group = NodeGroup([a.label for a in addresses], settings, guard=True)
+    io = ThreadIO(group, addresses, _shaker(group, addresses, clock.now))
+    try:
+        said = run(guard.bootstrap(io, group))
+    finally:
+        io.close()
+    if group.voters() < group.n:
+        raise ConfigError(f"the embedded servers could not be opened: {said}")
+
+
+class _Belongings:
+    """What must be ended with a client, also if nobody closes it. Refers to nothing that refers to the client."""
+
+    def __init__(self, group: NodeGroup, where: Endpoints) -> None:
+        self.group = group
+        self.where = where
+        self.dog: Watchdog | None = None
+        self.end_connections: Callable[[], None] = lambda: None
+
+    def collected(self) -> None:
+        """Nobody has the client any more. A collection may strike anywhere, also while a lock is held that closing takes:
+        so a thread of its own does that."""
+        if not sys.is_finalizing():
+            try:
+                _thread.start_new_thread(self._end, ())
+            except RuntimeError:
+                pass  # the process ends, and its connections with it
+
+    def _end(self) -> None:
+        if self.dog is not None:
+            self.dog.unregister(self.group)
+        self.end_connections()
+        self.where.close()
 
 
 def _after_fork() -> None:

@@ -314,6 +314,7 @@ class Client(BaseClient[Lock, Lease]):
             if self._routes is not None:
                 from handfast.net.cluster_aio import ClusterIO as kind
             io = self._io = kind(self._group, self._addresses, self._shake, loop)
+            self._belongings.end_connections = functools.partial(_close_on_its_loop, io)
         elif io.loop is not loop:
             raise ConfigError("this client belongs to another event loop: connect() anew in each")
         return io
@@ -376,7 +377,23 @@ class Client(BaseClient[Lock, Lease]):
         super()._forked()
         # The connections and the loop are the parent's: forgotten here, not closed.
         self._io = None
+        self._belongings.end_connections = lambda: None
         self._reentries = weakref.WeakKeyDictionary()
+
+
+_closing: set[asyncio.Task[None]] = set()
+"""Loops keep weak references to their tasks only."""
+
+
+def _close_on_its_loop(io: AsyncIO | ClusterIO) -> None:
+    """From another thread; unless the loop has ended, and its connections with it."""
+
+    def start() -> None:
+        task = io.loop.create_task(io.close())
+        _closing.add(task)
+        task.add_done_callback(_closing.discard)
+
+    _on_loop(io.loop, start)()
 
 
 def connect(servers: Servers = None, **options: Unpack[ClientOptions]) -> Client:

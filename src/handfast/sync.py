@@ -250,6 +250,7 @@ class Client(BaseClient[Lock, Lease]):
             from handfast.net.cluster_pool import RoutedPool
 
             self._pool = RoutedPool(self._group, self._routes, self._shake)
+        self._belongings.end_connections = functools.partial(_close_all, self._idle, self._pool)
         self._access = ThreadAccess(self._use)
         self._reentries: weakref.WeakKeyDictionary[threading.Thread, dict[Any, Reentry]] = weakref.WeakKeyDictionary()
 
@@ -325,10 +326,7 @@ class Client(BaseClient[Lock, Lease]):
             if self._dog is not None:
                 self._dog.unregister(self._group).result()
         finally:  # an interrupt ends the waiting, nothing else
-            while self._idle:
-                self._idle.pop().close()
-            if self._pool is not None:
-                self._pool.close()
+            _close_all(self._idle, self._pool)
             self._where.close()
 
     def __enter__(self) -> Client:
@@ -451,12 +449,18 @@ class Client(BaseClient[Lock, Lease]):
     def _forked(self) -> None:
         super()._forked()
         self._on_lost_calls.forked()
-        idle, self._idle = self._idle, []
-        for io in idle:
-            io.abandon()
+        while self._idle:
+            self._idle.pop().abandon()
         if self._pool is not None:
             self._pool.forked()
         self._reentries = weakref.WeakKeyDictionary()
+
+
+def _close_all(idle: list[ThreadIO], pool: RoutedPool | None) -> None:
+    while idle:
+        idle.pop().close()
+    if pool is not None:
+        pool.close()
 
 
 def _refresh(io: ThreadIO) -> None:

@@ -40,6 +40,9 @@ logger = logging.getLogger("handfast")
 
 BATCH: Final = 500
 """Holds for each write: large enough to fill packets, small enough not to hold up a deadline."""
+LONGEST_SLEEP: Final = 0.5
+"""Seconds between two looks at the clock while anything is held. The loop's timers stand still while the machine is
+suspended, and the clock of leases does not: a lease that ended meanwhile is noticed as soon after the suspend."""
 REPAIR_SOONEST: Final = 0.5
 REPAIR_LATEST: Final = 2.0
 """Seconds between two looks at nodes that may not vote; a node may forget again while others are waited for."""
@@ -170,7 +173,7 @@ class Watchdog:
             wakes_at = self.schedule.next_wake()
             timer = None
             if wakes_at < FOREVER:
-                timer = self._loop.call_later(max(0.0, wakes_at - clock.now()), self._wakeup.set)
+                timer = self._loop.call_later(min(max(0.0, wakes_at - clock.now()), LONGEST_SLEEP), self._wakeup.set)
             await self._wakeup.wait()
             if timer is not None:
                 timer.cancel()

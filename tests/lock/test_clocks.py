@@ -7,7 +7,7 @@ import time
 import pytest
 
 from handfast.testing import Server, available
-from tests.support.programs import defect, program
+from tests.support.programs import program
 
 needs_server = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
@@ -35,7 +35,6 @@ asyncio.run(main())
 
 @needs_server
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has no clock that runs in suspend")
-@defect("after a suspend the body of a lost lease is cancelled only when the watchdog's timer ends, seconds later")
 def test_body_is_cancelled_soon_after_suspend(one: Server) -> None:
     """In suspend the time that leases are counted in goes on, and the time of timers stands still."""
     said = program(SUSPENDED, one.url)
@@ -58,7 +57,6 @@ with handfast.connect(sys.argv[1]) as client:
 
 
 @needs_server
-@defect("on macOS leases are counted in time.monotonic(), which stands still while the machine sleeps")
 def test_lease_ends_while_machine_without_boottime_sleeps(one: Server) -> None:
     """On macOS CLOCK_MONOTONIC goes on during sleep, and time.monotonic() does not."""
     said = program(SLEPT, one.url)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import threading
-import time
-import weakref
+from typing import Any
 
 import pytest
 
 import handfast
+import handfast.aio
 from handfast.testing import Server, available
-from tests.support.programs import defect, program
+from tests.support.eventually import eventually, eventually_async
+from tests.support.programs import program
+from tests.support.sync_and_async import Awaited, both, connected
 
 needs_server = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
@@ -63,31 +65,57 @@ def _descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def _open_client(mode: str, url: str) -> Any:
+    """A client that nobody closes."""
+    return Awaited(handfast.connect(url)) if mode == "threads" else handfast.aio.connect(url)
+
+
+counts_descriptors = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are counted in /proc")
+
+
 @needs_server
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are counted in /proc")
-@defect("a client that is never closed is never collected, nor are its connections")
-def test_client_that_is_dropped_frees_its_connections(one: Server) -> None:
-    dropped: list[weakref.ref[handfast.Client]] = []
+@counts_descriptors
+@both
+async def test_client_that_is_dropped_frees_its_connections(mode: str, one: Server) -> None:
+    async def use_one() -> None:
+        client = _open_client(mode, one.url)
+        await (await client.lock("a").acquire(wait=1)).release()
 
-    def use_one() -> None:
-        client = handfast.connect(one.url)
-        client.lock("a").acquire(wait=1).release()
-        dropped.append(weakref.ref(client))
-
-    with handfast.connect(one.url) as first:  # for what all clients of a process share
-        first.lock("a").acquire(wait=1).release()
+    async with connected(mode, one.url) as first:  # for what all clients of a process share
+        await (await first.lock("a").acquire(wait=1)).release()
         before = _descriptors()
-        try:
-            for _ in range(5):
-                use_one()
-            end = time.monotonic() + 1
-            while (more := _descriptors() - before) > 0 and time.monotonic() < end:
-                time.sleep(0.01)
-            assert more <= 0, f"five clients that were dropped left {more} descriptors open"
-        finally:
-            for each in dropped:
-                if (client := each()) is not None:
-                    client.close()
+        for _ in range(5):
+            await use_one()
+        await eventually_async(lambda: _descriptors() <= before, what="dropped clients leave descriptors open")
+
+
+@needs_server
+@both
+async def test_lease_that_is_dropped_with_its_client_is_released(mode: str, one: Server) -> None:
+    async def hold() -> None:
+        lease = await _open_client(mode, one.url).lock("a", ttl=20.0).acquire(wait=1)
+        assert lease.valid
+
+    await hold()
+
+    def released() -> bool:
+        gc.collect()
+        return one.command("EXISTS", "handfast:{a}") == 0
+
+    await eventually_async(released, within=5)
+
+
+def test_private_server_ends_with_client_that_is_dropped() -> None:
+    sockets: list[str] = []
+
+    def use() -> None:
+        client = handfast.connect("embedded://private")
+        client.lock("a").acquire(wait=10).release()
+        sockets.extend(address.path for address in client._addresses)
+
+    use()
+    gc.collect()
+    eventually(lambda: not any(map(os.path.exists, sockets)), within=5)
 
 
 @needs_server

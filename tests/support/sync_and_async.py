@@ -14,7 +14,7 @@ import pytest
 import handfast
 import handfast.aio
 
-__all__ = ["MODES", "bootstrap", "both", "connected", "plain"]
+__all__ = ["MODES", "Awaited", "bootstrap", "both", "connected", "plain"]
 
 MODES: Final = ("threads", "asyncio")
 

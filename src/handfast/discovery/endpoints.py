@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from handfast import log
-from handfast.discovery.urls import checking, distinct, parse, tls_context
+from handfast.discovery.urls import checking, distinct, parse, tls_context, without_secrets
 from handfast.errors import ConfigError
 from handfast.net.address import Address
 
@@ -73,14 +73,14 @@ def _embedded(url: str) -> Endpoints:
     nodes = 1
     for word, value in parse_qsl(parts.query, keep_blank_values=True):
         if word != "nodes":
-            raise ConfigError(f"{url}: unknown option {word!r}; known is nodes")
+            raise ConfigError(f"{without_secrets(url)}: unknown option {word!r}; known is nodes")
         if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= 99:
-            raise ConfigError(f"{url}: nodes must be a number from 1 to 99, not {value!r}")
+            raise ConfigError(f"{without_secrets(url)}: nodes must be a number from 1 to 99, not {value!r}")
         nodes = int(value)
     if parts.netloc == "private" and parts.path in ("", "/"):
         folder = None
     elif parts.netloc:
-        raise ConfigError(f"{url}: use embedded://, embedded:///some/folder or embedded://private")
+        raise ConfigError(f"{without_secrets(url)}: use embedded://, embedded:///some/folder or embedded://private")
     elif parts.path in ("", "/"):
         folder = default_folder() if nodes == 1 else default_folder() / f"quorum-{nodes}"
     else:

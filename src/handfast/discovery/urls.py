@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import ssl
     from urllib.parse import SplitResult
 
-__all__ = ["checking", "parse", "tls_context"]
+__all__ = ["checking", "parse", "without_secrets", "tls_context"]
 
 HostPort = tuple[str, int]
 
@@ -51,17 +51,17 @@ def parse(url: object) -> Address:
         port = None if several else parts.port
     except ValueError:
         # Its own text may contain what is not to be shown.
-        raise ConfigError(f"{_shown(url)}: not a valid URL; look at the port, and at {ENCODE}") from None
+        raise ConfigError(f"{without_secrets(url)}: not a valid URL; look at the port, and at {ENCODE}") from None
     if parts.fragment or "@" in parts.path + parts.query:
-        raise ConfigError(f"{_shown(url)}: '#', '/', '?' and '@' must be percent-encoded in {ENCODE}")
+        raise ConfigError(f"{without_secrets(url)}: '#', '/', '?' and '@' must be percent-encoded in {ENCODE}")
     if port == 0:
-        raise ConfigError(f"{_shown(url)}: port 0 cannot be connected to")
+        raise ConfigError(f"{without_secrets(url)}: port 0 cannot be connected to")
     if parts.scheme == "unix":
         return _unix(url, parts)
     if parts.scheme.partition("+")[0] not in _SCHEMES or ("+" in parts.scheme and not several):
         raise ConfigError(
-            f"{_shown(url)}: unknown scheme {parts.scheme!r}; use redis://, rediss://, valkey://, valkeys://, unix:// "
-            "or embedded://, or redis+sentinel:// and redis+cluster:// (and so on)"
+            f"{without_secrets(url)}: unknown scheme {parts.scheme!r}; use redis://, rediss://, valkey://, valkeys://, "
+            "unix:// or embedded://, or redis+sentinel:// and redis+cluster:// (and so on)"
         )
     if several:
         return _sentinel(url, parts) if parts.scheme.endswith("+sentinel") else _cluster(url, parts)
@@ -70,7 +70,7 @@ def parse(url: object) -> Address:
     host = parts.hostname or "localhost"
     path = parts.path.strip("/")
     if path and "db" in options:
-        raise ConfigError(f"{_shown(url)}: the database is given twice")
+        raise ConfigError(f"{without_secrets(url)}: the database is given twice")
     shown = f"[{host}]" if ":" in host else host
     db = _number(url, path or options.get("db", "0"))
     return Address(
@@ -88,7 +88,7 @@ def _unix(url: str, parts: SplitResult) -> Address:
 
     options = _options(url, parts, _COMMON)
     if not parts.path:
-        raise ConfigError(f"{_shown(url)}: a path is missing, as in unix:///run/redis.sock")
+        raise ConfigError(f"{without_secrets(url)}: a path is missing, as in unix:///run/redis.sock")
     db = _number(url, options.get("db", "0"))
     path = unquote(parts.path)
     return Address(label=f"unix://{path}" + (f"?db={db}" if db else ""), path=path, db=db, **_who(parts, options))
@@ -104,9 +104,11 @@ def _sentinel(url: str, parts: SplitResult) -> Address:
     hosts, _, rest = parts.path.strip("/").partition("/")
     name, db = unquote(hosts), rest or options.get("db", "0")
     if not name:
-        raise ConfigError(f"{_shown(url)}: the master's name is missing, as in redis+sentinel://host:26379/mymaster")
+        raise ConfigError(
+            f"{without_secrets(url)}: the master's name is missing, as in redis+sentinel://host:26379/mymaster"
+        )
     if rest and "db" in options:
-        raise ConfigError(f"{_shown(url)}: the database is given twice")
+        raise ConfigError(f"{without_secrets(url)}: the database is given twice")
     members = _members(url, parts, 26379)
     secured = _ssl_words(options)
     asked: dict[str, Any] = {
@@ -131,7 +133,7 @@ def _cluster(url: str, parts: SplitResult) -> Address:
     tls = _SCHEMES[parts.scheme.partition("+")[0]]
     options = _options(url, parts, (_COMMON - {"db"}) | (_TLS if tls else frozenset()))
     if parts.path.strip("/") not in ("", "0"):
-        raise ConfigError(f"{_shown(url)}: a cluster has no databases but 0")
+        raise ConfigError(f"{without_secrets(url)}: a cluster has no databases but 0")
     members = _members(url, parts, 6379)
     who = _who(parts, options)
     asked: dict[str, Any] = {"username": who["username"] or None, "password": who["password"] or None}
@@ -154,17 +156,17 @@ def _members(url: str, parts: SplitResult, usual: int) -> list[HostPort]:
         if text.startswith("["):
             host, closed, port = text[1:].partition("]")
             if not closed or (port and not port.startswith(":")):
-                raise ConfigError(f"{_shown(url)}: {text!r} is not an IPv6 address in brackets")
+                raise ConfigError(f"{without_secrets(url)}: {text!r} is not an IPv6 address in brackets")
             port = port[1:]
         elif ":" in text:
             host, _, port = text.partition(":")
         if not host:
-            raise ConfigError(f"{_shown(url)}: a host is missing; members are written host:port,host:port")
+            raise ConfigError(f"{without_secrets(url)}: a host is missing; members are written host:port,host:port")
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            raise ConfigError(f"{_shown(url)}: {port!r} is not a port")
+            raise ConfigError(f"{without_secrets(url)}: {port!r} is not a port")
         place = (host.lower(), int(port) if port else usual)
         if place in found:
-            raise ConfigError(f"{_shown(url)}: {text} is listed twice")
+            raise ConfigError(f"{without_secrets(url)}: {text} is listed twice")
         found.append(place)
     return found
 
@@ -196,7 +198,7 @@ def checking(secured: dict[str, Any]) -> dict[str, Any]:
 
 def _flag(url: str, word: str, text: str) -> bool:
     if text.lower() not in _FLAGS:
-        raise ConfigError(f"{_shown(url)}: {word} must be true or false, not {text!r}")
+        raise ConfigError(f"{without_secrets(url)}: {word} must be true or false, not {text!r}")
     return _FLAGS[text.lower()]
 
 
@@ -222,24 +224,24 @@ def _options(url: str, parts: SplitResult, known: frozenset[str]) -> dict[str, s
     options: dict[str, str] = {}
     for word, value in parse_qsl(parts.query, keep_blank_values=True):
         if word not in known:
-            raise ConfigError(f"{_shown(url)}: unknown option {word!r}; known are {', '.join(sorted(known))}")
+            raise ConfigError(f"{without_secrets(url)}: unknown option {word!r}; known are {', '.join(sorted(known))}")
         if word in options:
-            raise ConfigError(f"{_shown(url)}: option {word!r} is given twice")
+            raise ConfigError(f"{without_secrets(url)}: option {word!r} is given twice")
         options[word] = value
     return options
 
 
 def _number(url: str, text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise ConfigError(f"{_shown(url)}: the database must be a number, not {text!r}")
+        raise ConfigError(f"{without_secrets(url)}: the database must be a number, not {text!r}")
     return int(text)
 
 
-def _shown(url: str) -> str:
+def without_secrets(url: str) -> str:
     """The URL without what is or may be secret in it."""
     head, sep, rest = url.strip().partition("://")
     if not sep:
-        return repr(head.rpartition("@")[2][:40])
+        return repr(head.rpartition("@")[2].partition("?")[0][:40])
     place = rest.partition("?")[0]
     if "@" in rest[len(place) :] or "#" in rest:
         return f"{head}://…"  # what of it is the address cannot be told

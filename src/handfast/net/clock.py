@@ -10,10 +10,20 @@ from functools import partial
 
 __all__ = ["MachineClock", "nonces", "now", "uniform", "wall"]
 
-# CLOCK_MONOTONIC may stand still in suspend; a lease does not.
-now: Callable[[], float] = (
-    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
-)
+
+def _clock_that_runs_in_suspend() -> Callable[[], float]:
+    """A lease does not stand still while the machine is suspended, so its clock must not.
+
+    On Linux that is CLOCK_BOOTTIME: CLOCK_MONOTONIC stands still. On macOS it is CLOCK_MONOTONIC: `time.monotonic()`
+    reads another clock there, which stands still. Elsewhere the best that there is.
+    """
+    for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):
+        if hasattr(time, name):
+            return partial(time.clock_gettime, getattr(time, name))
+    return time.monotonic
+
+
+now: Callable[[], float] = _clock_that_runs_in_suspend()
 """Seconds since some fixed point, suspend included where the system can tell."""
 
 _steady = now
