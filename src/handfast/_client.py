@@ -49,6 +49,8 @@ class BaseClient(Generic[L, G]):
     _lock_type: type[L]
     _name_of: Callable[[Any], str]
     """The name of a thread or task."""
+    _bootstrap: str
+    """What opens a new deployment of its kind."""
     _caller: Callable[[], Any]
     """The thread or task that calls."""
     _caller_kind: str
@@ -87,6 +89,7 @@ class BaseClient(Generic[L, G]):
         self._dog_lock = threading.Lock()
         self._closed = False
         self._reports = self._group.observer = Reports(self._call_on_lost)
+        self._group.bootstrap_call = f"{self._bootstrap}(client)"
         self._queues = self._new_queues()
         self._blocks: Blocks[G] = Blocks()
         self._configs: dict[tuple[Any, ...], LockConfig] = {}

@@ -119,6 +119,8 @@ class NodeGroup:
         self.all_nodes_vote = not guard
         """Every node may vote, as far as is known."""
         self.observer: Observer | None = None
+        self.bootstrap_call = "handfast.bootstrap(client)"
+        """How the caller opens a new deployment."""
 
     def set_marker(self, node: Node, marker: bytes, floor: bytes = b"0") -> None:
         """What the node must show with each vote; empty: it may not vote."""
