@@ -12,4 +12,5 @@ loop, or the simulator. With the blocking driver no await ever suspends, so the 
   guard        restart guard: who may vote                    release      every release there is
   renew        renewing and healing many holds at once        explain      errors for acquisitions that failed
   schedule     when renewals are due                          inspect      who holds a lock, and who waits for it
+  eviction     servers that may evict locks
 """

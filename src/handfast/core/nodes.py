@@ -28,6 +28,7 @@ class Node:
 
     __slots__ = (
         "clock",
+        "eviction",
         "fault",
         "floor",
         "incarnation",
@@ -52,6 +53,8 @@ class Node:
         """How it compares and deletes: 'delifeq' (Valkey), 'delex' (Redis 8.4) or '' (a script)."""
         self.run_id = ""
         """Which process it is; empty if it does not tell."""
+        self.eviction: dict[str, str] = {}
+        """By run_id: its maxmemory-policy, as far as it was told. In a cluster many processes are one node."""
         self.no_push: Fault | None = None
         """Why it cannot push messages, so that nobody can queue there: RESP2 only, or no rights on channels."""
         self.tracks = True
