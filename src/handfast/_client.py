@@ -54,6 +54,8 @@ class BaseClient(Generic[L, G]):
     """The name of a thread or task."""
     _now = staticmethod(clock.now)
     """The clock of its leases."""
+    _bootstrap: str
+    """What opens a new deployment of its kind."""
     _caller: Callable[[], Any]
     """The thread or task that calls."""
     _caller_kind: str
@@ -95,6 +97,7 @@ class BaseClient(Generic[L, G]):
         self._dog_lock = threading.Lock()
         self._closed = False
         self._reports = self._group.observer = Reports(self._call_on_lost)
+        self._group.bootstrap_call = f"{self._bootstrap}(client)"
         self._queues = self._new_queues()
         self._blocks: Blocks[G] = Blocks()
         self._configs: dict[tuple[Any, ...], LockConfig] = {}

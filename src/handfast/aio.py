@@ -12,7 +12,7 @@ import inspect as inspection
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
 from handfast._client import BaseClient, wait_of
 from handfast._lease import BaseLease, BaseLock, Reentry
@@ -29,7 +29,7 @@ from handfast.discovery.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended, LeaseLost
 from handfast.given import ClientOptions, LockOptions, Servers
 from handfast.net.aio import AsyncIO
-from handfast.options import Policy, Seconds
+from handfast.options import Policy, Seconds, refused_words
 from handfast.templates import skipping, template_key
 
 if TYPE_CHECKING:
@@ -151,8 +151,19 @@ class Lock(BaseLock):
 
     _client: Client
 
-    async def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
-        """Acquire the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
+    def acquire(
+        self, *args: Never, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None, **others: Never
+    ) -> Coroutine[Any, Any, Lease]:
+        """Acquire the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired.
+
+        wait: Seconds to wait, None: without end, 0: not at all. As set on the lock if it is left out.
+        ttl: Seconds that the lease lasts on the servers unless renewed. As set on the lock if it is left out.
+        """
+        if args or others:
+            raise refused_words(args, others)  # here, and not first where it is awaited
+        return self._acquire(wait, ttl)
+
+    async def _acquire(self, wait: Seconds | EllipsisType | None, ttl: Seconds | None) -> Lease:
         seconds = self.config.wait if wait is ... else wait_of(wait)
         if self._reentrant:
             return await self._client._reenter(self, self._timing(ttl), seconds)
@@ -201,6 +212,7 @@ class Client(BaseClient[Lock, Lease]):
     _lease_type = Lease
     _lock_type = Lock
     _name_of = staticmethod(_task_name)
+    _bootstrap = "handfast.aio.bootstrap"
     _caller = staticmethod(asyncio.current_task)
     _caller_kind = "task"
 

@@ -79,14 +79,16 @@ class Contended(NotAcquired):
 class NoQuorum(NotAcquired):
     """Too few nodes could vote: an outage, not contention."""
 
-    def __init__(self, name: str, *, granted: int, needed: int, nodes: Mapping[str, str], total: int) -> None:
+    def __init__(
+        self, name: str, *, granted: int, needed: int, nodes: Mapping[str, str], total: int, hint: str = ""
+    ) -> None:
         self.granted = granted
         self.needed = needed
         self.total = total
         reasons = "; ".join(f"{node}: {said}" for node, said in nodes.items())
         plural = "node" if total == 1 else "nodes"
         super().__init__(
-            f"{name}: {granted} of {total} {plural} granted, {needed} needed ({reasons})",
+            f"{name}: {granted} of {total} {plural} granted, {needed} needed ({reasons}){hint and '; '}{hint}",
             name=name,
             nodes=nodes,
         )

@@ -13,7 +13,7 @@ from handfast.errors import ConfigError, LeaseLost
 if TYPE_CHECKING:
     from datetime import timedelta
 
-__all__ = ["OnLost", "Policy", "Seconds", "duration", "names_of", "owner_of", "policy"]
+__all__ = ["OnLost", "Policy", "Seconds", "duration", "names_of", "owner_of", "policy", "refused_words"]
 
 Seconds = Union[float, "timedelta"]
 """Seconds, or a timedelta."""
@@ -147,6 +147,17 @@ def policy(given: dict[str, Any], base: Policy | None = None) -> Policy:
         # The default ttl makes way for a smaller limit; one that was asked for is refused instead.
         given = {**given, "ttl": min(TTL, duration(given["max_ttl"], "max_ttl"))}
     return _check(Policy(**given))
+
+
+def refused_words(args: tuple[object, ...], words: dict[str, Any]) -> ConfigError:
+    """The error for arguments that acquire() does not take."""
+    if args:
+        return ConfigError(f"acquire() takes no positional arguments such as {args[0]!r}: did you mean wait=?")
+    word = next(iter(words))
+    if word in _MEANT:
+        return ConfigError(f"unknown option {word!r}: {_MEANT[word]}")
+    known = "; set it on lock()" if word in Policy._fields else ""
+    return ConfigError(f"acquire() takes wait= and ttl=, not {word!r}{known}")
 
 
 def _text(value: object, what: str, *, least: int, most: int) -> None:

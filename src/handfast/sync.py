@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
 from handfast._client import BaseClient, wait_of
 from handfast._lease import BaseLease, BaseLock, Block, Reentry, loss_of
@@ -29,7 +29,7 @@ from handfast.given import ClientOptions, LockOptions, Servers
 from handfast.net import clock
 from handfast.net.threads import ThreadAccess, ThreadIO, run
 from handfast.net.threads_connections import IDLE_CHECK
-from handfast.options import Policy, Seconds
+from handfast.options import Policy, Seconds, refused_words
 from handfast.templates import skipping, template_key
 
 if TYPE_CHECKING:
@@ -148,8 +148,16 @@ class Lock(BaseLock):
 
     _client: Client
 
-    def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
-        """Acquire the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
+    def acquire(
+        self, *args: Never, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None, **others: Never
+    ) -> Lease:
+        """Acquire the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired.
+
+        wait: Seconds to wait, None: without end, 0: not at all. As set on the lock if it is left out.
+        ttl: Seconds that the lease lasts on the servers unless renewed. As set on the lock if it is left out.
+        """
+        if args or others:
+            raise refused_words(args, others)
         if self._client._running_loop() is not None:
             _in_event_loop(self)
         seconds = self.config.wait if wait is ... else wait_of(wait)
@@ -233,6 +241,7 @@ class Client(BaseClient[Lock, Lease]):
     _lease_type = Lease
     _lock_type = Lock
     _name_of = staticmethod(_thread_name)
+    _bootstrap = "handfast.bootstrap"
     _caller = staticmethod(threading.get_ident)
     _caller_kind = "thread"
 

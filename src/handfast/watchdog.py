@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from handfast.core import guard, release, renew
+from handfast.core import eviction, guard, release, renew
 from handfast.core.handshake import Steps
 from handfast.core.hold import HELD, LOST, Hold
 from handfast.core.nodes import NodeGroup
@@ -68,6 +68,8 @@ class Registration:
         self.repairing: asyncio.Task[Any] | None = None
         self.releases: set[asyncio.Task[Any]] = set()
         """Releases that were left to the watchdog."""
+        self.looked_at: dict[AsyncIO, float] = {}
+        """By connections: when it was last asked whether their servers may evict keys."""
 
 
 class Watchdog:
@@ -240,6 +242,14 @@ class Watchdog:
             self.schedule.renewed(holds)
             if group.observer is not None:
                 group.observer.renewal_ended(holds, clock.now() - now)
+            self._look_at_eviction(io, group, min(hold.ttl for hold in holds))
+
+    def _look_at_eviction(self, io: AsyncIO, group: NodeGroup, every: float) -> None:
+        """Ask the servers now and then whether they may evict keys: somebody may have changed their policy."""
+        registration, now = self._registrations.get(group), clock.now()
+        if registration is not None and now >= registration.looked_at.get(io, 0.0) + every:
+            registration.looked_at[io] = now
+            self._start(eviction.look(io, group, logger.warning))
 
     def _io(self, registration: Registration) -> AsyncIO | ClusterIO:
         io = registration.io

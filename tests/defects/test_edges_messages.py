@@ -25,13 +25,11 @@ SOURCE = Path(handfast.__file__).parent
 # -- a new quorum -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue: a new quorum does not say how to open it")
 def test_new_quorum_says_how_to_open_it(three: Servers) -> None:
     with handfast.connect(three.urls) as client, pytest.raises(NoQuorum, match=r"handfast\.bootstrap\(client\)"):
         client.lock("orders", wait=0).acquire()
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue: a new quorum does not say how to open it")
 def test_new_quorum_says_the_same_to_asyncio(three: Servers) -> None:
     async def main() -> None:
         async with handfast.aio.connect(three.urls) as client:
@@ -51,7 +49,6 @@ def reason_of_loss(lease: handfast.Lease) -> str:
     return caught.value.reason
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue: on one node a deleted key is called a majority")
 def test_deleted_key_on_one_node_names_the_likely_causes(client: handfast.Client, one: Server) -> None:
     lease = client.lock("orders", ttl=0.3).acquire()
     one.command("DEL", "handfast:{orders}")
@@ -61,7 +58,6 @@ def test_deleted_key_on_one_node_names_the_likely_causes(client: handfast.Client
         assert cause in reason
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue: a key that was taken does not say by whom")
 def test_key_taken_on_one_node_names_the_new_holder(client: handfast.Client, one: Server) -> None:
     lease = client.lock("orders", ttl=0.3).acquire()
     one.command("SET", "handfast:{orders}", "a stranger")
@@ -101,7 +97,6 @@ def test_words_of_other_locks_are_translated_on_connect(one: Server, facade: Any
 
 @FACADES
 @pytest.mark.parametrize("options", [{"timeout": 5}, {"blocking": False}], ids=str)
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="issue: acquire() does not translate words of other locks")
 def test_words_of_other_locks_are_translated_on_acquire(one: Server, facade: Any, options: dict[str, Any]) -> None:
     """At the call, for asyncio too, and not first where it is awaited."""
     with pytest.raises(ConfigError, match=WAIT):
@@ -115,7 +110,6 @@ def test_guard_on_a_lock_says_where_it_belongs(one: Server, facade: Any, maker: 
         MAKERS[maker](facade.connect(one.url), guard=True)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue: fair=True with an owner is refused in a riddle")
 def test_fair_lock_with_an_owner_works_or_says_what_to_leave_out(client: handfast.Client) -> None:
     said = ""
     try:

@@ -38,9 +38,9 @@ class Awaited:
     """A blocking client, lock or lease with the manners of an asyncio one. All its calls are made in one thread, which is
     not the event loop's: there they would stop the loop, and warn of it."""
 
-    def __init__(self, inner: Any, thread: Executor) -> None:
+    def __init__(self, inner: Any, thread: Executor | None = None) -> None:
         self.inner = inner
-        self.thread = thread
+        self.thread = ThreadPoolExecutor(1) if thread is None else thread
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.inner, name)

@@ -13,4 +13,5 @@ loop, or the simulator. With the blocking driver no await ever suspends, so the 
   clocks       whose clock has stepped
   renew        renewing and healing many holds at once        explain      errors for acquisitions that failed
   schedule     when renewals are due                          inspect      who holds a lock, and who waits for it
+  eviction     servers that may evict locks
 """

@@ -47,6 +47,14 @@ def describe(group: NodeGroup, answers: Sequence[Any], timeout: float, *, decide
     return said
 
 
+def _bootstrap_hint(group: NodeGroup, answers: Sequence[Any]) -> str:
+    """What to do if no node votes, as in a new deployment."""
+    quarantined = sum(1 for a in answers if type(a) is Fault and a.kind == "quarantine")
+    if group.voters() or quarantined < group.need:
+        return ""
+    return f"if these servers are new and nobody has used them, {group.bootstrap_call} opens them at once"
+
+
 def not_acquired(
     target: LockKeys,
     answers: Sequence[Any],
@@ -68,7 +76,8 @@ def not_acquired(
                 nodes, "granted, but too late for the lease's validity, or with no agreement on a token"
             )
         granted = 0 if won else sum(1 for answer in answers if is_grant(answer))
-        return NoQuorum(name, granted=granted, needed=group.need, total=group.n, nodes=nodes)
+        hint = _bootstrap_hint(group, answers)
+        return NoQuorum(name, granted=granted, needed=group.need, total=group.n, nodes=nodes, hint=hint)
     refusals = [answer for answer in answers if type(answer) is Refused and answer.holder]
     if not refusals:
         return Contended(name, holder=None, remaining=None, nodes=nodes)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
-from handfast.core import clocks, guard
+from handfast.core import clocks, eviction, guard
+from handfast.core.eviction import ABOUT, ABOUT_REPLIES
 from handfast.core.io import Fault
 from handfast.core.nodes import Node, NodeGroup
 from handfast.protocol.commands import INFO_REPLICATION
@@ -19,8 +20,6 @@ from handfast.protocol.scripts import LOAD_REPLIES, load_scripts
 __all__ = ["Login", "Rejected", "Steps", "handshake"]
 
 NO_RESP3: Final = Fault("RESP2", "speaks RESP2 only, so it cannot push to waiters")
-ABOUT: Final = encode(b"INFO", b"server") + encode(b"INFO", b"memory")
-ABOUT_REPLIES: Final = 2
 Steps = Generator[tuple[bytes, int], list[Any], None]
 """Yields (commands, how many), receives as many replies."""
 
@@ -77,6 +76,8 @@ def handshake(
     questions += encode(b"CLIENT", b"TRACKING", b"ON", b"OPTIN")
     replies = yield questions + load_scripts() + ABOUT, 3 + LOAD_REPLIES + ABOUT_REPLIES
     about = replies[-ABOUT_REPLIES:]
+    info = eviction.fields(about)
+    eviction.note(node, info, warn)
     node.ladder = "delifeq" if _knows(replies[0]) else "delex" if _knows(replies[1]) else ""
     node.tracks = node.no_push is None and type(replies[2]) is not Fault
     _refuse(replies[3:-ABOUT_REPLIES])
@@ -87,21 +88,13 @@ def handshake(
         # A user who may not ask meets the replica's errors instead.
     if group.n > 1 or group.guard:
         _refuse(about)
-        yield from _identify(group, node, _fields(about), now, warn)
+        yield from _identify(group, node, info.get("run_id", ""), now)
     else:
-        # One that will not tell, or a proxy that does not know the question, will do.
-        node.run_id = _fields(about).get("run_id", "")
+        # A server that will not tell, or a proxy that does not know the question, will do.
+        node.run_id = info.get("run_id", "")
 
 
-def _fields(replies: Sequence[Any]) -> dict[str, str]:
-    """What a server says of itself, from replies to INFO."""
-    lines = [line for text in replies if type(text) is bytes for line in text.decode(errors="replace").splitlines()]
-    return dict(line.split(":", 1) for line in lines if ":" in line)
-
-
-def _identify(
-    group: NodeGroup, node: Node, info: dict[str, str], now: Callable[[], float], warn: Callable[[str], None]
-) -> Steps:
+def _identify(group: NodeGroup, node: Node, run_id: str, now: Callable[[], float]) -> Steps:
     """Which incarnation of which server this is, and whether it may vote."""
     asked = INFO_REPLICATION
     if group.guard:
@@ -109,8 +102,7 @@ def _identify(
     sent = now()
     replies = yield asked, 1 + 2 * group.guard
     _refuse(replies)
-    run_id = info.get("run_id", "")
-    if _fields(replies[:1]).get("role") != "master":
+    if eviction.fields(replies[:1]).get("role") != "master":
         raise Rejected(Fault("replica", "is a replica, not a master: it cannot vote"))
     # First said, then compared: of two connections at the same time at least one sees the other.
     node.run_id = run_id
@@ -118,8 +110,6 @@ def _identify(
         if other is not node and other.run_id == run_id:
             node.run_id = ""
             raise Rejected(Fault("config", f"is the same server as {other.label}", lasting=True))
-    if info.get("maxmemory", "0") != "0" and info.get("maxmemory_policy") != "noeviction":
-        warn(f"{node.label} may evict locks (maxmemory-policy {info.get('maxmemory_policy')}): set it to noeviction")
     node.incarnation = guard.incarnation(run_id, replies[0])
     if not group.guard:
         return

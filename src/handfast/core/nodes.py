@@ -40,6 +40,7 @@ class Node:
 
     __slots__ = (
         "clock",
+        "eviction",
         "fault",
         "floor",
         "incarnation",
@@ -66,6 +67,8 @@ class Node:
         """How it compares and deletes: 'delifeq' (Valkey), 'delex' (Redis 8.4) or '' (a script)."""
         self.run_id = ""
         """Which process it is; empty if it does not tell."""
+        self.eviction: dict[str, str] = {}
+        """By run_id: its maxmemory-policy, as far as it was told. In a cluster many processes are one node."""
         self.no_push: Fault | None = None
         """Why it cannot push messages, so that nobody can queue there: RESP2 only, or no rights on channels."""
         self.tracks = True
@@ -141,6 +144,8 @@ class NodeGroup:
         self.all_nodes_vote = not guard
         """Every node may vote, as far as is known."""
         self.observer: Observer | None = None
+        self.bootstrap_call = "handfast.bootstrap(client)"
+        """How the caller opens a new deployment."""
 
     def set_marker(self, node: Node, marker: bytes, floor: bytes = b"0") -> None:
         """What the node must show with each vote; empty: it may not vote."""

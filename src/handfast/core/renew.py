@@ -19,7 +19,7 @@ from handfast.core.config import Copies
 from handfast.core.hold import HELD, Hold
 from handfast.core.io import IO, Fault
 from handfast.core.nodes import NodeGroup
-from handfast.core.votes import Ballot, BatchBallot, is_grant
+from handfast.core.votes import AllReplies, Ballot, BatchBallot, is_grant
 from handfast.protocol import commands
 from handfast.protocol.resp import encode
 
@@ -29,6 +29,8 @@ RENEW_AT: Final = 1 / 3
 """Share of the ttl after which to renew: leaves two thirds for retries."""
 RETRY_EVERY: Final = 1 / 20
 """Share of the ttl between retries of a renewal that failed."""
+WHY_TIMEOUT: Final = 0.1
+"""Seconds in which the servers are to tell who holds the key of a lease that was lost: the loss waits for it."""
 TIME: Final = encode(b"TIME")
 
 
@@ -87,14 +89,60 @@ async def renew(io: IO, group: NodeGroup, holds: Sequence[Hold], ttl: float | No
     until = min(hold.deadline for hold in holds)
     batch = BatchBallot(ballots, asked=group.n, extra=extra, tail=tail, until=until)
     await io.broadcast(b"".join(extensions) + suffix, batch, config.timing.timeout)
+    refused = [hold for hold, ballot in zip(holds, ballots, strict=True) if _refused(hold, ballot, io.now())]
+    reasons = await _why_refused(io, group, refused, config.timing.timeout) if refused else {}
     now = io.now()
     damaged: list[tuple[Hold, Ballot]] = []
     for hold, ballot, each in zip(holds, ballots, ttls, strict=True):
-        _conclude(hold, ballot, each, sent, now)
+        if hold in reasons:
+            hold.mark_lost(reasons[hold])
+        else:
+            _conclude(hold, ballot, each, sent, now)
         if heal and ballot.won and (ballot.noes or hold.nodes_to_heal) and hold.state == HELD:
             damaged.append((hold, ballot))
     if damaged:
         await _heal(io, group, damaged, config.timing.timeout)
+
+
+def _refused(hold: Hold, ballot: Ballot, now: float) -> bool:
+    """So many nodes no longer hold it that it is lost, before its deadline."""
+    return now < hold.deadline and not ballot.won and ballot.refused() > hold.group.n - hold.group.need
+
+
+async def _why_refused(io: IO, group: NodeGroup, holds: Sequence[Hold], timeout: float) -> dict[Hold, str]:
+    """Ask who holds the keys now, for the error. The leases are lost in any case, so nobody is asked twice."""
+    found: list[list[Any]] = [[None] * group.n for _ in holds]
+    keys = [key for hold in holds for key in hold.keys]
+
+    def read(node: int, replies: Any) -> int:
+        answers = iter(replies if len(keys) > 1 else [replies])
+        for hold, by_node in zip(holds, found, strict=True):
+            owners = [next(answers) for _ in hold.keys]
+            by_node[node] = next((owner for owner in owners if owner != hold.who.owner), owners[0]) or b""
+        return 1
+
+    everybody = AllReplies(group.n, len(keys), read)
+    await io.broadcast(b"".join(encode(b"GET", key) for key in keys), everybody, min(timeout, WHY_TIMEOUT))
+    return {hold: _reason(hold, by_node) for hold, by_node in zip(holds, found, strict=True)}
+
+
+def _reason(hold: Hold, owners: Sequence[Any]) -> str:
+    """Why a hold is lost, from who has its key on each node: nobody (empty), an owner, a Fault or None."""
+    said = [_about_key(hold, owner) for owner in owners]
+    if len(said) == 1:
+        return said[0]
+    nodes = "; ".join(f"{node.label}: {text}" for node, text in zip(hold.group.nodes, said, strict=True))
+    return f"a majority of the nodes no longer holds it: {nodes}"
+
+
+def _about_key(hold: Hold, owner: Any) -> str:
+    if type(owner) is not bytes:
+        return "it does not hold the key for this lease any more"
+    if not owner:
+        return "its key is gone: deleted, evicted, or the server restarted without it"
+    if owner == hold.who.owner:
+        return "its owner has the key, but not for this lease any more"
+    return f"now held by {owner.decode(errors='replace')}"
 
 
 def _conclude(hold: Hold, ballot: Ballot, ttl: float, sent: float, now: float) -> None:
@@ -106,8 +154,6 @@ def _conclude(hold: Hold, ballot: Ballot, ttl: float, sent: float, now: float) -
         hold.confirm(sent, sent + hold.config.policy.validity(ttl), ballot.votes)
         ballot.late = hold.late_vote
         ballot.missed = hold.late_loss
-    elif ballot.refused() > group.n - group.need:
-        hold.mark_lost("a majority of the nodes no longer holds it for this owner")
     else:
         hold.retrying = True
         hold.renewal_replies = {
