@@ -463,7 +463,8 @@ def _mortal(mode: str, game: dict[str, Any]) -> dict[str, Any]:
         if child == 0:
             _doomed(mode, game)
         if chance.random() < 0.5:
-            ended = ended_within(chance.uniform(0.05, 0.3))
+            # Not while the votes of the last one that was killed have not expired: two faults in a row cost more.
+            ended = ended_within(chance.uniform(0.05, 0.3) + (game["ttl"] if counts["killed"] else 0.0))
             os.kill(child, signal.SIGSTOP)
             counts["stopped"] += 1
             ended = ended or ended_within(chance.uniform(0.2, 1.8) * game["ttl"])
