@@ -1,4 +1,4 @@
-"""docs/topologies.md: every test that it names exists, and every cell of its table names one."""
+"""docs/topologies.md: every cell of its table is short and leads to tests, and every test that it names exists."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-DOCS = TESTS.parent / "docs" / "topologies.md"
+TEXT = (TESTS.parent / "docs" / "topologies.md").read_text()
 NAMED = re.compile(r"`(test_\w+)::(test_\w+)`")
+NUMBER = re.compile(r" \[\^(\d+)\]")
+NOTE = re.compile(r" \((\w)\)")
 NOTHING = "—"
+LONGEST = 60
+"""Characters of a cell that can be read at a glance."""
 
 
 def defined() -> set[tuple[str, str]]:
@@ -21,21 +25,42 @@ def defined() -> set[tuple[str, str]]:
 
 
 def table() -> list[list[str]]:
-    lines = [line for line in DOCS.read_text().splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    lines = TEXT.partition("## Failure by failure")[2].partition("\n## ")[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    assert (len(rows), {len(row) for row in rows}) == (10, {9})
+    return rows
+
+
+def footnotes() -> dict[str, str]:
+    return dict(re.findall(r"^\[\^(\d+)\]: (.+)$", TEXT, re.MULTILINE))
 
 
 def test_every_test_that_is_named_exists() -> None:
-    named = set(NAMED.findall(DOCS.read_text()))
+    named = set(NAMED.findall(TEXT))
     assert len(named) > 20
     assert named - defined() == set()
 
 
-def test_every_cell_says_what_happens_and_names_the_test_that_shows_it() -> None:
+def test_every_footnote_names_a_test_and_is_used() -> None:
+    used = set(NUMBER.findall(re.sub(r"^\[\^\d+\]:.*$", "", TEXT, flags=re.MULTILINE)))
+    assert used == set(footnotes())
+    assert [number for number, text in footnotes().items() if not NAMED.search(text)] == []
+
+
+def test_every_cell_says_in_few_words_what_happens_and_leads_to_a_test() -> None:
     header, *rows = table()
-    assert (len(header), len(rows)) == (9, 9)
     for failure, *cells in rows:
-        assert len(cells) == 8, failure
         for column, cell in zip(header[1:], cells, strict=True):
-            words, _, tests = cell.partition("<br>")
-            assert cell == NOTHING or (words and NAMED.findall(tests)), f"{failure}, {column}: {cell}"
+            words = NUMBER.sub("", cell)
+            where = f"{failure}, {column}: {cell}"
+            assert cell == NOTHING or (words and NUMBER.search(cell)), where
+            assert len(words) <= LONGEST, where
+
+
+def test_every_letter_is_explained() -> None:
+    explained = re.findall(r"^- \((\w)\) \w", TEXT, re.MULTILINE)
+    assert sorted({letter for row in table() for cell in row for letter in NOTE.findall(cell)}) == explained
+
+
+def test_the_advice_comes_first() -> None:
+    assert re.findall(r"^## (.+)$", TEXT, re.MULTILINE)[:2] == ["Which to choose", "Failure by failure"]
