@@ -70,9 +70,9 @@ BOXES = (
         ("votes tokens", "counting votes, agreeing on a token"),
         ("guard clocks handshake", "which nodes may vote, and what a connection says first"),
         ("nodes config", "what is known of the nodes; settings and timing"),
-        ("explain inspect", "errors with reasons; holder() and waiters()"),
+        ("explain inspect eviction", "errors with reasons; holder(), waiters(); warnings"),
         ("io", "IO and Access: what a driver provides"),
-    ), column=170),
+    ), column=190),
     Box(720, 210, 300, 268, BYTES, "protocol/   WHICH BYTES", "protocol", (
         ("commands", "one encoder per transition"),
         ("claims", "the codec of votes,"),
