@@ -19,6 +19,7 @@
  *   CRASHES          clients that crash; what they leave on the nodes expires
  *   CANCELS          waiters that cancel
  *   BREAKS           connections that break; what is in flight is lost
+ *   STRAYS           connections that break; what is in flight to the node arrives later, out of order with the new connection
  *   RESTARTS         nodes that restart empty and are quarantined
  *
  * Properties
@@ -54,6 +55,9 @@
 #ifndef BREAKS
 #define BREAKS 0
 #endif
+#ifndef STRAYS
+#define STRAYS 0
+#endif
 #ifndef RESTARTS
 #define RESTARTS 0
 #endif
@@ -65,7 +69,7 @@
 #endif
 
 #define TIME		(EXPIRIES + RESTARTS > 0)
-#define FAULTS		(EXPIRIES + CRASHES + BREAKS + RESTARTS > 0)
+#define FAULTS		(EXPIRIES + CRASHES + BREAKS + STRAYS + RESTARTS > 0)
 #ifdef PUSH_APART
 #define MISHAPS		1
 #else
@@ -89,6 +93,9 @@ chan to_node[LINKS] = [ROOM] of { mtype, byte };
 chan to_client[LINKS] = [ROOM] of { mtype, byte };
 #ifdef PUSH_APART
 chan pushes[LINKS] = [ROOM] of { mtype, byte };
+#endif
+#if STRAYS > 0
+chan stray[LINKS] = [ROOM] of { mtype, byte };
 #endif
 mtype link[LINKS] = UP;
 
@@ -139,6 +146,9 @@ byte cancels = CANCELS;
 #endif
 #if BREAKS > 0
 byte breaks = BREAKS;
+#endif
+#if STRAYS > 0
+byte strays = STRAYS;
 #endif
 #if RESTARTS > 0
 byte restarts = RESTARTS;
@@ -359,7 +369,9 @@ inline on_pass(c, n) {
 #ifndef PASS_KEEPS_THE_CLAIM
 	queue[n] = queue[n] & ~BIT(c);
 	ticketed[n] = ticketed[n] & ~BIT(c);
+#if STRAYS == 0
 	stamp[L(c, n)] = 0;		/* nothing compares it any more */
+#endif
 #endif
 	if
 	:: owner[n] == c + 1 ->
@@ -391,9 +403,9 @@ inline on_yield(c, n) {
 	fi
 }
 
-#define FROM_CLIENT(c, n)								\
+#define FROM_CLIENT(channel, c, n)							\
 	:: d_step {									\
-		to_node[L(c, n)] ? m, s ->						\
+		channel[L(c, n)] ? m, s ->						\
 		printf("node %d receives %e(%d) from client %d\n", n, m, s, c);		\
 		if									\
 		:: m == TRY || m == CLAIM -> on_claim(c, n)				\
@@ -405,12 +417,21 @@ inline on_yield(c, n) {
 
 proctype Node(byte n) {
 end:	do
-	FROM_CLIENT(0, n)
+	FROM_CLIENT(to_node, 0, n)
 #if CLIENTS > 1
-	FROM_CLIENT(1, n)
+	FROM_CLIENT(to_node, 1, n)
 #endif
 #if CLIENTS > 2
-	FROM_CLIENT(2, n)
+	FROM_CLIENT(to_node, 2, n)
+#endif
+#if STRAYS > 0
+	FROM_CLIENT(stray, 0, n)
+#if CLIENTS > 1
+	FROM_CLIENT(stray, 1, n)
+#endif
+#if CLIENTS > 2
+	FROM_CLIENT(stray, 2, n)
+#endif
 #endif
 	od
 }
@@ -749,7 +770,10 @@ inline uncount_late(c, n) {
 		owner[n] == (c) + 1 && state[c] != CRASHED && expiries > 0 && RAN_OUT(L(c, n)) ->	\
 		printf("the vote of client %d expires on node %d\n", c, n);		\
 		if :: late[L(c, n)] :: else -> expiries-- fi;				\
-		over[L(c, n)] = stamp[L(c, n)];						\
+		if									\
+		:: state[c] == GONE							\
+		:: else -> over[L(c, n)] = stamp[L(c, n)]				\
+		fi;									\
 		owner[n] = FREE;							\
 		ticketed[n] = ticketed[n] & ~BIT(c)					\
 	}
@@ -783,17 +807,22 @@ inline drop_claim(c, n) {
 		tidy()									\
 	}
 
-/* What a crashed client leaves behind expires. */
+/* What a crashed client leaves behind expires. So does a claim that arrives after the pass of its client. */
+#if STRAYS > 0
+#define LEFT(c, n)	(state[c] == CRASHED || (state[c] == GONE && link[L(c, n)] == UP && empty(to_node[L(c, n)])))
+#else
+#define LEFT(c, n)	(state[c] == CRASHED)
+#endif
 #define REMAINS_EXPIRE(c, n)								\
 	:: d_step {									\
-		state[c] == CRASHED && owner[n] == (c) + 1 ->				\
-		printf("the vote of crashed client %d expires on node %d\n", c, n);	\
+		LEFT(c, n) && owner[n] == (c) + 1 ->					\
+		printf("the vote that client %d has left expires on node %d\n", c, n);	\
 		owner[n] = FREE;							\
 		ticketed[n] = ticketed[n] & ~BIT(c)					\
 	}										\
 	:: d_step {									\
-		state[c] == CRASHED && (queue[n] & BIT(c)) ->				\
-		printf("the claim of crashed client %d expires on node %d\n", c, n);	\
+		LEFT(c, n) && (queue[n] & BIT(c)) ->					\
+		printf("the claim that client %d has left expires on node %d\n", c, n);	\
 		drop_claim(c, n)							\
 	}
 
@@ -804,6 +833,29 @@ inline lose_messages(c, n) {
 	empty_out(pushes[L(c, n)])
 #endif
 }
+
+inline lose_strays(c, n) {
+#if STRAYS > 0
+	empty_out(stray[L(c, n)])
+#else
+	skip
+#endif
+}
+
+#define MAY_STRAY(c, n)	(strays > 0 && link[L(c, n)] == UP && empty(stray[L(c, n)]) && nempty(to_node[L(c, n)]))
+#define STRAY(c, n)									\
+	:: d_step {									\
+		MAY_STRAY(c, n) ->							\
+		printf("client %d gives up its connection to node %d\n", c, n);	\
+		strays--;								\
+		do									\
+		:: len(to_node[L(c, n)]) > 0 -> to_node[L(c, n)] ? m, s; stray[L(c, n)] ! m, s	\
+		:: else -> break							\
+		od;									\
+		lose_messages(c, n);							\
+		link[L(c, n)] = BROKEN;							\
+		tidy()									\
+	}
 
 #define MAY_BREAK(c, n)	(breaks > 0 && link[L(c, n)] == UP && (state[c] == WAITING || state[c] == HOLDING || len(to_node[L(c, n)]) > 0))
 #define BREAK(c, n)									\
@@ -855,6 +907,7 @@ inline on_reconnect(c, n) {
 		ticketed[n] = 0;							\
 		for (i : 0 .. CLIENTS - 1) {						\
 			lose_messages(i, n);						\
+			lose_strays(i, n);						\
 			if								\
 			:: state[i] == WAITING || state[i] == HOLDING -> link[L(i, n)] = BROKEN	\
 			:: else								\
@@ -931,12 +984,17 @@ end:	do
 #endif
 #if CRASHES > 0
 	EACH_CLIENT(CRASH)
+#endif
+#if CRASHES + STRAYS > 0
 	EACH_LINK(REMAINS_EXPIRE)
 #endif
 #if BREAKS > 0
 	EACH_LINK(BREAK)
 #endif
-#if BREAKS + RESTARTS > 0
+#if STRAYS > 0
+	EACH_LINK(STRAY)
+#endif
+#if BREAKS + STRAYS + RESTARTS > 0
 	EACH_LINK(RECONNECT)
 #endif
 #if RESTARTS > 0
