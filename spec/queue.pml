@@ -12,15 +12,17 @@
  *   ARRIVAL          the ticket is the time of arrival on the node: the queue of a single node
  *   PUSH_APART       pushes have a connection of their own and are not in order with replies
  *
- * Faults (a number says how often it may happen in one run)
+ * Faults
+ *   FAULTS           how many faults may happen in one run, of these kinds:
+ *   CANCELS          a waiter cancels
+ *   REPEATS          a waiter repeats its claim for no reason, as after the timeout of a request
+ *   CRASHES          a client crashes; what it leaves on the nodes expires
+ *   EXPIRIES         a deadline passes on a live client, or its vote or claim expires on a node
+ *   BREAKS           a connection breaks; what is in flight is lost
+ *   STRAYS           a connection breaks; what is in flight to the node arrives later, out of order with the new connection
+ *   RESTARTS         a node restarts empty and is quarantined
+ *   ALL_FAULTS       all these kinds
  *   ONE_DOWN         the last node never answers
- *   LOOKS            claims and passes that are repeated for no reason, as after the timeout of a request
- *   EXPIRIES         deadlines that pass on a client, and votes and claims of a live client that expire on a node
- *   CRASHES          clients that crash; what they leave on the nodes expires
- *   CANCELS          waiters that cancel
- *   BREAKS           connections that break; what is in flight is lost
- *   STRAYS           connections that break; what is in flight to the node arrives later, out of order with the new connection
- *   RESTARTS         nodes that restart empty and are quarantined
  *
  * Properties
  *   exclusion        assert(holders <= 1)
@@ -40,26 +42,26 @@
 #ifndef TRYERS
 #define TRYERS 0
 #endif
-#ifndef LOOKS
-#define LOOKS 0
+#ifndef FAULTS
+#define FAULTS 0
 #endif
-#ifndef EXPIRIES
-#define EXPIRIES 0
+#ifdef ALL_FAULTS
+#define CANCELS
+#define REPEATS
+#define CRASHES
+#define EXPIRIES
+#define BREAKS
+#define STRAYS
+#define RESTARTS
 #endif
-#ifndef CRASHES
-#define CRASHES 0
+#if defined(EXPIRIES) || defined(RESTARTS)
+#define DEADLINES		/* deadlines can pass */
 #endif
-#ifndef CANCELS
-#define CANCELS 0
-#endif
-#ifndef BREAKS
-#define BREAKS 0
-#endif
-#ifndef STRAYS
-#define STRAYS 0
-#endif
-#ifndef RESTARTS
-#define RESTARTS 0
+#if defined(CRASHES) || defined(EXPIRIES) || defined(BREAKS) || defined(STRAYS) || defined(RESTARTS) || defined(PUSH_APART)
+#define LOSSES			/* messages, claims or votes can be lost, so waiters look again */
+#define LOST	true
+#else
+#define LOST	false
 #endif
 #ifndef ROOM
 #define ROOM 5			/* messages in flight on one connection; one more is reported as an error */
@@ -68,13 +70,6 @@
 #define MOST_STAMPS 9		/* how often a node may give its vote to one owner */
 #endif
 
-#define TIME		(EXPIRIES + RESTARTS > 0)
-#define FAULTS		(EXPIRIES + CRASHES + BREAKS + STRAYS + RESTARTS > 0)
-#ifdef PUSH_APART
-#define MISHAPS		1
-#else
-#define MISHAPS		FAULTS
-#endif
 #define NEED		(NODES / 2 + 1)
 #define LINKS		(NODES * CLIENTS)
 #define L(c, n)		((c) * NODES + (n))
@@ -94,7 +89,7 @@ chan to_client[LINKS] = [ROOM] of { mtype, byte };
 #ifdef PUSH_APART
 chan pushes[LINKS] = [ROOM] of { mtype, byte };
 #endif
-#if STRAYS > 0
+#ifdef STRAYS
 chan stray[LINKS] = [ROOM] of { mtype, byte };
 #endif
 mtype link[LINKS] = UP;
@@ -105,7 +100,7 @@ byte owner[NODES];		/* FREE, or the client that has the vote, plus one */
 byte queue[NODES];		/* set of the clients whose claim waits */
 byte ticketed[NODES];		/* set of the clients whose ticket the node knows */
 byte stamp[LINKS];		/* the last stamp given to this owner; the rules compare only stamps of one owner and node */
-#if RESTARTS > 0
+#ifdef RESTARTS
 bit quarantined[NODES];
 #define QUARANTINED(n)	quarantined[n]
 #else
@@ -117,7 +112,7 @@ mtype state[CLIENTS] = NEW;
 bit has_ticket[CLIENTS];
 byte counted[LINKS];		/* stamp of the counted vote, or 0 */
 byte yielded[LINKS];		/* the last stamp yielded */
-#if TIME
+#ifdef DEADLINES
 bit late[LINKS];		/* the deadline of the counted vote has passed */
 byte over[LINKS];		/* grants up to this stamp have expired on the node, so their deadlines have passed */
 #define AHEAD(l)	(counted[l] != 0 && !late[l])
@@ -131,27 +126,8 @@ bit to_uncount[LINKS];
 byte asked[LINKS];		/* the last stamp that was asked for before it was counted */
 #endif
 
-/* What may still go wrong in this run. */
-#if LOOKS > 0
-byte looks = LOOKS;
-#endif
-#if EXPIRIES > 0
-byte expiries = EXPIRIES;
-#endif
-#if CRASHES > 0
-byte crashes = CRASHES;
-#endif
-#if CANCELS > 0
-byte cancels = CANCELS;
-#endif
-#if BREAKS > 0
-byte breaks = BREAKS;
-#endif
-#if STRAYS > 0
-byte strays = STRAYS;
-#endif
-#if RESTARTS > 0
-byte restarts = RESTARTS;
+#if FAULTS > 0
+byte faults = FAULTS;		/* how many may still happen in this run */
 #endif
 
 /* Tickets. By symmetry client 0 has the lowest ticket, whenever it comes. A claim without a ticket is behind all tickets. */
@@ -214,7 +190,12 @@ inline empty_out(channel) {
 #ifdef HOLDER_YIELDS
 #define HEARS(c, what)	(state[c] == WAITING || state[c] == HOLDING)
 #else
-#define HEARS(c, what)	((state[c] == WAITING && !(what == REFUSED && has_ticket[c])) || (TIME && state[c] == HOLDING && what == GRANTED))
+#ifdef DEADLINES
+#define HOLDER_HEARS(c, what)	(state[c] == HOLDING && what == GRANTED)
+#else
+#define HOLDER_HEARS(c, what)	false
+#endif
+#define HEARS(c, what)	((state[c] == WAITING && !(what == REFUSED && has_ticket[c])) || HOLDER_HEARS(c, what))
 #endif
 
 inline send_to_client(channel, c, n, what, with) {
@@ -303,7 +284,7 @@ inline inquire(n) {
 #else
 	printf("    node %d inquires of client %d, stamp %d\n", n, owner[n] - 1, stamp[L(owner[n] - 1, n)]);
 #ifdef ARRIVAL
-	assert(FAULTS);					/* on one node nobody has to yield */
+	assert(LOST);					/* on one node nobody has to yield */
 #endif
 	push(owner[n] - 1, n, INQUIRE, stamp[L(owner[n] - 1, n)])
 #endif
@@ -369,7 +350,7 @@ inline on_pass(c, n) {
 #ifndef PASS_KEEPS_THE_CLAIM
 	queue[n] = queue[n] & ~BIT(c);
 	ticketed[n] = ticketed[n] & ~BIT(c);
-#if STRAYS == 0
+#ifndef STRAYS
 	stamp[L(c, n)] = 0;		/* nothing compares it any more */
 #endif
 #endif
@@ -424,7 +405,7 @@ end:	do
 #if CLIENTS > 2
 	FROM_CLIENT(to_node, 2, n)
 #endif
-#if STRAYS > 0
+#ifdef STRAYS
 	FROM_CLIENT(stray, 0, n)
 #if CLIENTS > 1
 	FROM_CLIENT(stray, 1, n)
@@ -468,7 +449,7 @@ inline check_exclusion() {
 
 inline count(c, n) {
 	counted[L(c, n)] = s;
-#if TIME
+#ifdef DEADLINES
 	late[L(c, n)] = false;
 #endif
 	if
@@ -485,7 +466,7 @@ inline count(c, n) {
 }
 
 inline on_holding(c) {
-#if !TIME && !defined(HOLDER_YIELDS)
+#if !defined(DEADLINES) && !defined(HOLDER_YIELDS)
 	for (i : 0 .. NODES - 1) {
 		empty_out(to_client[L(c, i)]);		/* a holder ignores all of it */
 #ifdef PUSH_APART
@@ -496,7 +477,7 @@ inline on_holding(c) {
 #endif
 #ifdef ARRIVAL
 	for (i : 0 .. CLIENTS - 1) {
-		assert(FAULTS || i == c || state[i] != WAITING || arrival[i] == 0 || arrival[i] > arrival[c])	/* first in, first out */
+		assert(LOST || i == c || state[i] != WAITING || arrival[i] == 0 || arrival[i] > arrival[c])	/* first in, first out */
 	}
 #endif
 #ifdef OVERTAKING
@@ -512,7 +493,7 @@ inline on_holding(c) {
 	skip
 }
 
-#if TIME
+#ifdef DEADLINES
 #define IS_OVER(c, n)	(s <= over[L(c, n)])
 #else
 #define IS_OVER(c, n)	false
@@ -597,7 +578,7 @@ inline forget(c, n) {
 #ifdef REMEMBER_INQUIRIES
 	asked[L(c, n)] = 0;
 #endif
-#if TIME
+#ifdef DEADLINES
 	late[L(c, n)] = false;
 	over[L(c, n)] = 0;
 #endif
@@ -646,19 +627,19 @@ inline leave(c) {
 		send_claim(c, n)							\
 	}
 
-#define LOOK_FOR_NO_REASON(c, n)							\
+#define REPEAT_CLAIM(c, n)							\
 	:: d_step {									\
-		looks > 0 && link[L(c, n)] == UP && state[c] == WAITING ->		\
+		faults > 0 && link[L(c, n)] == UP && state[c] == WAITING ->		\
 		printf("client %d repeats its claim on node %d\n", c, n);		\
-		looks--;								\
+		faults--;								\
 		send_claim(c, n)							\
 	}
 
 /* A grant can be late although the node still keeps the vote: the claim was long on its way. */
 #define LATE_GRANT(channel, c, n)							\
 	:: d_step {									\
-		expiries > 0 && state[c] == WAITING && channel[L(c, n)] ? [GRANTED, s] ->	\
-		expiries--;								\
+		faults > 0 && state[c] == WAITING && channel[L(c, n)] ? [GRANTED, s] ->	\
+		faults--;								\
 		channel[L(c, n)] ? m, s;						\
 		printf("client %d receives %e(%d) from node %d too late\n", c, m, s, n);	\
 		send_claim(c, n);							\
@@ -704,26 +685,26 @@ proctype Client(byte c) {
 #ifdef UNCOUNT_AFTER_SENDING
 	EACH_NODE(UNCOUNT, c)
 #endif
-#if MISHAPS && !defined(NO_LOOK)
+#if defined(LOSSES) && !defined(NO_LOOK)
 	EACH_NODE(LOOK_AGAIN, c)
 #ifndef INQUIRE_ONCE
 	EACH_NODE(ASK_AGAIN, c)
 #endif
 #endif
-#if LOOKS > 0
-	EACH_NODE(LOOK_FOR_NO_REASON, c)
+#ifdef REPEATS
+	EACH_NODE(REPEAT_CLAIM, c)
 #endif
-#if EXPIRIES > 0
+#ifdef EXPIRIES
 	EACH_NODE(LATE_REPLY, c)
 #ifdef PUSH_APART
 	EACH_NODE(LATE_PUSH, c)
 #endif
 #endif
 	:: d_step { state[c] == HOLDING -> leave(c) }; break
-#if CANCELS > 0
-	:: d_step { state[c] == WAITING && cancels > 0 -> cancels--; leave(c) }; break
+#ifdef CANCELS
+	:: d_step { state[c] == WAITING && faults > 0 -> faults--; leave(c) }; break
 #endif
-#if CRASHES > 0
+#ifdef CRASHES
 	:: state[c] == CRASHED -> break
 #endif
 	od
@@ -751,9 +732,9 @@ inline uncount_late(c, n) {
 }
 
 /* Older grants of a quarantined node run out in any case. */
-#if EXPIRIES > 0
-#define MAY_PASS(n)		(expiries > 0 || QUARANTINED(n))
-#define SPEND_A_DEADLINE(n)	if :: !QUARANTINED(n) -> expiries-- :: else fi
+#ifdef EXPIRIES
+#define MAY_PASS(n)		(faults > 0 || QUARANTINED(n))
+#define SPEND_A_DEADLINE(n)	if :: !QUARANTINED(n) -> faults-- :: else fi
 #else
 #define MAY_PASS(n)		(QUARANTINED(n))
 #define SPEND_A_DEADLINE(n)	skip
@@ -767,9 +748,9 @@ inline uncount_late(c, n) {
 #endif
 #define VOTE_EXPIRES(c, n)								\
 	:: d_step {									\
-		owner[n] == (c) + 1 && state[c] != CRASHED && expiries > 0 && RAN_OUT(L(c, n)) ->	\
+		owner[n] == (c) + 1 && state[c] != CRASHED && faults > 0 && RAN_OUT(L(c, n)) ->	\
 		printf("the vote of client %d expires on node %d\n", c, n);		\
-		if :: late[L(c, n)] :: else -> expiries-- fi;				\
+		if :: late[L(c, n)] :: else -> faults-- fi;				\
 		if									\
 		:: state[c] == GONE							\
 		:: else -> over[L(c, n)] = stamp[L(c, n)]				\
@@ -780,9 +761,9 @@ inline uncount_late(c, n) {
 
 #define CLAIM_EXPIRES(c, n)								\
 	:: d_step {									\
-		(queue[n] & BIT(c)) && state[c] == WAITING && expiries > 0 ->		\
+		(queue[n] & BIT(c)) && state[c] == WAITING && faults > 0 ->		\
 		printf("the claim of client %d expires on node %d\n", c, n);		\
-		expiries--;								\
+		faults--;								\
 		drop_claim(c, n)							\
 	}
 
@@ -796,9 +777,9 @@ inline drop_claim(c, n) {
 
 #define CRASH(c)									\
 	:: d_step {									\
-		crashes > 0 && (state[c] == WAITING || state[c] == HOLDING) ->		\
+		faults > 0 && (state[c] == WAITING || state[c] == HOLDING) ->		\
 		printf("client %d crashes\n", c);					\
-		crashes--;								\
+		faults--;								\
 		state[c] = CRASHED;							\
 		has_ticket[c] = false;							\
 		for (i : 0 .. NODES - 1) {						\
@@ -808,7 +789,7 @@ inline drop_claim(c, n) {
 	}
 
 /* What a crashed client leaves behind expires. So does a claim that arrives after the pass of its client. */
-#if STRAYS > 0
+#ifdef STRAYS
 #define LEFT(c, n)	(state[c] == CRASHED || (state[c] == GONE && link[L(c, n)] == UP && empty(to_node[L(c, n)])))
 #else
 #define LEFT(c, n)	(state[c] == CRASHED)
@@ -835,19 +816,19 @@ inline lose_messages(c, n) {
 }
 
 inline lose_strays(c, n) {
-#if STRAYS > 0
+#ifdef STRAYS
 	empty_out(stray[L(c, n)])
 #else
 	skip
 #endif
 }
 
-#define MAY_STRAY(c, n)	(strays > 0 && link[L(c, n)] == UP && empty(stray[L(c, n)]) && nempty(to_node[L(c, n)]))
+#define MAY_STRAY(c, n)	(faults > 0 && link[L(c, n)] == UP && empty(stray[L(c, n)]) && nempty(to_node[L(c, n)]))
 #define STRAY(c, n)									\
 	:: d_step {									\
 		MAY_STRAY(c, n) ->							\
 		printf("client %d gives up its connection to node %d\n", c, n);	\
-		strays--;								\
+		faults--;								\
 		do									\
 		:: len(to_node[L(c, n)]) > 0 -> to_node[L(c, n)] ? m, s; stray[L(c, n)] ! m, s	\
 		:: else -> break							\
@@ -857,12 +838,12 @@ inline lose_strays(c, n) {
 		tidy()									\
 	}
 
-#define MAY_BREAK(c, n)	(breaks > 0 && link[L(c, n)] == UP && (state[c] == WAITING || state[c] == HOLDING || len(to_node[L(c, n)]) > 0))
+#define MAY_BREAK(c, n)	(faults > 0 && link[L(c, n)] == UP && (state[c] == WAITING || state[c] == HOLDING || len(to_node[L(c, n)]) > 0))
 #define BREAK(c, n)									\
 	:: d_step {									\
 		MAY_BREAK(c, n) ->							\
 		printf("the connection of client %d to node %d breaks\n", c, n);	\
-		breaks--;								\
+		faults--;								\
 		lose_messages(c, n);							\
 		link[L(c, n)] = BROKEN;							\
 		tidy()							\
@@ -870,7 +851,7 @@ inline lose_strays(c, n) {
 	:: d_step {									\
 		MAY_BREAK(c, n) && (state[c] == WAITING || state[c] == HOLDING) ->	\
 		printf("the connection of client %d to node %d breaks, and the node notices\n", c, n);	\
-		breaks--;								\
+		faults--;								\
 		lose_messages(c, n);							\
 		link[L(c, n)] = NOTICED;							\
 		tidy()							\
@@ -899,9 +880,9 @@ inline on_reconnect(c, n) {
 
 #define RESTART(n)									\
 	:: d_step {									\
-		restarts > 0 && !quarantined[n] ->					\
+		faults > 0 && !quarantined[n] ->					\
 		printf("node %d restarts empty\n", n);					\
-		restarts--;								\
+		faults--;								\
 		owner[n] = FREE;							\
 		queue[n] = 0;								\
 		ticketed[n] = 0;							\
@@ -972,32 +953,32 @@ inline quarantine(n) {
 #define ANY_NODE(step)		step(0) step(1) step(2)
 #endif
 
-#if FAULTS
+#ifdef LOSSES
 proctype Faults() {
 end:	do
-#if TIME
+#ifdef DEADLINES
 	EACH_LINK(DEADLINE_PASSES)
 #endif
-#if EXPIRIES > 0
+#ifdef EXPIRIES
 	EACH_LINK(VOTE_EXPIRES)
 	EACH_LINK(CLAIM_EXPIRES)
 #endif
-#if CRASHES > 0
+#ifdef CRASHES
 	EACH_CLIENT(CRASH)
 #endif
-#if CRASHES + STRAYS > 0
+#if defined(CRASHES) || defined(STRAYS)
 	EACH_LINK(REMAINS_EXPIRE)
 #endif
-#if BREAKS > 0
+#ifdef BREAKS
 	EACH_LINK(BREAK)
 #endif
-#if STRAYS > 0
+#ifdef STRAYS
 	EACH_LINK(STRAY)
 #endif
-#if BREAKS + STRAYS + RESTARTS > 0
+#if defined(BREAKS) || defined(STRAYS) || defined(RESTARTS)
 	EACH_LINK(RECONNECT)
 #endif
-#if RESTARTS > 0
+#ifdef RESTARTS
 	ANY_NODE(RESTART)
 #ifndef NO_QUARANTINE
 	ANY_NODE(QUARANTINE_ENDS)
@@ -1026,7 +1007,7 @@ init {
 #if CLIENTS > 2
 		run Client(2);
 #endif
-#if FAULTS
+#ifdef LOSSES
 		run Faults()
 #endif
 	}
