@@ -57,7 +57,7 @@
 #if defined(EXPIRIES) || defined(RESTARTS)
 #define DEADLINES		/* deadlines can pass */
 #endif
-#if defined(CRASHES) || defined(EXPIRIES) || defined(BREAKS) || defined(STRAYS) || defined(RESTARTS) || defined(PUSH_APART)
+#if defined(CRASHES) || defined(EXPIRIES) || defined(BREAKS) || defined(STRAYS) || defined(RESTARTS)
 #define LOSSES			/* messages, claims or votes can be lost, so waiters look again */
 #define LOST	true
 #else
@@ -66,11 +66,18 @@
 #ifndef ROOM
 #define ROOM 5			/* messages in flight on one connection; one more is reported as an error */
 #endif
+#ifdef FEW_STAMPS
+#define MOST_STAMPS (who + 1)	/* a client yields a vote at most once for every lower ticket */
+#endif
 #ifndef MOST_STAMPS
 #define MOST_STAMPS 9		/* how often a node may give its vote to one owner */
 #endif
 
+#ifdef MINORITY_HOLDS
+#define NEED		(NODES / 2)
+#else
 #define NEED		(NODES / 2 + 1)
+#endif
 #define LINKS		(NODES * CLIENTS)
 #define L(c, n)		((c) * NODES + (n))
 #define BIT(c)		(1 << (c))
@@ -120,7 +127,7 @@ byte over[LINKS];		/* grants up to this stamp have expired on the node, so their
 #define AHEAD(l)	(counted[l] != 0)
 #endif
 #ifdef UNCOUNT_AFTER_SENDING
-bit to_uncount[LINKS];
+byte to_uncount[LINKS];		/* the stamp of the vote that was yielded and is still counted */
 #endif
 #ifdef REMEMBER_INQUIRIES
 byte asked[LINKS];		/* the last stamp that was asked for before it was counted */
@@ -237,7 +244,12 @@ inline give(n, asking) {
 		if
 		:: !(queue[n] & BIT(j))
 #ifndef NO_SKIPPING
-		:: (queue[n] & BIT(j)) && link[L(j, n)] == NOTICED	/* node rule 5 */
+		:: (queue[n] & BIT(j)) && link[L(j, n)] == NOTICED ->	/* node rule 5 */
+#ifdef SKIPPING_DROPS_THE_CLAIM
+			queue[n] = queue[n] & ~BIT(j)
+#else
+			skip
+#endif
 #endif
 		:: else ->
 			if
@@ -312,7 +324,7 @@ inline on_claim(c, n) {
 		fi;
 		if
 		:: owner[n] == c + 1 ->
-#ifndef SELF_PUSH_FIRST
+#ifndef OWN_PUSH_FIRST
 			reply(c, n, GRANTED, stamp[L(c, n)]);
 #endif
 #ifndef NO_INQUIRE_OF_A_CLAIMANT
@@ -321,7 +333,7 @@ inline on_claim(c, n) {
 			:: else
 			fi;
 #endif
-#ifdef SELF_PUSH_FIRST
+#ifdef OWN_PUSH_FIRST
 			reply(c, n, GRANTED, stamp[L(c, n)]);
 #endif
 			skip
@@ -544,7 +556,7 @@ inline on_inquire(c, n) {
 
 inline yield(c, n) {
 #ifdef UNCOUNT_AFTER_SENDING
-	to_uncount[L(c, n)] = true;
+	to_uncount[L(c, n)] = s;
 #else
 	counted[L(c, n)] = 0;
 #endif
@@ -583,7 +595,7 @@ inline forget(c, n) {
 	over[L(c, n)] = 0;
 #endif
 #ifdef UNCOUNT_AFTER_SENDING
-	to_uncount[L(c, n)] = false;
+	to_uncount[L(c, n)] = 0;
 #endif
 }
 
@@ -649,12 +661,12 @@ inline leave(c) {
 /* A mutant: the vote is uncounted only now. */
 #define UNCOUNT(c, n)									\
 	:: d_step {									\
-		to_uncount[L(c, n)] ->							\
-		to_uncount[L(c, n)] = false;						\
+		to_uncount[L(c, n)] != 0 ->						\
 		if									\
-		:: state[c] == WAITING -> counted[L(c, n)] = 0				\
+		:: state[c] == WAITING && counted[L(c, n)] == to_uncount[L(c, n)] -> counted[L(c, n)] = 0	\
 		:: else									\
-		fi									\
+		fi;									\
+		to_uncount[L(c, n)] = 0							\
 	}
 
 #define FROM_REPLIES(c, n)	FROM_NODE(to_client, c, n)
@@ -685,7 +697,7 @@ proctype Client(byte c) {
 #ifdef UNCOUNT_AFTER_SENDING
 	EACH_NODE(UNCOUNT, c)
 #endif
-#if defined(LOSSES) && !defined(NO_LOOK)
+#if (defined(LOSSES) || defined(PUSH_APART)) && !defined(NO_LOOK)
 	EACH_NODE(LOOK_AGAIN, c)
 #ifndef INQUIRE_ONCE
 	EACH_NODE(ASK_AGAIN, c)
@@ -756,7 +768,7 @@ inline uncount_late(c, n) {
 		:: else -> over[L(c, n)] = stamp[L(c, n)]				\
 		fi;									\
 		owner[n] = FREE;							\
-		ticketed[n] = ticketed[n] & ~BIT(c)					\
+		drop_claim(c, n)							\
 	}
 
 #define CLAIM_EXPIRES(c, n)								\
@@ -799,7 +811,7 @@ inline drop_claim(c, n) {
 		LEFT(c, n) && owner[n] == (c) + 1 ->					\
 		printf("the vote that client %d has left expires on node %d\n", c, n);	\
 		owner[n] = FREE;							\
-		ticketed[n] = ticketed[n] & ~BIT(c)					\
+		drop_claim(c, n)							\
 	}										\
 	:: d_step {									\
 		LEFT(c, n) && (queue[n] & BIT(c)) ->					\
