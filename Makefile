@@ -4,7 +4,7 @@ BIN := .venv/bin
 # More than there are cores: much of the suite waits.
 WORKERS ?= 4
 
-.PHONY: demo lab test test-long lint unit sim soak mutants chaos chaos-peers bench clean
+.PHONY: demo lab test test-long lint unit sim soak mutants spec chaos chaos-peers bench clean
 
 # The stamp is newer than pyproject.toml when the environment is complete.
 .venv/ready: pyproject.toml
@@ -54,6 +54,10 @@ soak: .venv/ready
 # Deliberate bugs, each of which the simulator must find.
 mutants: .venv/ready
 	$(BIN)/python -m tests.sim.mutants --jobs 2
+
+# The model of the wait queue, exhaustively, and with each rule left out. Needs spin and gcc, and no Python packages.
+spec:
+	$(PYTHON) spec/check.py
 
 # Every real fault, on real servers and processes; and the other libraries under the same faults.
 chaos: .venv/ready

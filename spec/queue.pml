@@ -376,8 +376,20 @@ inline on_pass(c, n) {
 #else
 		give(n, CLIENTS)
 #endif
+	:: else -> give_if_free(n)
+	fi
+}
+
+/* A variant: a vote that has expired goes to the next waiter with any command, not only with a claim. */
+inline give_if_free(n) {
+#ifdef ANY_COMMAND_GIVES
+	if
+	:: owner[n] == FREE && !QUARANTINED(n) -> give(n, CLIENTS)
 	:: else
 	fi
+#else
+	skip
+#endif
 }
 
 /* Node rule 4. */
@@ -392,7 +404,7 @@ inline on_yield(c, n) {
 		queue[n] = queue[n] | BIT(c);
 #endif
 		give(n, CLIENTS)
-	:: else
+	:: else -> give_if_free(n)
 	fi
 }
 
