@@ -7,8 +7,8 @@
   python spec/check.py --trace NAME    the shortest counterexample of a mutant, in words
   python spec/check.py --list          names and options
 
-The exit code is 0 if the right model is clean in every configuration and every mutant is caught. Without spin or gcc nothing
-is checked: the output says so, and the exit code is 0. README.md explains the model and its options.
+The exit code is 0 if the right model is clean in every configuration and every mutant is caught. Without spin or gcc,
+nothing is checked: the output says so, and the exit code is 0. README.md explains the model and its options.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ToolFailedError(Exception):
 
 
 NO_FAULTS = "OVERTAKING=1 FEW_STAMPS"
-"""Without faults, a waiter that all nodes know is overtaken at most once and yields a vote at most once per lower ticket."""
+"""Without faults, a waiter that all nodes know is overtaken at most once. It yields a vote at most once per lower ticket."""
 
 CONFIGURATIONS = (
     # One node: the rules are a plain queue.
