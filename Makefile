@@ -91,6 +91,10 @@ soak: .venv/ready
 mutants: .venv/ready
 	$(BIN)/python -m tests.sim.mutants --jobs 2
 
+# The model of the wait queue, exhaustively, and with each rule left out. Needs spin and gcc, and no Python packages.
+spec:
+	$(PYTHON) spec/check.py
+
 # Every real fault, on real servers and processes; and the other libraries under the same faults.
 chaos: .venv/ready
 	$(BIN)/python -m tests.chaos

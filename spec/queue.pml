@@ -12,14 +12,17 @@
  *   ARRIVAL          the ticket is the time of arrival on the node: the queue of a single node
  *   PUSH_APART       pushes have a connection of their own and are not in order with replies
  *
- * Faults (a number says how often it may happen in one run)
+ * Faults
+ *   FAULTS           how many faults may happen in one run, of these kinds:
+ *   CANCELS          a waiter cancels
+ *   REPEATS          a waiter repeats its claim for no reason, as after the timeout of a request
+ *   CRASHES          a client crashes; what it leaves on the nodes expires
+ *   EXPIRIES         a deadline passes on a live client, or its vote or claim expires on a node
+ *   BREAKS           a connection breaks; what is in flight is lost
+ *   STRAYS           a connection breaks; what is in flight to the node arrives later, out of order with the new connection
+ *   RESTARTS         a node restarts empty and is quarantined
+ *   ALL_FAULTS       all these kinds
  *   ONE_DOWN         the last node never answers
- *   LOOKS            claims and passes that are repeated for no reason, as after the timeout of a request
- *   EXPIRIES         deadlines that pass on a client, and votes and claims of a live client that expire on a node
- *   CRASHES          clients that crash; what they leave on the nodes expires
- *   CANCELS          waiters that cancel
- *   BREAKS           connections that break; what is in flight is lost
- *   RESTARTS         nodes that restart empty and are quarantined
  *
  * Properties
  *   exclusion        assert(holders <= 1)
@@ -39,39 +42,42 @@
 #ifndef TRYERS
 #define TRYERS 0
 #endif
-#ifndef LOOKS
-#define LOOKS 0
+#ifndef FAULTS
+#define FAULTS 0
 #endif
-#ifndef EXPIRIES
-#define EXPIRIES 0
+#ifdef ALL_FAULTS
+#define CANCELS
+#define REPEATS
+#define CRASHES
+#define EXPIRIES
+#define BREAKS
+#define STRAYS
+#define RESTARTS
 #endif
-#ifndef CRASHES
-#define CRASHES 0
+#if defined(EXPIRIES) || defined(RESTARTS)
+#define DEADLINES		/* deadlines can pass */
 #endif
-#ifndef CANCELS
-#define CANCELS 0
-#endif
-#ifndef BREAKS
-#define BREAKS 0
-#endif
-#ifndef RESTARTS
-#define RESTARTS 0
+#if defined(CRASHES) || defined(EXPIRIES) || defined(BREAKS) || defined(STRAYS) || defined(RESTARTS)
+#define LOSSES			/* messages, claims or votes can be lost, so waiters look again */
+#define LOST	true
+#else
+#define LOST	false
 #endif
 #ifndef ROOM
 #define ROOM 5			/* messages in flight on one connection; one more is reported as an error */
+#endif
+#ifdef FEW_STAMPS
+#define MOST_STAMPS (who + 1)	/* a client yields a vote at most once for every lower ticket */
 #endif
 #ifndef MOST_STAMPS
 #define MOST_STAMPS 9		/* how often a node may give its vote to one owner */
 #endif
 
-#define TIME		(EXPIRIES + RESTARTS > 0)
-#define FAULTS		(EXPIRIES + CRASHES + BREAKS + RESTARTS > 0)
-#ifdef PUSH_APART
-#define MISHAPS		1
+#ifdef MINORITY_HOLDS
+#define NEED		(NODES / 2)
 #else
-#define MISHAPS		FAULTS
-#endif
 #define NEED		(NODES / 2 + 1)
+#endif
 #define LINKS		(NODES * CLIENTS)
 #define L(c, n)		((c) * NODES + (n))
 #define BIT(c)		(1 << (c))
@@ -90,6 +96,9 @@ chan to_client[LINKS] = [ROOM] of { mtype, byte };
 #ifdef PUSH_APART
 chan pushes[LINKS] = [ROOM] of { mtype, byte };
 #endif
+#ifdef STRAYS
+chan stray[LINKS] = [ROOM] of { mtype, byte };
+#endif
 mtype link[LINKS] = UP;
 
 /* Nodes. */
@@ -98,7 +107,7 @@ byte owner[NODES];		/* FREE, or the client that has the vote, plus one */
 byte queue[NODES];		/* set of the clients whose claim waits */
 byte ticketed[NODES];		/* set of the clients whose ticket the node knows */
 byte stamp[LINKS];		/* the last stamp given to this owner; the rules compare only stamps of one owner and node */
-#if RESTARTS > 0
+#ifdef RESTARTS
 bit quarantined[NODES];
 #define QUARANTINED(n)	quarantined[n]
 #else
@@ -110,7 +119,7 @@ mtype state[CLIENTS] = NEW;
 bit has_ticket[CLIENTS];
 byte counted[LINKS];		/* stamp of the counted vote, or 0 */
 byte yielded[LINKS];		/* the last stamp yielded */
-#if TIME
+#ifdef DEADLINES
 bit late[LINKS];		/* the deadline of the counted vote has passed */
 byte over[LINKS];		/* grants up to this stamp have expired on the node, so their deadlines have passed */
 #define AHEAD(l)	(counted[l] != 0 && !late[l])
@@ -118,30 +127,14 @@ byte over[LINKS];		/* grants up to this stamp have expired on the node, so their
 #define AHEAD(l)	(counted[l] != 0)
 #endif
 #ifdef UNCOUNT_AFTER_SENDING
-bit to_uncount[LINKS];
+byte to_uncount[LINKS];		/* the stamp of the vote that was yielded and is still counted */
 #endif
 #ifdef REMEMBER_INQUIRIES
 byte asked[LINKS];		/* the last stamp that was asked for before it was counted */
 #endif
 
-/* What may still go wrong in this run. */
-#if LOOKS > 0
-byte looks = LOOKS;
-#endif
-#if EXPIRIES > 0
-byte expiries = EXPIRIES;
-#endif
-#if CRASHES > 0
-byte crashes = CRASHES;
-#endif
-#if CANCELS > 0
-byte cancels = CANCELS;
-#endif
-#if BREAKS > 0
-byte breaks = BREAKS;
-#endif
-#if RESTARTS > 0
-byte restarts = RESTARTS;
+#if FAULTS > 0
+byte faults = FAULTS;		/* how many may still happen in this run */
 #endif
 
 /* Tickets. By symmetry client 0 has the lowest ticket, whenever it comes. A claim without a ticket is behind all tickets. */
@@ -204,7 +197,12 @@ inline empty_out(channel) {
 #ifdef HOLDER_YIELDS
 #define HEARS(c, what)	(state[c] == WAITING || state[c] == HOLDING)
 #else
-#define HEARS(c, what)	((state[c] == WAITING && !(what == REFUSED && has_ticket[c])) || (TIME && state[c] == HOLDING && what == GRANTED))
+#ifdef DEADLINES
+#define HOLDER_HEARS(c, what)	(state[c] == HOLDING && what == GRANTED)
+#else
+#define HOLDER_HEARS(c, what)	false
+#endif
+#define HEARS(c, what)	((state[c] == WAITING && !(what == REFUSED && has_ticket[c])) || HOLDER_HEARS(c, what))
 #endif
 
 inline send_to_client(channel, c, n, what, with) {
@@ -246,7 +244,12 @@ inline give(n, asking) {
 		if
 		:: !(queue[n] & BIT(j))
 #ifndef NO_SKIPPING
-		:: (queue[n] & BIT(j)) && link[L(j, n)] == NOTICED	/* node rule 5 */
+		:: (queue[n] & BIT(j)) && link[L(j, n)] == NOTICED ->	/* node rule 5 */
+#ifdef SKIPPING_DROPS_THE_CLAIM
+			queue[n] = queue[n] & ~BIT(j)
+#else
+			skip
+#endif
 #endif
 		:: else ->
 			if
@@ -293,7 +296,7 @@ inline inquire(n) {
 #else
 	printf("    node %d inquires of client %d, stamp %d\n", n, owner[n] - 1, stamp[L(owner[n] - 1, n)]);
 #ifdef ARRIVAL
-	assert(FAULTS);					/* on one node nobody has to yield */
+	assert(LOST);					/* on one node nobody has to yield */
 #endif
 	push(owner[n] - 1, n, INQUIRE, stamp[L(owner[n] - 1, n)])
 #endif
@@ -321,7 +324,7 @@ inline on_claim(c, n) {
 		fi;
 		if
 		:: owner[n] == c + 1 ->
-#ifndef SELF_PUSH_FIRST
+#ifndef OWN_PUSH_FIRST
 			reply(c, n, GRANTED, stamp[L(c, n)]);
 #endif
 #ifndef NO_INQUIRE_OF_A_CLAIMANT
@@ -330,7 +333,7 @@ inline on_claim(c, n) {
 			:: else
 			fi;
 #endif
-#ifdef SELF_PUSH_FIRST
+#ifdef OWN_PUSH_FIRST
 			reply(c, n, GRANTED, stamp[L(c, n)]);
 #endif
 			skip
@@ -359,7 +362,9 @@ inline on_pass(c, n) {
 #ifndef PASS_KEEPS_THE_CLAIM
 	queue[n] = queue[n] & ~BIT(c);
 	ticketed[n] = ticketed[n] & ~BIT(c);
+#ifndef STRAYS
 	stamp[L(c, n)] = 0;		/* nothing compares it any more */
+#endif
 #endif
 	if
 	:: owner[n] == c + 1 ->
@@ -371,8 +376,20 @@ inline on_pass(c, n) {
 #else
 		give(n, CLIENTS)
 #endif
+	:: else -> give_if_free(n)
+	fi
+}
+
+/* A variant: a vote that has expired goes to the next waiter with any command, not only with a claim. */
+inline give_if_free(n) {
+#ifdef ANY_COMMAND_GIVES
+	if
+	:: owner[n] == FREE && !QUARANTINED(n) -> give(n, CLIENTS)
 	:: else
 	fi
+#else
+	skip
+#endif
 }
 
 /* Node rule 4. */
@@ -387,13 +404,13 @@ inline on_yield(c, n) {
 		queue[n] = queue[n] | BIT(c);
 #endif
 		give(n, CLIENTS)
-	:: else
+	:: else -> give_if_free(n)
 	fi
 }
 
-#define FROM_CLIENT(c, n)								\
+#define FROM_CLIENT(channel, c, n)							\
 	:: d_step {									\
-		to_node[L(c, n)] ? m, s ->						\
+		channel[L(c, n)] ? m, s ->						\
 		printf("node %d receives %e(%d) from client %d\n", n, m, s, c);		\
 		if									\
 		:: m == TRY || m == CLAIM -> on_claim(c, n)				\
@@ -405,12 +422,21 @@ inline on_yield(c, n) {
 
 proctype Node(byte n) {
 end:	do
-	FROM_CLIENT(0, n)
+	FROM_CLIENT(to_node, 0, n)
 #if CLIENTS > 1
-	FROM_CLIENT(1, n)
+	FROM_CLIENT(to_node, 1, n)
 #endif
 #if CLIENTS > 2
-	FROM_CLIENT(2, n)
+	FROM_CLIENT(to_node, 2, n)
+#endif
+#ifdef STRAYS
+	FROM_CLIENT(stray, 0, n)
+#if CLIENTS > 1
+	FROM_CLIENT(stray, 1, n)
+#endif
+#if CLIENTS > 2
+	FROM_CLIENT(stray, 2, n)
+#endif
 #endif
 	od
 }
@@ -447,7 +473,7 @@ inline check_exclusion() {
 
 inline count(c, n) {
 	counted[L(c, n)] = s;
-#if TIME
+#ifdef DEADLINES
 	late[L(c, n)] = false;
 #endif
 	if
@@ -464,7 +490,7 @@ inline count(c, n) {
 }
 
 inline on_holding(c) {
-#if !TIME && !defined(HOLDER_YIELDS)
+#if !defined(DEADLINES) && !defined(HOLDER_YIELDS)
 	for (i : 0 .. NODES - 1) {
 		empty_out(to_client[L(c, i)]);		/* a holder ignores all of it */
 #ifdef PUSH_APART
@@ -475,7 +501,7 @@ inline on_holding(c) {
 #endif
 #ifdef ARRIVAL
 	for (i : 0 .. CLIENTS - 1) {
-		assert(FAULTS || i == c || state[i] != WAITING || arrival[i] == 0 || arrival[i] > arrival[c])	/* first in, first out */
+		assert(LOST || i == c || state[i] != WAITING || arrival[i] == 0 || arrival[i] > arrival[c])	/* first in, first out */
 	}
 #endif
 #ifdef OVERTAKING
@@ -491,7 +517,7 @@ inline on_holding(c) {
 	skip
 }
 
-#if TIME
+#ifdef DEADLINES
 #define IS_OVER(c, n)	(s <= over[L(c, n)])
 #else
 #define IS_OVER(c, n)	false
@@ -542,7 +568,7 @@ inline on_inquire(c, n) {
 
 inline yield(c, n) {
 #ifdef UNCOUNT_AFTER_SENDING
-	to_uncount[L(c, n)] = true;
+	to_uncount[L(c, n)] = s;
 #else
 	counted[L(c, n)] = 0;
 #endif
@@ -576,12 +602,12 @@ inline forget(c, n) {
 #ifdef REMEMBER_INQUIRIES
 	asked[L(c, n)] = 0;
 #endif
-#if TIME
+#ifdef DEADLINES
 	late[L(c, n)] = false;
 	over[L(c, n)] = 0;
 #endif
 #ifdef UNCOUNT_AFTER_SENDING
-	to_uncount[L(c, n)] = false;
+	to_uncount[L(c, n)] = 0;
 #endif
 }
 
@@ -625,19 +651,19 @@ inline leave(c) {
 		send_claim(c, n)							\
 	}
 
-#define LOOK_FOR_NO_REASON(c, n)							\
+#define REPEAT_CLAIM(c, n)							\
 	:: d_step {									\
-		looks > 0 && link[L(c, n)] == UP && state[c] == WAITING ->		\
+		faults > 0 && link[L(c, n)] == UP && state[c] == WAITING ->		\
 		printf("client %d repeats its claim on node %d\n", c, n);		\
-		looks--;								\
+		faults--;								\
 		send_claim(c, n)							\
 	}
 
 /* A grant can be late although the node still keeps the vote: the claim was long on its way. */
 #define LATE_GRANT(channel, c, n)							\
 	:: d_step {									\
-		expiries > 0 && state[c] == WAITING && channel[L(c, n)] ? [GRANTED, s] ->	\
-		expiries--;								\
+		faults > 0 && state[c] == WAITING && channel[L(c, n)] ? [GRANTED, s] ->	\
+		faults--;								\
 		channel[L(c, n)] ? m, s;						\
 		printf("client %d receives %e(%d) from node %d too late\n", c, m, s, n);	\
 		send_claim(c, n);							\
@@ -647,12 +673,12 @@ inline leave(c) {
 /* A mutant: the vote is uncounted only now. */
 #define UNCOUNT(c, n)									\
 	:: d_step {									\
-		to_uncount[L(c, n)] ->							\
-		to_uncount[L(c, n)] = false;						\
+		to_uncount[L(c, n)] != 0 ->						\
 		if									\
-		:: state[c] == WAITING -> counted[L(c, n)] = 0				\
+		:: state[c] == WAITING && counted[L(c, n)] == to_uncount[L(c, n)] -> counted[L(c, n)] = 0	\
 		:: else									\
-		fi									\
+		fi;									\
+		to_uncount[L(c, n)] = 0							\
 	}
 
 #define FROM_REPLIES(c, n)	FROM_NODE(to_client, c, n)
@@ -683,26 +709,26 @@ proctype Client(byte c) {
 #ifdef UNCOUNT_AFTER_SENDING
 	EACH_NODE(UNCOUNT, c)
 #endif
-#if MISHAPS && !defined(NO_LOOK)
+#if (defined(LOSSES) || defined(PUSH_APART)) && !defined(NO_LOOK)
 	EACH_NODE(LOOK_AGAIN, c)
 #ifndef INQUIRE_ONCE
 	EACH_NODE(ASK_AGAIN, c)
 #endif
 #endif
-#if LOOKS > 0
-	EACH_NODE(LOOK_FOR_NO_REASON, c)
+#ifdef REPEATS
+	EACH_NODE(REPEAT_CLAIM, c)
 #endif
-#if EXPIRIES > 0
+#ifdef EXPIRIES
 	EACH_NODE(LATE_REPLY, c)
 #ifdef PUSH_APART
 	EACH_NODE(LATE_PUSH, c)
 #endif
 #endif
 	:: d_step { state[c] == HOLDING -> leave(c) }; break
-#if CANCELS > 0
-	:: d_step { state[c] == WAITING && cancels > 0 -> cancels--; leave(c) }; break
+#ifdef CANCELS
+	:: d_step { state[c] == WAITING && faults > 0 -> faults--; leave(c) }; break
 #endif
-#if CRASHES > 0
+#ifdef CRASHES
 	:: state[c] == CRASHED -> break
 #endif
 	od
@@ -730,9 +756,9 @@ inline uncount_late(c, n) {
 }
 
 /* Older grants of a quarantined node run out in any case. */
-#if EXPIRIES > 0
-#define MAY_PASS(n)		(expiries > 0 || QUARANTINED(n))
-#define SPEND_A_DEADLINE(n)	if :: !QUARANTINED(n) -> expiries-- :: else fi
+#ifdef EXPIRIES
+#define MAY_PASS(n)		(faults > 0 || QUARANTINED(n))
+#define SPEND_A_DEADLINE(n)	if :: !QUARANTINED(n) -> faults-- :: else fi
 #else
 #define MAY_PASS(n)		(QUARANTINED(n))
 #define SPEND_A_DEADLINE(n)	skip
@@ -746,19 +772,22 @@ inline uncount_late(c, n) {
 #endif
 #define VOTE_EXPIRES(c, n)								\
 	:: d_step {									\
-		owner[n] == (c) + 1 && state[c] != CRASHED && expiries > 0 && RAN_OUT(L(c, n)) ->	\
+		owner[n] == (c) + 1 && state[c] != CRASHED && faults > 0 && RAN_OUT(L(c, n)) ->	\
 		printf("the vote of client %d expires on node %d\n", c, n);		\
-		if :: late[L(c, n)] :: else -> expiries-- fi;				\
-		over[L(c, n)] = stamp[L(c, n)];						\
+		if :: late[L(c, n)] :: else -> faults-- fi;				\
+		if									\
+		:: state[c] == GONE							\
+		:: else -> over[L(c, n)] = stamp[L(c, n)]				\
+		fi;									\
 		owner[n] = FREE;							\
-		ticketed[n] = ticketed[n] & ~BIT(c)					\
+		drop_claim(c, n)							\
 	}
 
 #define CLAIM_EXPIRES(c, n)								\
 	:: d_step {									\
-		(queue[n] & BIT(c)) && state[c] == WAITING && expiries > 0 ->		\
+		(queue[n] & BIT(c)) && state[c] == WAITING && faults > 0 ->		\
 		printf("the claim of client %d expires on node %d\n", c, n);		\
-		expiries--;								\
+		faults--;								\
 		drop_claim(c, n)							\
 	}
 
@@ -772,9 +801,9 @@ inline drop_claim(c, n) {
 
 #define CRASH(c)									\
 	:: d_step {									\
-		crashes > 0 && (state[c] == WAITING || state[c] == HOLDING) ->		\
+		faults > 0 && (state[c] == WAITING || state[c] == HOLDING) ->		\
 		printf("client %d crashes\n", c);					\
-		crashes--;								\
+		faults--;								\
 		state[c] = CRASHED;							\
 		has_ticket[c] = false;							\
 		for (i : 0 .. NODES - 1) {						\
@@ -783,17 +812,22 @@ inline drop_claim(c, n) {
 		tidy()									\
 	}
 
-/* What a crashed client leaves behind expires. */
+/* What a crashed client leaves behind expires. So does a claim that arrives after the pass of its client. */
+#ifdef STRAYS
+#define LEFT(c, n)	(state[c] == CRASHED || (state[c] == GONE && link[L(c, n)] == UP && empty(to_node[L(c, n)])))
+#else
+#define LEFT(c, n)	(state[c] == CRASHED)
+#endif
 #define REMAINS_EXPIRE(c, n)								\
 	:: d_step {									\
-		state[c] == CRASHED && owner[n] == (c) + 1 ->				\
-		printf("the vote of crashed client %d expires on node %d\n", c, n);	\
+		LEFT(c, n) && owner[n] == (c) + 1 ->					\
+		printf("the vote that client %d has left expires on node %d\n", c, n);	\
 		owner[n] = FREE;							\
-		ticketed[n] = ticketed[n] & ~BIT(c)					\
+		drop_claim(c, n)							\
 	}										\
 	:: d_step {									\
-		state[c] == CRASHED && (queue[n] & BIT(c)) ->				\
-		printf("the claim of crashed client %d expires on node %d\n", c, n);	\
+		LEFT(c, n) && (queue[n] & BIT(c)) ->					\
+		printf("the claim that client %d has left expires on node %d\n", c, n);	\
 		drop_claim(c, n)							\
 	}
 
@@ -805,12 +839,35 @@ inline lose_messages(c, n) {
 #endif
 }
 
-#define MAY_BREAK(c, n)	(breaks > 0 && link[L(c, n)] == UP && (state[c] == WAITING || state[c] == HOLDING || len(to_node[L(c, n)]) > 0))
+inline lose_strays(c, n) {
+#ifdef STRAYS
+	empty_out(stray[L(c, n)])
+#else
+	skip
+#endif
+}
+
+#define MAY_STRAY(c, n)	(faults > 0 && link[L(c, n)] == UP && empty(stray[L(c, n)]) && nempty(to_node[L(c, n)]))
+#define STRAY(c, n)									\
+	:: d_step {									\
+		MAY_STRAY(c, n) ->							\
+		printf("client %d gives up its connection to node %d\n", c, n);	\
+		faults--;								\
+		do									\
+		:: len(to_node[L(c, n)]) > 0 -> to_node[L(c, n)] ? m, s; stray[L(c, n)] ! m, s	\
+		:: else -> break							\
+		od;									\
+		lose_messages(c, n);							\
+		link[L(c, n)] = BROKEN;							\
+		tidy()									\
+	}
+
+#define MAY_BREAK(c, n)	(faults > 0 && link[L(c, n)] == UP && (state[c] == WAITING || state[c] == HOLDING || len(to_node[L(c, n)]) > 0))
 #define BREAK(c, n)									\
 	:: d_step {									\
 		MAY_BREAK(c, n) ->							\
 		printf("the connection of client %d to node %d breaks\n", c, n);	\
-		breaks--;								\
+		faults--;								\
 		lose_messages(c, n);							\
 		link[L(c, n)] = BROKEN;							\
 		tidy()							\
@@ -818,7 +875,7 @@ inline lose_messages(c, n) {
 	:: d_step {									\
 		MAY_BREAK(c, n) && (state[c] == WAITING || state[c] == HOLDING) ->	\
 		printf("the connection of client %d to node %d breaks, and the node notices\n", c, n);	\
-		breaks--;								\
+		faults--;								\
 		lose_messages(c, n);							\
 		link[L(c, n)] = NOTICED;							\
 		tidy()							\
@@ -847,14 +904,15 @@ inline on_reconnect(c, n) {
 
 #define RESTART(n)									\
 	:: d_step {									\
-		restarts > 0 && !quarantined[n] ->					\
+		faults > 0 && !quarantined[n] ->					\
 		printf("node %d restarts empty\n", n);					\
-		restarts--;								\
+		faults--;								\
 		owner[n] = FREE;							\
 		queue[n] = 0;								\
 		ticketed[n] = 0;							\
 		for (i : 0 .. CLIENTS - 1) {						\
 			lose_messages(i, n);						\
+			lose_strays(i, n);						\
 			if								\
 			:: state[i] == WAITING || state[i] == HOLDING -> link[L(i, n)] = BROKEN	\
 			:: else								\
@@ -919,27 +977,32 @@ inline quarantine(n) {
 #define ANY_NODE(step)		step(0) step(1) step(2)
 #endif
 
-#if FAULTS
+#ifdef LOSSES
 proctype Faults() {
 end:	do
-#if TIME
+#ifdef DEADLINES
 	EACH_LINK(DEADLINE_PASSES)
 #endif
-#if EXPIRIES > 0
+#ifdef EXPIRIES
 	EACH_LINK(VOTE_EXPIRES)
 	EACH_LINK(CLAIM_EXPIRES)
 #endif
-#if CRASHES > 0
+#ifdef CRASHES
 	EACH_CLIENT(CRASH)
+#endif
+#if defined(CRASHES) || defined(STRAYS)
 	EACH_LINK(REMAINS_EXPIRE)
 #endif
-#if BREAKS > 0
+#ifdef BREAKS
 	EACH_LINK(BREAK)
 #endif
-#if BREAKS + RESTARTS > 0
+#ifdef STRAYS
+	EACH_LINK(STRAY)
+#endif
+#if defined(BREAKS) || defined(STRAYS) || defined(RESTARTS)
 	EACH_LINK(RECONNECT)
 #endif
-#if RESTARTS > 0
+#ifdef RESTARTS
 	ANY_NODE(RESTART)
 #ifndef NO_QUARANTINE
 	ANY_NODE(QUARANTINE_ENDS)
@@ -968,7 +1031,7 @@ init {
 #if CLIENTS > 2
 		run Client(2);
 #endif
-#if FAULTS
+#ifdef LOSSES
 		run Faults()
 #endif
 	}

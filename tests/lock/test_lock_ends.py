@@ -148,7 +148,7 @@ wait_until(lambda: not ours())
 def test_reentrant_locks_of_many_names_leave_nothing_behind(client: handfast.Client) -> None:
     def entries() -> int:
         gc.collect()
-        return sum(type(thing).__module__ == "handfast.lease" for thing in gc.get_objects())
+        return sum(type(thing).__module__ == "handfast._lease" for thing in gc.get_objects())
 
     with client.rlock("warm"):
         pass
