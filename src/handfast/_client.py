@@ -29,7 +29,7 @@ from handfast.core.nodes import NodeGroup
 from handfast.discovery.endpoints import Endpoints
 from handfast.errors import ConfigError, LeaseLost
 from handfast.events import Event, Kind
-from handfast.given import ClientOptions, LockOptions
+from handfast.given import LOCK_OPTIONS, ClientOptions, LockOptions, explain_options
 from handfast.net import clock
 from handfast.net.address import Address
 from handfast.options import Policy, duration, names_of, owner_of, policy
@@ -108,11 +108,15 @@ class BaseClient(Generic[L, G]):
 
     # -- making locks
 
+    @explain_options(LOCK_OPTIONS)
     def lock(self, name: str | Sequence[str], *, owner: str | None = None, **options: Unpack[LockOptions]) -> L:
-        """A lock on a name, or on several names at once, all or none. Sends nothing.
+        """A lock on a name, or on several names at once, all or none. Sends nothing: use it with `with`, or call
+            `acquire()`. Each acquisition is a lease of its own.
 
-        With `owner`, a client that presents the same owner re-enters and refreshes. Options that are not given are as on
-        the client.
+        Options that are not given are as on the client:
+
+        owner: Callers that present the same owner hold the lock together: the second one re-enters, and gets the same
+            token. By default each acquisition is an owner of its own.
         """
         config = self._config(options)
         names = (name,) if type(name) is str and 0 < len(name) <= SHORT_NAME else names_of(name)
@@ -125,7 +129,10 @@ class BaseClient(Generic[L, G]):
             raise
 
     def rlock(self, name: str | Sequence[str], **options: Unpack[LockOptions]) -> L:
-        """Like `lock`, but the thread or task that holds it acquires it again at once: same token, no round trip."""
+        """Like `lock`, but the thread or task that holds it acquires it again at once: same token, no round trip.
+
+        The options are those of lock(), without `owner`.
+        """
         if "owner" in options:
             raise ConfigError("a reentrant lock has its thread or task for an owner; use lock() with owner=")
         lock = self.lock(name, **options)

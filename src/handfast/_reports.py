@@ -43,6 +43,8 @@ class Reports:
         self._run_ids: dict[str, str] = {}
         """By address: which process was met there last."""
         self._quarantined: set[int] = set()
+        self._voted: set[int] = set()
+        """Nodes that have had a vote."""
         self._failing: dict[Hold, None] = {}
         """Holds whose last renewal was not confirmed."""
 
@@ -153,16 +155,18 @@ class Reports:
         left = node.opens_at - clock.now()
         with self._lock:
             known = node.index in self._quarantined
+            voted = node.index in self._voted
             if node.marker:
+                self._voted.add(node.index)
                 self._quarantined.discard(node.index)
             elif left > 0:
                 self._quarantined.add(node.index)
         if node.marker and known:
             log.info("%s votes again", node.label)
         elif not node.marker and left > 0 and not known:
-            log.warning(
-                "%s is in quarantine: it restarted, lost its data or is new; no vote for %.1f s", node.label, left
-            )
+            # New servers are no reason for a warning: their clients are told by NoQuorum, or open them.
+            say = log.warning if voted else log.info
+            say("%s is in quarantine: it restarted, lost its data or is new; no vote for %.1f s", node.label, left)
             if self.listeners:
                 self.tell(Event("quarantined", seconds=left, node=node.label))
 

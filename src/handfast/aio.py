@@ -27,7 +27,7 @@ from handfast.core.renew import extend
 from handfast.default import PerLoop
 from handfast.discovery.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended, LeaseLost
-from handfast.given import ClientOptions, LockOptions, Servers
+from handfast.given import CLIENT_OPTIONS, ClientOptions, LockOptions, Servers, explain_options
 from handfast.net.aio import AsyncIO
 from handfast.options import Policy, Seconds, refused_words
 from handfast.templates import skipping, template_key
@@ -255,7 +255,7 @@ class Client(BaseClient[Lock, Lease]):
         """Decorate a function to run under a lock; `{parameter}` in the name stands for the call's argument.
 
         With `skip=True` a call that finds the lock held does not run the function: it returns None, or `skip_value`. It
-        does not wait for the lock unless `wait=` is given here.
+        does not wait for the lock unless `wait=` is given here. The other options are those of lock().
         """
         instead, options = skipping(skip, skip_value, options)
         self.lock("checked", owner=owner, **options)
@@ -408,8 +408,15 @@ def _close_on_its_loop(io: AsyncIO | ClusterIO) -> None:
     _on_loop(io.loop, start)()
 
 
+@explain_options(CLIENT_OPTIONS)
 def connect(servers: Servers = None, **options: Unpack[ClientOptions]) -> Client:
-    """A client for one server (a URL), a quorum of independent ones (a list), or $HANDFAST_URL. Sends nothing yet."""
+    """A client for one server (a URL), a quorum of independent ones (a list), or $HANDFAST_URL. Sends nothing yet.
+
+    A URL begins with redis://, rediss:// (TLS), valkey://, valkeys://, unix://, redis+sentinel://, redis+cluster:// or
+    embedded://. Without $HANDFAST_URL it is embedded://, a server that this user's processes share on this machine.
+
+    The options hold for all locks of the client; lock() may override all but `guard`:
+    """
     return Client(locate(servers), options)
 
 
@@ -423,7 +430,10 @@ def lock(name: str | Sequence[str], *, owner: str | None = None, **options: Unpa
 
 
 def from_client(clients: object, **options: Unpack[ClientOptions]) -> Client:
-    """A client for the server of a redis-py client (several: a quorum), with its address and credentials."""
+    """A client for the server of a redis-py client (several: a quorum), with its address and credentials.
+
+    The options are those of connect().
+    """
     return Client(from_redis(clients), options)
 
 

@@ -66,7 +66,7 @@ class Contended(NotAcquired):
         self.remaining = remaining
         """Seconds until the holder's key ends if it is not renewed; None where it has no end or is not known."""
         if holder is None:
-            text = f"{name}: another was ahead, and may have let go by now; try again, or pass a longer wait="
+            text = f"{name}: another caller was ahead, and may have released it by now; try again, or pass a longer wait="
         else:
             text = f"{name}: held by {holder}"
             if remaining is not None:

@@ -25,7 +25,7 @@ from handfast.core.renew import extend
 from handfast.default import PerProcess
 from handfast.discovery.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended, LeaseLost
-from handfast.given import ClientOptions, LockOptions, Servers
+from handfast.given import CLIENT_OPTIONS, ClientOptions, LockOptions, Servers, explain_options
 from handfast.net import clock
 from handfast.net.threads import ThreadAccess, ThreadIO, run
 from handfast.net.threads_connections import IDLE_CHECK
@@ -296,7 +296,7 @@ class Client(BaseClient[Lock, Lease]):
         """Decorate a function to run under a lock; `{parameter}` in the name stands for the call's argument.
 
         With `skip=True` a call that finds the lock held does not run the function: it returns None, or `skip_value`. It
-        does not wait for the lock unless `wait=` is given here.
+        does not wait for the lock unless `wait=` is given here. The other options are those of lock().
         """
         import inspect as inspection
 
@@ -480,8 +480,15 @@ def _refresh(io: ThreadIO) -> None:
     io.used_at = tick
 
 
+@explain_options(CLIENT_OPTIONS)
 def connect(servers: Servers = None, **options: Unpack[ClientOptions]) -> Client:
-    """A client for one server (a URL), a quorum of independent ones (a list), or $HANDFAST_URL. Sends nothing yet."""
+    """A client for one server (a URL), a quorum of independent ones (a list), or $HANDFAST_URL. Sends nothing yet.
+
+    A URL begins with redis://, rediss:// (TLS), valkey://, valkeys://, unix://, redis+sentinel://, redis+cluster:// or
+    embedded://. Without $HANDFAST_URL it is embedded://, a server that this user's processes share on this machine.
+
+    The options hold for all locks of the client; lock() may override all but `guard`:
+    """
     return Client(locate(servers), options)
 
 
@@ -495,7 +502,10 @@ def lock(name: str | Sequence[str], *, owner: str | None = None, **options: Unpa
 
 
 def from_client(clients: object, **options: Unpack[ClientOptions]) -> Client:
-    """A client for the server of a redis-py client (several: a quorum), with its address and credentials."""
+    """A client for the server of a redis-py client (several: a quorum), with its address and credentials.
+
+    The options are those of connect().
+    """
     return Client(from_redis(clients), options)
 
 

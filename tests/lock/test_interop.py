@@ -110,7 +110,7 @@ def test_their_release_wakes_our_waiter(peer: Peer, lock: handfast.Lock) -> None
     """By a push of the server: without one, our waiter would not look again before their ttl has passed."""
     assert peer.tell("try") == "held"
     waiting = threading.Event()
-    lock._client.listen(lambda event: waiting.set())
+    lock._client.listen(lambda event: event.kind == "waiting_began" and waiting.set())
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(lock.acquire, wait=PATIENCE)
         assert waiting.wait(PATIENCE)

@@ -263,7 +263,7 @@ def test_the_end_of_a_program_gives_nothing_to_its_own_waiting_threads(one: Serv
 import sys, threading, handfast
 client = handfast.connect(sys.argv[1], ttl={LONG})
 waiting = threading.Semaphore(0)
-client.listen(lambda event: waiting.release())
+client.listen(lambda event: event.kind == "waiting_began" and waiting.release())
 locks = [client.lock(f"a{{i}}", {options}) for i in range(20)]
 leases = [lock.acquire() for lock in locks]
 for lock in locks:
@@ -284,7 +284,7 @@ from handfast import aio
 async def main():
     client = aio.connect(sys.argv[1], ttl={LONG})
     began = asyncio.Event()
-    client.listen(lambda event: began.set())
+    client.listen(lambda event: event.kind == "waiting_began" and began.set())
     lease = await client.lock("a").acquire()
     waiting = asyncio.ensure_future(client.lock("a").acquire())
     await began.wait()

@@ -241,6 +241,11 @@ def test_a_client_that_is_closed_while_a_waiter_is_granted_its_first_lock_keeps_
     eventually(lambda: ours(one) == 0)
 
 
+def waits_only(events: list[Event]) -> Callable[[Event], None]:
+    """A listener that keeps the events about waiting."""
+    return lambda event: events.append(event) if event.kind.startswith("waiting") else None
+
+
 @FAIR
 @both
 async def test_who_waits_is_told_and_how_it_ended_and_a_failing_listener_changes_nothing(
@@ -253,7 +258,7 @@ async def test_who_waits_is_told_and_how_it_ended_and_a_failing_listener_changes
 
     async with connected(mode, one.url) as client:
         client.listen(failing)
-        end = client.listen(events.append)
+        end = client.listen(waits_only(events))
         lock = client.lock("a", fair=fair)
         lease = await lock.acquire()
         assert events == [], "who got it at once did not wait"
@@ -282,7 +287,7 @@ async def test_who_waits_is_told_and_how_it_ended_and_a_failing_listener_changes
     assert "a listener failed at an event" in caplog.text
     end()
     async with connected(mode, one.url) as client:
-        client.listen(events.append)()
+        client.listen(waits_only(events))()
         lock = client.lock("a", fair=fair)
         lease = await lock.acquire()
         assert isinstance((await wanting(lock, wait=0.05)).error, Contended)
@@ -294,7 +299,7 @@ async def test_who_waits_is_told_and_how_it_ended_and_a_failing_listener_changes
 async def test_a_cancelled_waiting_ends_as_cancelled(one: Server) -> None:
     events: list[Event] = []
     async with handfast.aio.connect(one.url) as client:
-        client.listen(events.append)
+        client.listen(waits_only(events))
         with held(one):
             people = [wanting(client.lock("a")) for _ in range(2)]
             await in_line(client.lock("a"), 2)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Protocol, TypeGuard
 
-from handfast.errors import ConfigError
 from handfast._lease import BaseLease
+from handfast.errors import ConfigError
 from handfast.options import names_of
 
 __all__ = ["MAX_TOKEN", "Tokened", "claims_of", "is_token", "token_of"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import inspect
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -186,30 +185,3 @@ def test_repr_never_says_held_with_nothing_left(client: handfast.Client) -> None
     assert any("held" in text for text in seen)
     wrong = {text for text in seen if re.search(r"held, 0(\.0*)? m?s left", text)}
     assert not wrong
-
-
-# -- all of them ------------------------------------------------------------------------------------------------------
-
-
-def texts_of_errors() -> Iterator[tuple[str, str]]:
-    """Of every error that the library raises: where, and the longest piece of its text that is always the same."""
-    for path in sorted(SOURCE.rglob("*.py")):
-        if {"testing", "lab"} & set(path.relative_to(SOURCE).parts):
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                wanted = node.func.id.endswith("Error") or node.func.id in ("LeaseLost", "Fault")
-                inner = [each for arg in node.args for each in ast.walk(arg)] if wanted else []
-                pieces = [each.value for each in inner if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-                if pieces and len(longest := max(pieces, key=len).strip()) > 8:
-                    yield f"{path.relative_to(SOURCE)}:{node.lineno}", longest
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue: no single test shows every error text")
-def test_every_error_text_is_in_one_readable_test() -> None:
-    """The module is called test_error_texts.py, somewhere below tests/."""
-    pages = list(Path(__file__).parents[1].rglob("test_error_texts.py"))
-    assert len(pages) == 1
-    page = pages[0].read_text()
-    missing = {where: text for where, text in texts_of_errors() if text not in page}
-    assert not missing

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+import handfast
+from handfast.testing import Server
+from tests.support.eventually import eventually, renewal_of
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 LIBRARIES = {
@@ -46,7 +51,28 @@ def test_readme_has_a_row_for_each_library(library: str) -> None:
     assert their_waiters
 
 
+def test_rules_of_the_acl_are_enough_to_hold_wait_and_renew(one: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """And nothing is refused that would be worth a warning."""
+    line = next(line for line in section("Known limits").split("\n* ") if "ACL" in line)
+    rules = re.findall(r"`([~&+][^`]+)`", line)
+    assert "~handfast:*" in rules
+    one.command("ACL", "SETUSER", "app", "reset", "on", ">secret", *rules)
+    try:
+        url = one.url.replace("redis://", "redis://app:secret@")
+        with handfast.connect(url, ttl=0.3) as client, ThreadPoolExecutor(1) as pool:
+            lease = client.lock("orders").acquire()
+            waiting = pool.submit(client.lock("orders", wait=10).acquire)
+            eventually(lambda: client.lock("orders").waiters())
+            eventually(renewal_of(lease))
+            lease.release()
+            waiting.result(10).release()
+            with client.lock(["orders", "invoices"]), client.lock("stock", owner="job-42"):
+                pass
+    finally:
+        one.command("ACL", "DELUSER", "app")
+    assert [record.getMessage() for record in caplog.records] == []
+
+
 @pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue: README does not list the known limits")
 def test_readme_lists_known_limits(limit: str) -> None:
     assert re.search(LIMITS[limit], section("Known limits"))

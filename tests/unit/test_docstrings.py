@@ -25,7 +25,6 @@ def test_types_of_results_are_exported(name: str) -> None:
 
 @pytest.mark.parametrize("facade", [handfast, handfast.aio], ids=["threads", "asyncio"])
 @pytest.mark.parametrize("method", ["lock", "rlock", "locked", "connect", "from_client"])
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="issue: help() does not explain the options")
 def test_docstring_explains_every_option(facade: Any, method: str) -> None:
     """Each option begins a line of the docstring, with its explanation behind a colon, on lock() and on connect(). The
     other functions explain theirs in the same way, or say where to read on."""
