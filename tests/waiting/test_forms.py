@@ -254,6 +254,6 @@ async def test_waiter_whose_copies_do_not_come_lets_others_go_first(mode: str, o
         await queued(one, 2)
         assert await lease.release()
         assert await (await asyncio.wait_for(waiting, SOON)).release()
-        with pytest.raises(handfast.NoQuorum, match="replicas confirmed|copies are not confirmed"):
+        with pytest.raises(handfast.NoQuorum, match=r"replicas confirmed|copies are not confirmed"):
             await hopeless
         await eventually_async(lambda: nothing_left(one))
