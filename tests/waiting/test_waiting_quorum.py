@@ -79,6 +79,7 @@ Cause = Generator[float, None, None]
 def deleted(servers: Servers, peer: Peer, way: str) -> Cause:
     everywhere(servers, "SET", key_of(way), "a stranger", "PX", LONG)
     yield 0.0
+    began = time.monotonic()
     for server in servers.nodes[:3]:  # a majority is enough
         began = time.monotonic()
         server.command("DEL", key_of(way))
@@ -87,6 +88,7 @@ def deleted(servers: Servers, peer: Peer, way: str) -> Cause:
 
 
 def expired(servers: Servers, peer: Peer, way: str) -> Cause:
+    began = time.monotonic()
     for server in servers:
         began = time.monotonic()
         server.command("SET", key_of(way), "a stranger", "PX", round(PASSED * 1000))
