@@ -1,4 +1,4 @@
-"""`cohort=K`: a process passes a lock on to its own next waiter, up to K times, without a word to any server."""
+"""`cohort=K`: a process hands a lock over to its own next waiter, up to K times, without a word to any server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONG: Final = 25.0
 SOON: Final = 2.0
 """Seconds within which what is passed on is seen, far less than LONG."""
 KEY: Final = "handfast:{a}"
-FAIR: Final = pytest.mark.parametrize("fair", [False, True], ids=["plain", "fair"])
+FAIR: Final = pytest.mark.parametrize("fair", [True, False], ids=["fair", "barging"])
 
 
 def begin(mode: str, lock: Any, **options: Any) -> asyncio.Future[Any]:
@@ -38,10 +38,10 @@ def begin(mode: str, lock: Any, **options: Any) -> asyncio.Future[Any]:
 
 async def in_line(client: Any, count: int) -> None:
     """Until so many of this client wait."""
-    lines = getattr(client, "inner", client)._lines
+    queues = getattr(client, "inner", client)._queues
 
     def waiting() -> int:
-        return sum(len(line.places) for line in lines.by_keys.values())
+        return sum(len(queue.waiters) for queue in list(queues.by_key.values()))
 
     await eventually_async(lambda: waiting() == count, what=f"{count} wait")
 
@@ -116,7 +116,7 @@ async def crowd(client: Any, lock: Any, count: int, book: Book, mode: str) -> li
 
 @FAIR
 @both
-async def test_every_holder_has_a_token_of_its_own_and_a_turn_has_an_end(mode: str, fair: bool, server: Server) -> None:
+async def test_each_holder_has_its_own_token_and_a_turn_is_limited(mode: str, fair: bool, server: Server) -> None:
     many = 200 if mode == "asyncio" else 30
     async with connected(mode, server.url, ttl=LONG) as client:
         lock, book = client.lock("a", cohort=9, fair=fair), Book()
@@ -135,11 +135,11 @@ async def test_every_holder_has_a_token_of_its_own_and_a_turn_has_an_end(mode: s
         # All of them, but the last, were used up; each cost one acquisition and one release, and little besides.
         assert taken <= many / 10 + 2
         assert calls(server, "evalsha", "delifeq") - before <= 3 * taken + 2
-        assert server.command("EXISTS", KEY, KEY + ":q") == 0
+        assert server.command("EXISTS", KEY, KEY + ":q", KEY + ":c") == 0
 
 
 @both
-async def test_what_is_passed_on_costs_no_round_trip(mode: str, server: Server) -> None:
+async def test_local_hand_over_costs_no_round_trip(mode: str, server: Server) -> None:
     async with connected(mode, server.url, ttl=LONG) as client:
         lock = client.lock("a", cohort=5)
         lease = await lock.acquire()
@@ -147,11 +147,14 @@ async def test_what_is_passed_on_costs_no_round_trip(mode: str, server: Server) 
         for _ in range(5):
             waiting = begin(mode, lock)
             await in_line(client, 1)
+            await eventually_async(lambda: server.command("ZCARD", KEY + ":q") == 1)
             before = calls(server, "evalsha", "delifeq", "set", "del")
             assert await lease.release()
             assert not lease.valid
             lease = await asyncio.wait_for(waiting, SOON)
-            assert calls(server, "evalsha", "delifeq", "set", "del") == before
+            # The new holder leaves the server's queue, and waits for no answer to that.
+            assert calls(server, "evalsha", "delifeq", "set", "del") - before <= 1
+            await eventually_async(lambda: server.command("ZCARD", KEY + ":q") == 0)
             assert lease.owner == owner
             assert server.command("GET", KEY) == owner.encode()
             tokens.append(lease.token)
@@ -169,7 +172,7 @@ async def test_what_is_passed_on_costs_no_round_trip(mode: str, server: Server) 
 
 @FAIR
 @both
-async def test_a_lock_that_is_passed_on_is_taken_at_once(mode: str, fair: bool, server: Server) -> None:
+async def test_local_hand_over_wakes_the_next_waiter_at_once(mode: str, fair: bool, server: Server) -> None:
     """Whether its next holder came before or after the present one got it."""
     async with connected(mode, server.url, ttl=LONG) as client:
         lock = client.lock("a", cohort=3, fair=fair)
@@ -185,12 +188,12 @@ async def test_a_lock_that_is_passed_on_is_taken_at_once(mode: str, fair: bool, 
                 tasks.remove(task)
                 lease = task.result()
             assert await lease.release()
-        assert server.command("EXISTS", KEY, KEY + ":q") == 0
+        assert server.command("EXISTS", KEY, KEY + ":q", KEY + ":c") == 0
 
 
 @pytest.mark.slow
 @both
-async def test_a_lease_that_was_passed_on_is_renewed_and_sound(mode: str, server: Server) -> None:
+async def test_lease_after_local_hand_over_is_renewed_and_ends_before_its_key(mode: str, server: Server) -> None:
     async with connected(mode, server.url, ttl=0.4) as client:
         lock = client.lock("a", cohort=3)
         lease = await lock.acquire()
@@ -212,7 +215,7 @@ async def test_a_lease_that_was_passed_on_is_renewed_and_sound(mode: str, server
 
 
 @both
-async def test_a_release_that_passes_on_says_true_once(mode: str, one: Server) -> None:
+async def test_release_that_hands_over_returns_true_once(mode: str, one: Server) -> None:
     async with connected(mode, one.url, ttl=LONG) as client:
         lock = client.lock("a", cohort=3)
         lease = await lock.acquire()
@@ -231,7 +234,7 @@ async def test_a_release_that_passes_on_says_true_once(mode: str, one: Server) -
 
 
 @both
-async def test_a_reentrant_lock_is_passed_on_by_its_last_release(mode: str, one: Server) -> None:
+async def test_reentrant_lock_is_handed_over_by_its_last_release(mode: str, one: Server) -> None:
     async with connected(mode, one.url, ttl=LONG) as client:
         lock = client.rlock("a", cohort=3)
         outer = await lock.acquire()
@@ -251,7 +254,7 @@ async def test_a_reentrant_lock_is_passed_on_by_its_last_release(mode: str, one:
 
 
 @both
-async def test_a_cohort_without_tokens(mode: str, server: Server) -> None:
+async def test_cohort_without_tokens(mode: str, server: Server) -> None:
     async with connected(mode, server.url, ttl=LONG, fence=False) as client:
         lock, book = client.lock("a", cohort=4), Book()
         lease = await lock.acquire()
@@ -266,7 +269,7 @@ async def test_a_cohort_without_tokens(mode: str, server: Server) -> None:
 
 
 @plain
-async def test_tokens_are_compared_with_those_of_other_processes_in_between(server: Server) -> None:
+async def test_reserved_tokens_stay_below_later_ones_of_other_processes(server: Server) -> None:
     """Whoever reserves tokens must not hand them out below those that others have got since."""
     with Agent("threads", server.url, "a", cohort=4, ttl=LONG) as agent:
         async with handfast.aio.connect(server.url, ttl=LONG) as client:
@@ -296,7 +299,7 @@ async def test_tokens_are_compared_with_those_of_other_processes_in_between(serv
     ids=["ttl", "cohort", "none", "renew", "fence", "owner"],
 )
 @both
-async def test_one_who_wants_it_otherwise_takes_it_from_the_server(mode: str, other: Any, one: Server) -> None:
+async def test_waiter_with_other_options_gets_the_lock_from_the_server(mode: str, other: Any, one: Server) -> None:
     async with connected(mode, one.url, ttl=LONG) as client:
         lease = await client.lock("a", cohort=3).acquire()
         waiting = begin(mode, client.lock("a", **{"cohort": 3, **other}))
@@ -311,7 +314,7 @@ async def test_one_who_wants_it_otherwise_takes_it_from_the_server(mode: str, ot
 
 
 @both
-async def test_one_who_asks_for_another_ttl_in_the_call_takes_it_from_the_server(mode: str, one: Server) -> None:
+async def test_waiter_with_another_ttl_gets_the_lock_from_the_server(mode: str, one: Server) -> None:
     async with connected(mode, one.url, ttl=LONG) as client:
         lock = client.lock("a", cohort=3)
         lease = await lock.acquire()
@@ -325,7 +328,7 @@ async def test_one_who_asks_for_another_ttl_in_the_call_takes_it_from_the_server
 
 
 @both
-async def test_clients_do_not_pass_on_to_each_other(mode: str, one: Server) -> None:
+async def test_clients_do_not_hand_over_to_each_other_locally(mode: str, one: Server) -> None:
     async with connected(mode, one.url, ttl=LONG) as client, connected(mode, one.url, ttl=LONG) as other:
         lease = await client.lock("a", cohort=3).acquire()
         waiting = begin(mode, other.lock("a", cohort=3))
@@ -343,7 +346,7 @@ async def test_clients_do_not_pass_on_to_each_other(mode: str, one: Server) -> N
 @pytest.mark.slow
 @FAIR
 @both
-async def test_a_turn_is_no_longer_than_a_ttl(mode: str, fair: bool, one: Server) -> None:
+async def test_turn_is_no_longer_than_a_ttl(mode: str, fair: bool, one: Server) -> None:
     async with connected(mode, one.url) as client:
         lock = client.lock("a", cohort=10**6, ttl=0.5, fair=fair)
         held: list[tuple[str, float, float]] = []
@@ -413,16 +416,16 @@ async def test_two_cohorts_take_turns(mode: str, fair: bool, server: Server) -> 
         # From where both were there to where one of them had stopped.
         middle = [number for _, _, number in held[12:]][: min(len(side.held) for side in both_sides)]
         longest = max(len(list(group)) for _, group in itertools.groupby(middle))
-        # A turn is five. Not fair, the other one may come too late for its chance once, on a busy machine.
-        assert longest <= (5 if fair else 15), [len(list(group)) for _, group in itertools.groupby(middle)]
-        eventually(lambda: server.command("EXISTS", KEY, KEY + ":q") == 0)
+        # A turn is five. With barging, too: a release hands over to the queue, and the lock is never free.
+        assert longest <= 5, [len(list(group)) for _, group in itertools.groupby(middle)]
+        eventually(lambda: server.command("EXISTS", KEY, KEY + ":q", KEY + ":c") == 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"cohort": 4}], ids=["alone", "cohort"])
 @pytest.mark.parametrize("mode", MODES)
 @plain
-async def test_a_waiter_of_another_process_is_never_starved(mode: str, options: Any, server: Server) -> None:
+async def test_waiter_of_another_process_is_not_starved_by_a_cohort(mode: str, options: Any, server: Server) -> None:
     """Also one that knows nothing of cohorts."""
     with Agent(mode, server.url, "a", ttl=LONG, **options) as agent:
         async with connected(mode, server.url, ttl=LONG) as client:
@@ -447,10 +450,10 @@ async def test_a_waiter_of_another_process_is_never_starved(mode: str, options: 
 
 @pytest.mark.parametrize("mode", MODES)
 @plain
-async def test_a_fair_waiter_of_another_process_comes_after_one_turn(mode: str, server: Server) -> None:
-    with Agent(mode, server.url, "a", ttl=LONG, fair=True) as agent:
+async def test_waiter_of_another_process_comes_after_one_turn(mode: str, server: Server) -> None:
+    with Agent(mode, server.url, "a", ttl=LONG) as agent:
         async with connected(mode, server.url, ttl=LONG) as client:
-            greedy = Greedy(mode, client.lock("a", cohort=4, fair=True), 6)
+            greedy = Greedy(mode, client.lock("a", cohort=4), 6)
             await eventually_async(lambda: len(greedy.held) > 10)
             for _ in range(10):
                 agent.acquire()
@@ -468,7 +471,7 @@ async def test_a_fair_waiter_of_another_process_comes_after_one_turn(mode: str, 
 @FAIR
 @pytest.mark.parametrize("others", [0, 1, 3])
 @plain
-async def test_one_that_is_cancelled_as_it_is_given_the_lock_does_not_keep_it(
+async def test_waiter_cancelled_during_local_hand_over_does_not_keep_the_lock(
     fair: bool, others: int, server: Server
 ) -> None:
     async with handfast.aio.connect(server.url, ttl=LONG) as client:
@@ -497,7 +500,7 @@ async def test_one_that_is_cancelled_as_it_is_given_the_lock_does_not_keep_it(
 
 @FAIR
 @both
-async def test_one_whose_time_is_over_as_it_is_given_the_lock_has_it_or_lets_it_go(
+async def test_waiter_that_times_out_during_local_hand_over_has_the_lock_or_releases_it(
     mode: str, fair: bool, one: Server
 ) -> None:
     async with connected(mode, one.url, ttl=LONG) as client:
@@ -516,12 +519,12 @@ async def test_one_whose_time_is_over_as_it_is_given_the_lock_has_it_or_lets_it_
                 except NotAcquired:
                     assert task is short
                     outcomes.add(False)
-            await eventually_async(lambda: one.command("EXISTS", KEY, KEY + ":q") == 0, what="no key is left")
+            await eventually_async(lambda: one.command("EXISTS", KEY, KEY + ":q", KEY + ":c") == 0, what="no key is left")
         assert outcomes == {True, False}
 
 
 @plain
-async def test_a_client_that_is_closed_with_a_line_behind_its_holder_leaves_no_key(one: Server) -> None:
+async def test_closed_client_with_waiters_leaves_no_key(one: Server) -> None:
     client = handfast.aio.connect(one.url, ttl=LONG)
     lock = client.lock("a", cohort=10)
     lease = await lock.acquire()
@@ -538,7 +541,7 @@ async def test_a_client_that_is_closed_with_a_line_behind_its_holder_leaves_no_k
 @pytest.mark.slow
 @FAIR
 @both
-async def test_siblings_notice_that_the_holder_has_lost_it(mode: str, fair: bool, server: Server) -> None:
+async def test_siblings_notice_that_the_holder_lost_the_lock(mode: str, fair: bool, server: Server) -> None:
     async with connected(mode, server.url) as client:
         lock = client.lock("a", cohort=10, ttl=0.9, fair=fair)
         lease = await lock.acquire()
@@ -555,7 +558,7 @@ async def test_siblings_notice_that_the_holder_has_lost_it(mode: str, fair: bool
 
 
 @both
-async def test_what_was_lost_is_not_passed_on_behind_a_sibling_that_took_it_anew(mode: str, server: Server) -> None:
+async def test_lost_hold_is_not_handed_over_behind_a_newer_one(mode: str, server: Server) -> None:
     """The key is gone, its holder does not know it, a sibling has it, and a third one comes: it waits for that one."""
     async with connected(mode, server.url, ttl=LONG) as client:
         lock = client.lock("a", cohort=10)
@@ -580,7 +583,7 @@ async def test_what_was_lost_is_not_passed_on_behind_a_sibling_that_took_it_anew
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_the_lock_of_a_killed_cohort_is_free_after_its_ttl(mode: str, server: Server) -> None:
+def test_lock_of_killed_cohort_is_free_after_its_ttl(mode: str, server: Server) -> None:
     with (
         Agent(mode, server.url, "a", cohort=10, ttl=0.6) as first,
         Agent(mode, server.url, "a", cohort=10, ttl=LONG) as heir,
@@ -600,7 +603,7 @@ def test_the_lock_of_a_killed_cohort_is_free_after_its_ttl(mode: str, server: Se
 
 
 @both
-async def test_a_cohort_on_a_quorum(mode: str, three: Servers) -> None:
+async def test_cohort_on_a_quorum(mode: str, three: Servers) -> None:
     async with AsyncExitStack() as stack:
         options = {"ttl": LONG, "guard": False, "node_timeout": 0.5}
         client = await stack.enter_async_context(connected(mode, three.urls, **options))
@@ -627,7 +630,7 @@ async def test_a_cohort_on_a_quorum(mode: str, three: Servers) -> None:
 
 
 @both
-async def test_a_cohort_on_a_quorum_goes_on_without_a_minority(mode: str, three: Servers) -> None:
+async def test_cohort_on_a_quorum_goes_on_without_a_minority(mode: str, three: Servers) -> None:
     async with connected(mode, three.urls, ttl=LONG, guard=False, node_timeout=0.5) as client:
         lock, book = client.lock("a", cohort=4), Book()
         lease = await lock.acquire()

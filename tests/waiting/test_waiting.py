@@ -1,4 +1,4 @@
-"""Waiting in line: in the order of coming, at the cost of one, told of, and without a trace."""
+"""Waiters of one process: in order of arrival, at the cost of one waiter to the server, reported, and without a trace."""
 
 from __future__ import annotations
 
@@ -13,16 +13,29 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from handfast.core.effects import Watch
-from handfast.core.line import Line, Place
 
 import handfast.aio
 from handfast import ConfigError, Contended, NoQuorum, watchdog
+from handfast.core.local_queue import Waiter, WaitQueue
+from handfast.core.queue import ServerQueue
 from handfast.events import Event
 from handfast.testing import Server
 from tests.support.eventually import eventually, eventually_async
 from tests.support.sync_and_async import both, connected, plain
-from tests.support.waiters import FAIR, KEY, KINDS, STALLED, commands, held, in_line, parked, told, wanting
+from tests.support.waiters import (
+    FAIR,
+    FOREIGN,
+    FOREIGN_KEY,
+    KEY,
+    KINDS,
+    STALLED,
+    commands,
+    held,
+    in_line,
+    parked,
+    told,
+    wanting,
+)
 from tests.support.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
 
 CROWD = {"asyncio": 10_000, "threads": 500}
@@ -47,8 +60,8 @@ def ours(server: Server) -> int:
     return clients.count(b"name=handfast ")
 
 
-def lines_of(client: Any) -> Any:
-    return client._lines.by_keys
+def queues_of(client: Any) -> Any:
+    return client._queues.by_key
 
 
 # -- the line -----------------------------------------------------------------------------------------------------------
@@ -56,7 +69,7 @@ def lines_of(client: Any) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 @both
-async def test_those_who_wait_come_in_the_order_of_their_coming(mode: str, kind: str, server: Server) -> None:
+async def test_waiters_get_the_lock_in_order_of_arrival(mode: str, kind: str, server: Server) -> None:
     came: list[int] = []
 
     async def turn(i: int) -> None:
@@ -80,9 +93,9 @@ async def test_those_who_wait_come_in_the_order_of_their_coming(mode: str, kind:
 @pytest.mark.slow
 @pytest.mark.usefixtures("_small_stacks")
 @both
-async def test_a_crowd_costs_the_server_one_waiter(mode: str, server: Server) -> None:
+async def test_many_waiters_of_a_process_are_one_waiter_to_the_server(mode: str, server: Server) -> None:
     async with connected(mode, server.url) as client:
-        lock = client.lock("a")
+        lock = client.lock("a", **FOREIGN)
         with held(server):
             people = [wanting(lock, wait=30)]
             await parked(lock, 1, server)
@@ -111,7 +124,7 @@ async def test_a_crowd_costs_the_server_one_waiter(mode: str, server: Server) ->
 @FAIR
 @pytest.mark.parametrize("leaver", [0, 2, 4], ids=["first", "middle", "last"])
 @pytest.mark.parametrize(("mode", "how"), [("threads", "late"), ("asyncio", "late"), ("asyncio", "cancelled")])
-def test_whoever_leaves_the_line_the_right_one_is_next(mode: str, how: str, leaver: int, fair: bool, one: Server) -> None:
+def test_next_waiter_is_right_when_one_leaves(mode: str, how: str, leaver: int, fair: bool, one: Server) -> None:
     async def main() -> None:
         async with connected(mode, one.url) as client, connected(mode, one.url) as other:
             lock = client.lock("a", fair=fair)
@@ -133,8 +146,8 @@ def test_whoever_leaves_the_line_the_right_one_is_next(mode: str, how: str, leav
                 await lease.release()
                 lease = (await asyncio.wait_for(each, STALLED)).lease
             await lease.release()
-            assert not lines_of(client)
-            await eventually_async(lambda: one.command("EXISTS", KEY, KEY + ":q") == 0)
+            assert not queues_of(client)
+            await eventually_async(lambda: one.command("EXISTS", KEY, KEY + ":q", KEY + ":c") == 0)
 
     asyncio.run(main())
 
@@ -142,7 +155,7 @@ def test_whoever_leaves_the_line_the_right_one_is_next(mode: str, how: str, leav
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @both
-async def test_leaving_at_any_moment_disturbs_nobody(mode: str, kind: str, one: Server) -> None:
+async def test_waiters_that_leave_at_any_moment_disturb_nobody(mode: str, kind: str, one: Server) -> None:
     """A third gives up at its deadline, a third is cancelled (where that can be), a third has time."""
     dice = random.Random(f"{mode} {kind}")
     came: list[int] = []
@@ -179,8 +192,8 @@ async def test_leaving_at_any_moment_disturbs_nobody(mode: str, kind: str, one: 
         assert came == sorted(came)
         assert set(range(2, 24, 3)) <= set(came)
         assert len(came) < 24, "some have left"
-        assert not lines_of(client)
-        await eventually_async(lambda: one.command("EXISTS", KEY, KEY + ":q") == 0)
+        assert not queues_of(client)
+        await eventually_async(lambda: one.command("EXISTS", KEY, KEY + ":q", KEY + ":c") == 0)
 
 
 # -- ends ---------------------------------------------------------------------------------------------------------------
@@ -189,7 +202,7 @@ async def test_leaving_at_any_moment_disturbs_nobody(mode: str, kind: str, one: 
 @FAIR
 @pytest.mark.parametrize("fault", FAULTS)
 @both
-async def test_closing_a_client_sends_all_who_wait_away(mode: str, fault: str, fair: bool) -> None:
+async def test_closing_a_client_ends_all_its_waits(mode: str, fault: str, fair: bool) -> None:
     with Server() as server:
         async with connected(mode, server.url) as other, connected(mode, server.url) as client:
             lease = await other.lock("a", fair=fair, ttl=20.0).acquire()
@@ -204,14 +217,14 @@ async def test_closing_a_client_sends_all_who_wait_away(mode: str, fault: str, f
             all_got = await asyncio.wait_for(asyncio.gather(*people), STALLED)
             assert {type(got.error) for got in all_got} == {ConfigError}
             assert "closed while it waited" in str(all_got[0].error)
-            assert not lines_of(client)
+            assert not queues_of(client)
             if fault == "held":
-                await eventually_async(lambda: server.command("EXISTS", KEY + ":q") == 0)
+                await eventually_async(lambda: server.command("EXISTS", KEY + ":q", KEY + ":c") == 0)
                 assert await lease.release()
             server.resume()
 
 
-def test_a_client_that_is_closed_while_a_waiter_is_granted_its_first_lock_keeps_nothing(
+def test_client_closed_while_its_first_lock_is_granted_keeps_nothing(
     one: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The grant is there, its watchdog is not yet: at that moment another thread closes the client."""
@@ -228,8 +241,8 @@ def test_a_client_that_is_closed_while_a_waiter_is_granted_its_first_lock_keeps_
     client = handfast.connect(one.url, ttl=20.0)
     with ThreadPoolExecutor(1) as pool:
         with held(one):
-            want = pool.submit(client.lock("a").acquire, wait=5)
-            eventually(client.lock("a").waiters)
+            want = pool.submit(client.lock("a", **FOREIGN).acquire, wait=5)
+            eventually(client.lock("a", **FOREIGN).waiters)
         assert granted.wait(2)
         client.close()
         closed.set()
@@ -237,7 +250,7 @@ def test_a_client_that_is_closed_while_a_waiter_is_granted_its_first_lock_keeps_
             assert not want.result().valid
         else:
             assert isinstance(want.exception(), ConfigError)
-    eventually(lambda: one.command("EXISTS", KEY) == 0)
+    eventually(lambda: one.command("EXISTS", FOREIGN_KEY) == 0)
     eventually(lambda: ours(one) == 0)
 
 
@@ -248,7 +261,7 @@ def waits_only(events: list[Event]) -> Callable[[Event], None]:
 
 @FAIR
 @both
-async def test_who_waits_is_told_and_how_it_ended_and_a_failing_listener_changes_nothing(
+async def test_listeners_are_told_of_waits_and_a_failing_listener_changes_nothing(
     mode: str, fair: bool, one: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     events: list[Event] = []
@@ -296,13 +309,13 @@ async def test_who_waits_is_told_and_how_it_ended_and_a_failing_listener_changes
 
 
 @plain
-async def test_a_cancelled_waiting_ends_as_cancelled(one: Server) -> None:
+async def test_cancelled_wait_is_reported_as_cancelled(one: Server) -> None:
     events: list[Event] = []
     async with handfast.aio.connect(one.url) as client:
         client.listen(waits_only(events))
         with held(one):
-            people = [wanting(client.lock("a")) for _ in range(2)]
-            await in_line(client.lock("a"), 2)
+            people = [wanting(client.lock("a", **FOREIGN)) for _ in range(2)]
+            await in_line(client.lock("a", **FOREIGN), 2)
             for each in people:
                 each.cancel()
             await asyncio.wait(people)
@@ -311,7 +324,7 @@ async def test_a_cancelled_waiting_ends_as_cancelled(one: Server) -> None:
 
 @FAIR
 @both
-async def test_the_holder_is_who_holds_it(mode: str, fair: bool) -> None:
+async def test_holder_shows_who_holds_the_lock(mode: str, fair: bool) -> None:
     with Server() as server:
         async with connected(mode, server.url) as client, connected(mode, server.url) as rival:
             lock, theirs = client.lock("a", fair=fair), rival.lock("a", fair=fair)
@@ -332,7 +345,7 @@ async def test_the_holder_is_who_holds_it(mode: str, fair: bool) -> None:
 
 @FAIR
 @both
-async def test_those_who_wait_are_told_the_next_one_first(mode: str, fair: bool, one: Server) -> None:
+async def test_waiters_are_shown_in_order_across_clients(mode: str, fair: bool, one: Server) -> None:
     async with connected(mode, one.url, label="us") as client, connected(mode, one.url, label="them") as rival:
         lock, theirs = client.lock("a", fair=fair), rival.lock("a", fair=fair)
         assert await told(lock.waiters()) == []
@@ -340,26 +353,25 @@ async def test_those_who_wait_are_told_the_next_one_first(mode: str, fair: bool,
         people = [wanting(lock, wait=10)]
         await in_line(lock, 1)
         people.append(wanting(theirs, wait=10))
-        await in_line(theirs, 2 if fair else 1)
+        await in_line(theirs, 2)
         people.append(wanting(lock, wait=10))
-        await in_line(lock, 3 if fair else 2)
+        await in_line(lock, 3)
         waiters = await told(lock.waiters())
-        assert [who.split(":")[2] for who in waiters] == (["us", "them", "us"] if fair else ["us", "us"])
-        assert [who.split(":")[2] for who in await told(theirs.waiters())] == (["us", "them"] if fair else ["them"])
-        if fair:
-            await lease.release()
-            lease = (await people[0]).lease
-            assert lease.owner == waiters[0]
-            assert (await told(theirs.holder())).owner == lease.owner
-            await in_line(lock, 2)
-            assert (await told(theirs.waiters()))[0] == waiters[1]
+        assert [who.split(":")[2] for who in waiters] == ["us", "them", "us"]
+        assert [who.split(":")[2] for who in await told(theirs.waiters())] == ["us", "them"]
+        await lease.release()
+        lease = (await people[0]).lease
+        assert lease.owner == waiters[0]
+        assert (await told(theirs.holder())).owner == lease.owner
+        await in_line(lock, 2)
+        assert (await told(theirs.waiters()))[0] == waiters[1]
         await client.close()
         await rival.close()
         await asyncio.gather(*people)
 
 
 @both
-async def test_a_holder_without_a_token_is_not_told_to_have_one(mode: str, one: Server) -> None:
+async def test_unfenced_holder_has_no_token(mode: str, one: Server) -> None:
     async with connected(mode, one.url) as client:
         await (await client.lock("a").acquire()).release()
         lock = client.lock("a", fence=False)
@@ -393,7 +405,7 @@ async def test_many_waits_leave_nothing_behind(mode: str, kind: str, one: Server
 
         def belongings() -> tuple[int, int, int, int]:
             tasks = len(asyncio.all_tasks())
-            return threading.active_count(), len(os.listdir("/proc/self/fd")), tasks, len(lines_of(client))
+            return threading.active_count(), len(os.listdir("/proc/self/fd")), tasks, len(queues_of(client))
 
         for _ in range(3):
             await come_and_go()
@@ -404,6 +416,6 @@ async def test_many_waits_leave_nothing_behind(mode: str, kind: str, one: Server
         await eventually_async(lambda: belongings() <= before, what=f"{belongings()} <= {before}")
         assert before[3] == 0
         gc.collect()
-        assert not [each for each in gc.get_objects() if isinstance(each, Place | Line | Watch)]
+        assert not [each for each in gc.get_objects() if isinstance(each, Waiter | WaitQueue | ServerQueue)]
         assert ours(one) <= connections
         await eventually_async(lambda: one.command("KEYS", "*") in ([], [KEY.encode() + b":f"]))

@@ -1,4 +1,4 @@
-"""A wait ends at its deadline, whoever is before us and whatever becomes of the server; and says truly why."""
+"""A wait ends at its deadline, whatever the server does, and the error says why."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAULTS: dict[str, Callable[[Server, Relay], None]] = {
 @FAIR
 @pytest.mark.parametrize("fault", FAULTS)
 @both
-async def test_a_wait_ends_at_its_deadline_whatever_becomes_of_the_server(mode: str, fault: str, fair: bool) -> None:
+async def test_wait_ends_at_its_deadline_whatever_the_server_does(mode: str, fault: str, fair: bool) -> None:
     # The first in line outlasts some and is outlasted by others, who then are the first.
     waits = (0.35, 0.25, 0.45, 0.3)
 
@@ -61,9 +61,7 @@ async def test_a_wait_ends_at_its_deadline_whatever_becomes_of_the_server(mode: 
 @FAIR
 @pytest.mark.parametrize("known", [False, True], ids=["unknown", "connected"])
 @both
-async def test_a_server_that_does_not_answer_is_an_outage_at_the_deadline_not_contention(
-    mode: str, known: bool, fair: bool
-) -> None:
+async def test_silent_server_is_an_outage_and_not_contention(mode: str, known: bool, fair: bool) -> None:
     async def lateness() -> float:
         with Server() as server:
             async with connected(mode, server.url) as client:
@@ -81,7 +79,7 @@ async def test_a_server_that_does_not_answer_is_an_outage_at_the_deadline_not_co
 
 
 @both
-async def test_a_server_that_hangs_after_a_new_connection_is_not_waited_for_without_end(mode: str) -> None:
+async def test_server_that_hangs_after_a_reconnection_is_an_outage(mode: str) -> None:
     with Server() as server:
         async with connected(mode, server.url, node_timeout=0.2) as client:
             lock = client.lock("a")
@@ -95,7 +93,7 @@ async def test_a_server_that_hangs_after_a_new_connection_is_not_waited_for_with
 
 
 @both
-async def test_a_first_connection_to_something_silent_ends_at_the_deadline(mode: str) -> None:
+async def test_first_connection_to_something_silent_ends_at_the_deadline(mode: str) -> None:
     async def lateness() -> float:
         with Impostor.silent() as silent:
             async with connected(mode, silent.url) as client:
@@ -125,7 +123,7 @@ class Reluctant(Relay):
 
 @FAIR
 @both
-async def test_the_time_it_takes_to_connect_is_part_of_the_wait(mode: str, fair: bool, one: Server) -> None:
+async def test_connecting_is_part_of_the_wait(mode: str, fair: bool, one: Server) -> None:
     async def lateness() -> float:
         with Reluctant(one.url) as relay:
             async with connected(mode, relay.url) as client:
