@@ -305,21 +305,23 @@ class Observer:
     ) -> None:
         """An acquisition has passed on or yielded a vote: it goes to the lowest ticket whose waiter is there, if any."""
         second = node.micros() // 1_000_000
+        before, given = (table.get(b"*", b"") for table in (claims, node.table(key + b":c")))
         alive: list[tuple[float, bytes]] = []
         for claimant, ticket in waiting.items():
             words = claims.get(claimant, b"").split(b" ")
             if claimant != by and len(words) > 6 and int(words[0]) >= second and words[5] in node.channels:
                 alive.append((ticket, claimant))
-        given = node.table(key + b":c").get(b"*", b"")
-        if not alive:
-            return
-        ticket, heir = min(alive)
-        if node.shows(key) is None:
-            self.complain(11, f"{key!r} was let go, and {heir!r}, who waits for it, was not told")
-        if given != claims.get(b"*", b""):  # else other acquisitions of the same owner go on
-            words = given.split(b" ")
-            if (float(words[1]), words[2]) > (ticket, heir):
-                self.complain(11, f"{key!r} went to {words[2]!r}, whose turn it is not; the next is {heir!r}")
+        if alive and node.shows(key) is None:
+            self.complain(11, f"{key!r} was let go, and {min(alive)[1]!r}, who waits for it, was not told")
+        if not given or given == before:
+            return  # nobody has it, or other acquisitions of the same owner go on
+        heir = given.split(b" ")[2]
+        if heir == by:  # it yielded, and stands in the queue as before
+            _, ticket_before, _, ends, *_ = before.split(b" ")
+            if int(ends) >= second:
+                alive.append((float(ticket_before), by))
+        if not alive or heir != min(alive)[1]:
+            self.complain(11, f"{key!r} went to {heir!r}, whose turn it is not; in the queue are {sorted(alive)}")
 
     def _splits_end(self) -> None:
         """Where a majority of the votes is with waiters and nobody holds the lock, one of the waiters soon does."""
