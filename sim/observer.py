@@ -109,7 +109,7 @@ class Observer:
         self._votes: dict[tuple[int, bytes], list[tuple[float, float]]] = {}
         """By node and owner: when it voted, and how long before that it had lost its data."""
         self._free_since: dict[tuple[Client, Any], float] = {}
-        self._split_since: dict[tuple[bytes, ...], float] = {}
+        self._split_since: dict[bytes, float] = {}
         self._granted_at: dict[bytes, float] = {}
         self._queued_since: dict[bytes, float] = {}
         """By id of an acquisition: since when a majority of the nodes knows that it waits."""
@@ -325,22 +325,20 @@ class Observer:
 
     def _splits_end(self) -> None:
         """Where a majority of the votes is with waiters and nobody holds the lock, one of the waiters soon does."""
-        split: dict[tuple[bytes, ...], float] = {}
-        waiting: dict[tuple[bytes, ...], set[bytes]] = {}
+        split: dict[bytes, float] = {}
+        waiting: dict[bytes, set[bytes]] = {}
         voters = {node: None for client in self.clients for node in self._voters(client)}
         for client, waiter, who in self._heads():
-            if client.went_on_for(SPLIT):
-                waiting.setdefault(waiter.acquisition.request.keys, set()).add(who.owner)
-        for keys, owners in waiting.items():
-            holds = [hold for key in keys for hold in self._now_held.get(name_of(key), ())]
-            if any(hold.state in (HELD, RELEASING) for hold in holds) or len(keys) > 1:
+            if client.went_on_for(SPLIT) and len(waiter.acquisition.request.names) == 1:
+                waiting.setdefault(waiter.acquisition.request.key, set()).add(who.owner)
+        for key, owners in waiting.items():
+            if any(hold.state in (HELD, RELEASING) for hold in self._now_held.get(name_of(key), ())):
                 continue
-            votes = [node.shows(keys[0]) for node in voters]
+            votes = [node.shows(key) for node in voters]
             if sum(1 for vote in votes if vote in owners) > len(self.nodes) // 2:
-                granted = self._granted_at.get(keys[0], 0.0)
-                split[keys] = max(granted, self._split_since.get(keys, self.world.now))
-                if self.world.now - split[keys] > SPLIT:
-                    self.complain(17, f"the votes for {keys!r} have been split since {split[keys]:.3f} s: {votes}")
+                split[key] = max(self._granted_at.get(key, 0.0), self._split_since.get(key, self.world.now))
+                if self.world.now - split[key] > SPLIT:
+                    self.complain(17, f"the votes for {key!r} have been split since {split[key]:.3f} s: {votes}")
         self._split_since = split
 
     # -- the wire --------------------------------------------------------------------------------------------------

@@ -171,7 +171,9 @@ def test_what_was_found_once_stays_repaired(seed: int, plan: Plan | None) -> Non
 
 def test_after_a_majority_has_restarted_nobody_is_granted_anything_for_Q_and_then_soon() -> None:
     """Fault 11: unavailable for exactly Q, and for as long as clients take to look again."""
-    plan = QUORUM._replace(names=("a",), think=0.1, work=0.02, faults=("majority restart",), fault_seconds=20.0)
+    plan = QUORUM._replace(
+        names=("a",), think=0.1, work=0.02, faults=("majority restart",), fault_seconds=20.0, clients=2
+    )
     gaps = []
     for seed in range(8):
         events: list[tuple[float, str]] = []
