@@ -77,11 +77,13 @@ class Violation(AssertionError):
 class ExpectedGuarantees:
     """Which of the invariants that depend on the faults are guaranteed."""
 
-    def __init__(self, *, exclusive: bool, ordered: bool, unique: bool, lively: bool, fair: bool) -> None:
+    def __init__(self, *, exclusive: bool, ordered: bool, unique: bool, lively: bool, queues: bool, fair: bool) -> None:
         self.exclusive = exclusive
         self.ordered = ordered
         self.unique = unique
         self.lively = lively
+        self.queues = queues
+        """Waiters stand in queues on the servers."""
         self.fair = fair
 
 
@@ -392,7 +394,8 @@ class Observer:
         self._queued()
         if self.expected_guarantees.lively and self.quiet():
             self._nobody_sleeps_on()
-            self._splits_end()
+            if self.expected_guarantees.queues:
+                self._splits_end()
         else:
             self._free_since.clear()
             self._split_since.clear()
