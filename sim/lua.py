@@ -9,9 +9,9 @@ to a command is written with 17 digits, and a number that it returns loses its f
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
-from lupa.lua51 import LuaError, LuaRuntime
+from lupa.lua51 import LuaError, LuaRuntime  # pyright: ignore[reportMissingModuleSource]
 
 from handfast.protocol import scripts
 
@@ -51,7 +51,7 @@ class Commands(Protocol):
     def execute(self, words: list[bytes]) -> Any: ...
 
 
-_runtime: Final = LuaRuntime(encoding=None)
+_runtime: Final = cast(Any, LuaRuntime)(encoding=None)
 _table: Final = _runtime.table_from
 _OK: Final = _table({b"ok": b"OK"})
 _compiled: dict[str, Any] = {}

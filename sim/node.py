@@ -27,6 +27,7 @@ __all__ = ["Node", "commands_in"]
 NEVER: Final = float("-inf")
 _SHA: Final = {scripts.TEXT[name]: scripts.SHA[name] for name in scripts.NAMES}
 _VOTES: Final = frozenset({"claim", "acquire_all"})
+_GIVES_BACK: Final = frozenset({"pass", "yield"})
 _OWNER: Final = {name: 1 if name in ("claim", "pass", "yield") else 0 for name in scripts.NAMES}
 """By script: which of its arguments is the owner."""
 _WRITES: Final = frozenset({b"SET", b"EVALSHA", b"DEL", b"DELIFEQ"})
@@ -221,10 +222,11 @@ class Node(Store):
         owner = words[3 + keys + _OWNER[script]] if script != "set_marker" else b""
         if script in _VOTES:
             self._witness.voted(self, owner)
-        handing = script == "pass" or script == "yield"
-        if handing:
+        waiting: dict[bytes, float] = {}
+        claims: dict[bytes, bytes] = {}
+        holds = script in _GIVES_BACK and self.shows(words[3]) == owner
+        if holds:
             waiting, claims = dict(self.table(words[4])), dict(self.table(words[5]))
-            holder = self.shows(words[3])
         self.by = owner
         reply = lua.run(self, script, keys, words[3:])
         self.by = None
@@ -235,7 +237,7 @@ class Node(Store):
             and (type(reply) is int or (type(reply) is list and reply[0]))
         ):
             self.forgetting(self)
-        if handing and holder == owner and (waiting or script == "yield"):
+        if holds and (waiting or script == "yield"):
             self._witness.handed_over(self, words[3], words[3 + keys], waiting, claims)
         return reply
 

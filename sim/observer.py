@@ -77,11 +77,13 @@ class Violation(AssertionError):
 class ExpectedGuarantees:
     """Which of the invariants that depend on the faults are guaranteed."""
 
-    def __init__(self, *, exclusive: bool, ordered: bool, unique: bool, lively: bool, fair: bool) -> None:
+    def __init__(self, *, exclusive: bool, ordered: bool, unique: bool, lively: bool, queues: bool, fair: bool) -> None:
         self.exclusive = exclusive
         self.ordered = ordered
         self.unique = unique
         self.lively = lively
+        self.queues = queues
+        """Waiters stand in queues on the servers."""
         self.fair = fair
 
 
@@ -109,7 +111,7 @@ class Observer:
         self._votes: dict[tuple[int, bytes], list[tuple[float, float]]] = {}
         """By node and owner: when it voted, and how long before that it had lost its data."""
         self._free_since: dict[tuple[Client, Any], float] = {}
-        self._split_since: dict[tuple[bytes, ...], float] = {}
+        self._split_since: dict[bytes, float] = {}
         self._granted_at: dict[bytes, float] = {}
         self._queued_since: dict[bytes, float] = {}
         """By id of an acquisition: since when a majority of the nodes knows that it waits."""
@@ -305,40 +307,40 @@ class Observer:
     ) -> None:
         """An acquisition has passed on or yielded a vote: it goes to the lowest ticket whose waiter is there, if any."""
         second = node.micros() // 1_000_000
+        before, given = (table.get(b"*", b"") for table in (claims, node.table(key + b":c")))
         alive: list[tuple[float, bytes]] = []
         for claimant, ticket in waiting.items():
             words = claims.get(claimant, b"").split(b" ")
             if claimant != by and len(words) > 6 and int(words[0]) >= second and words[5] in node.channels:
                 alive.append((ticket, claimant))
-        given = node.table(key + b":c").get(b"*", b"")
-        if not alive:
-            return
-        ticket, heir = min(alive)
-        if node.shows(key) is None:
-            self.complain(11, f"{key!r} was let go, and {heir!r}, who waits for it, was not told")
-        if given != claims.get(b"*", b""):  # else other acquisitions of the same owner go on
-            words = given.split(b" ")
-            if (float(words[1]), words[2]) > (ticket, heir):
-                self.complain(11, f"{key!r} went to {words[2]!r}, whose turn it is not; the next is {heir!r}")
+        if alive and node.shows(key) is None:
+            self.complain(11, f"{key!r} was let go, and {min(alive)[1]!r}, who waits for it, was not told")
+        if not given or given == before:
+            return  # nobody has it, or other acquisitions of the same owner go on
+        heir = given.split(b" ")[2]
+        if heir == by:  # it yielded, and stands in the queue as before
+            _, ticket_before, _, ends, *_ = before.split(b" ")
+            if int(ends) >= second:
+                alive.append((float(ticket_before), by))
+        if not alive or heir != min(alive)[1]:
+            self.complain(11, f"{key!r} went to {heir!r}, whose turn it is not; in the queue are {sorted(alive)}")
 
     def _splits_end(self) -> None:
         """Where a majority of the votes is with waiters and nobody holds the lock, one of the waiters soon does."""
-        split: dict[tuple[bytes, ...], float] = {}
-        waiting: dict[tuple[bytes, ...], set[bytes]] = {}
+        split: dict[bytes, float] = {}
+        waiting: dict[bytes, set[bytes]] = {}
         voters = {node: None for client in self.clients for node in self._voters(client)}
         for client, waiter, who in self._heads():
-            if client.went_on_for(SPLIT):
-                waiting.setdefault(waiter.acquisition.request.keys, set()).add(who.owner)
-        for keys, owners in waiting.items():
-            holds = [hold for key in keys for hold in self._now_held.get(name_of(key), ())]
-            if any(hold.state in (HELD, RELEASING) for hold in holds) or len(keys) > 1:
+            if client.went_on_for(SPLIT) and len(waiter.acquisition.request.names) == 1:
+                waiting.setdefault(waiter.acquisition.request.key, set()).add(who.owner)
+        for key, owners in waiting.items():
+            if any(hold.state in (HELD, RELEASING) for hold in self._now_held.get(name_of(key), ())):
                 continue
-            votes = [node.shows(keys[0]) for node in voters]
+            votes = [node.shows(key) for node in voters]
             if sum(1 for vote in votes if vote in owners) > len(self.nodes) // 2:
-                granted = self._granted_at.get(keys[0], 0.0)
-                split[keys] = max(granted, self._split_since.get(keys, self.world.now))
-                if self.world.now - split[keys] > SPLIT:
-                    self.complain(17, f"the votes for {keys!r} have been split since {split[keys]:.3f} s: {votes}")
+                split[key] = max(self._granted_at.get(key, 0.0), self._split_since.get(key, self.world.now))
+                if self.world.now - split[key] > SPLIT:
+                    self.complain(17, f"the votes for {key!r} have been split since {split[key]:.3f} s: {votes}")
         self._split_since = split
 
     # -- the wire --------------------------------------------------------------------------------------------------
@@ -392,7 +394,8 @@ class Observer:
         self._queued()
         if self.expected_guarantees.lively and self.quiet():
             self._nobody_sleeps_on()
-            self._splits_end()
+            if self.expected_guarantees.queues:
+                self._splits_end()
         else:
             self._free_since.clear()
             self._split_since.clear()

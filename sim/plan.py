@@ -186,9 +186,11 @@ class Plan(NamedTuple):
         ordered = unique and (exclusive or not self.cohort)
         lively = not (stuck or suspected or disputed)
         clocks = {"wild drift", "drift", "slow clock forgets", *STEPS} if self.nodes > 1 else set[str]()
-        queues = self.fair and not self.published and self.tries is None
-        fair = queues and not backwards and not faults & clocks
-        return ExpectedGuarantees(exclusive=exclusive, ordered=ordered, unique=unique, lively=lively, fair=fair)
+        queues = not self.published and self.tries is None
+        fair = queues and self.fair and not backwards and not faults & clocks
+        return ExpectedGuarantees(
+            exclusive=exclusive, ordered=ordered, unique=unique, lively=lively, queues=queues, fair=fair
+        )
 
 
 class Theme(NamedTuple):

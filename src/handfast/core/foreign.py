@@ -19,7 +19,7 @@ from handfast.core.attempt import OUTAGE, attempt, prepare, withdraw
 from handfast.core.hold import Hold
 from handfast.core.io import IO, Fault
 from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
-from handfast.core.votes import AllReplies, Ballot
+from handfast.core.votes import AllReplies, Ballot, is_grant
 from handfast.errors import ConfigError, NotAcquired
 from handfast.protocol import commands
 from handfast.protocol.claims import Refused
@@ -63,11 +63,14 @@ async def wait_for_change(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ba
     unreachable_since = io.now() if ballot.faults() > group.n - group.need else None
     try:
         while True:
-            if ballot.yeses or renewed > CALM:
-                # Rivals whose votes were split must not meet again at once.
-                pause = policy.backoff(tried, io.random()) if ballot.yeses else min(0.05, 0.001 * 2.0 ** min(renewed, 6))
-                await io.sleep(acquisition.earlier(io.now() + pause))
+            # Before any pause: rivals that keep their votes meanwhile could keep each other out for ever.
             withdraw(io, acquisition)
+            # A vote may have come after the others had decided.
+            split = any(answer is None or is_grant(answer) for answer in ballot.answers)
+            if split or renewed > CALM:
+                # Rivals whose votes were split must not meet again at once.
+                pause = policy.backoff(tried, io.random()) if split else min(0.05, 0.001 * 2.0 ** min(renewed, 6))
+                await io.sleep(acquisition.earlier(io.now() + pause))
             answers = await _look(io, waiter, tracker)
             holder = next((a.holder for a in answers if type(a) is Refused), b"")
             renewed, seen = (renewed + 1, seen) if holder and holder == seen else (0, holder)
