@@ -113,9 +113,12 @@ def test_private_server_ends_with_client_that_is_dropped() -> None:
         client.lock("a").acquire(wait=10).release()
         sockets.extend(address.path for address in client._addresses)
 
+    def ended() -> bool:
+        gc.collect()
+        return not any(map(os.path.exists, sockets))
+
     use()
-    gc.collect()
-    eventually(lambda: not any(map(os.path.exists, sockets)), within=5)
+    eventually(ended, within=5)
 
 
 @needs_server
