@@ -103,7 +103,7 @@ class ToolFailedError(Exception):
 
 
 NO_FAULTS = "OVERTAKING=1 FEW_STAMPS"
-"""Without faults, a waiter that all nodes know is overtaken at most once. It yields a vote at most once per lower ticket."""
+"""Without faults, a waiter that all nodes know is overtaken at most once, and yields a vote once per lower ticket."""
 
 CONFIGURATIONS = (
     # One node: the rules are a plain queue.
