@@ -406,10 +406,12 @@ class _Belongings:
                 pass  # the process ends, and its connections with it
 
     def _end(self) -> None:
-        if self.dog is not None:
-            self.dog.unregister(self.group)
-        self.end_connections()
-        self.where.close()
+        try:
+            if self.dog is not None:
+                self.dog.unregister(self.group)
+            self.end_connections()
+        finally:
+            self.where.close()
 
 
 def _after_fork() -> None:
