@@ -7,6 +7,7 @@ many connections and callers notice.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,8 +30,9 @@ class Reports:
     """The reports of one client. It is the Observer of its nodes and holds."""
 
     def __init__(self, call_on_lost: Callable[[Callable[[LeaseLost], object], LeaseLost], None]) -> None:
-        self._call_on_lost = call_on_lost
-        """Calls an on_lost= callback, in the thread where it belongs."""
+        self._call_on_lost = weakref.WeakMethod(call_on_lost)
+        """Calls an on_lost= callback, in the thread where it belongs. Weak: the watchdog keeps this object, and with it
+        would keep a client that nobody has any more. A client that is gone has no lease whose loss could be told."""
         self.listeners: tuple[Callable[[Event], object], ...] = ()
         """Empty, as mostly, it costs one look to report nothing."""
         self.forked()
@@ -83,7 +85,9 @@ class Reports:
         self.of_hold("lost", hold, clock.now() - hold.granted_at, hold.reason)
         on_lost = hold.config.policy.on_lost
         if callable(on_lost):
-            self._call_on_lost(on_lost, loss_of(hold, hold.reason))
+            call = self._call_on_lost()
+            if call is not None:
+                call(on_lost, loss_of(hold, hold.reason))
 
     def renewal_ended(self, holds: Sequence[Hold], seconds: float) -> None:
         """See Observer."""

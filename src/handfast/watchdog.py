@@ -52,6 +52,8 @@ CLOSE_TIMEOUT: Final = 0.5
 """Seconds that a closing client or process waits for servers to accept its releases."""
 CLOSED: Final = "the client was closed"
 """Why the holders of a client that closes lose their leases."""
+LATE_ARRIVAL: Final = 0.05
+"""Seconds after which a claim that was on its way when its connection was given up has surely been carried out."""
 RELEASE_SOONEST: Final = 0.02
 RELEASE_LATEST: Final = 1.0
 """Seconds between two tries to release something at a node that cannot be asked: doubled from the one to the other."""
@@ -285,6 +287,11 @@ class Watchdog:
         while self._registrations.get(group) is registration:
             io = await self._io_for(registration, hold.key)
             unasked = await release.repeat(io, hold, unasked)
+            if hold.may_arrive_late and not unasked:
+                # A server may read the connection that carried the claim after ours.
+                hold.may_arrive_late, unasked = False, set(range(group.n))
+                await asyncio.sleep(LATE_ARRIVAL)
+                continue
             if not unasked or io.now() + pause >= given_up or io.closed:
                 break
             await io.sleep(io.now() + pause)

@@ -27,5 +27,6 @@ def test_types_of_the_public_api_and_the_examples(checker: str) -> None:
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     found = {(Path(name).name, int(line)) for name, line in re.findall(r"(\S+\.py):(\d+)\S* (?:- )?error:", ended.stdout)}
+    found = {each for each in found if each[0] != "typos.py"}  # see test_type_checkers.py
     lines = enumerate((HERE / "wrong.py").read_text().splitlines(), start=1)
     assert found == {("wrong.py", number) for number, line in lines if line.endswith("# mistake")}, ended.stdout

@@ -89,6 +89,8 @@ class Hold(LockKeys):
     """A vote was restored on the watchdog's connections, so the release must follow it there too."""
     release_unconfirmed = False
     """Some node may not have carried out the release: the watchdog repeats it."""
+    may_arrive_late = False
+    """Its claim may still be on its way, on a connection that was given up: the watchdog releases it twice."""
     repeat_release: Callable[[Hold], Any] | None = None
     """Has the watchdog repeat the release, if a node fails after a majority has confirmed it."""
     handed_over = False

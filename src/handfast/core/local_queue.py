@@ -83,6 +83,7 @@ class Acquisition:
         assert self.who is not None
         hold = Hold(self.request, self.who, self.timing.ttl, 0.0, self.began, 0, 0)
         hold.give_up()
+        hold.may_arrive_late = True
         return hold
 
 
