@@ -237,6 +237,11 @@ THEMES: Final = (
     # Nothing but contention: tickets that were taken at the same time, and claims that arrive in different orders.
     Theme(("distance",), {**_QUEUE, "nodes": 3, "guard": True, "think": 0.02, "work": 0.01}),
     Theme(("cancel",), {**_QUEUE, "nodes": 5, "guard": True, "think": 0.1, "work": 0.1}),
+    # Claims that are repeated before they are answered, so that answers come after the vote was given back.
+    Theme(
+        ("slow network", "distance", "stopped node"),
+        {**_QUEUE, "nodes": 3, "guard": True, "ttl": 0.4, "think": 0.05, "work": 0.02, "fault_seconds": 15.0},
+    ),
     # Counters that expire, and clocks that are set back.
     Theme(
         ("wrong wall clocks", "partition", "restart"),
