@@ -79,12 +79,14 @@ async def test_waiters_get_the_lock_in_order_of_arrival(mode: str, kind: str, se
         await got.lease.release()
 
     async with connected(mode, server.url) as client:
+        began: list[Event] = []
+        client.listen(lambda event: began.append(event) if event.kind == "waiting_began" else None)
         lock = client.lock("a", **KINDS[kind])
         first = await lock.acquire()
         people: list[asyncio.Task[None]] = []
         for i in range(12):
             people.append(asyncio.create_task(turn(i)))
-            await in_line(lock, len(people))
+            await eventually_async(lambda: len(began) == len(people))
         await first.release()
         await asyncio.gather(*people)
         assert came == list(range(12))
