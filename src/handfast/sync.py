@@ -364,6 +364,9 @@ class Client(BaseClient[Lock, Lease]):
             if self._closed:
                 raise ConfigError("this client is closed") from None
             io = ThreadIO(self._group, self._addresses, self._shake)
+        return self._use_these(io, operation, *args)
+
+    def _use_these(self, io: ThreadIO, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         try:
             _refresh(io)
             return run(operation(io, *args))
@@ -409,13 +412,27 @@ class Client(BaseClient[Lock, Lease]):
         if hold.config.cohort and self._hand_over(hold):
             return True
         try:
-            released = self._use_for(hold.key, release, hold)
+            released = self._release_where_acquired(hold)
         except BaseException:
             if hold.state != HELD:  # otherwise nothing was sent, and the lease goes on
                 self._abandon(hold)
             raise
         self._released(hold)
         return released
+
+    def _release_where_acquired(self, hold: Hold) -> bool:
+        """On a quorum, use the connections that carried the acquisition: on others the release may overtake it at a slow
+        node. If another thread uses them now, the watchdog releases such nodes once more."""
+        if self._group.n == 1 or self._pool is not None:
+            return self._use_for(hold.key, release, hold)
+        try:
+            self._idle.remove(hold.carrier)
+        except ValueError:
+            released = self._use_for(hold.key, release, hold)
+            if hold.asked & ~hold.votes:
+                hold.release_unconfirmed = hold.may_arrive_late = True
+            return released
+        return self._use_these(hold.carrier, release, hold)
 
     def _reenter(self, lock: Lock, timing: Timing, wait: float | None) -> Lease:
         mine = self._reentries.setdefault(threading.current_thread(), {})

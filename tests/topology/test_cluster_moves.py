@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 import handfast
-from handfast import Contended, NoQuorum
+from handfast import NoQuorum
 from handfast.testing import Cluster, available
 from handfast.testing.cluster_node import ClusterNode
 from tests.support.eventually import eventually_async
@@ -39,39 +39,6 @@ TAG = "{t}"
 
 
 # -- a slot on its way -------------------------------------------------------------------------------------------------
-
-
-@both
-async def test_an_unfenced_lock_is_taken_and_released_while_its_slot_moves(mode: str, sharded: Cluster) -> None:
-    slot, target = slot_and_target(sharded, key_of(TAG + mode))
-    async with connected(mode, sharded.url, fence=False) as client, connected(mode, sharded.url, fence=False) as rival:
-        before = await client.lock(f"{TAG}before").acquire(wait=5)
-        with sharded.moving(slot, target) as move:
-            new = await client.lock(TAG + mode).acquire(wait=0)
-            with target.connect() as link:
-                link.command("ASKING")
-                assert link.command("EXISTS", key_of(TAG + mode)) == 1, "a new key is made where the slot goes"
-            assert (await wanting(rival.lock(TAG + mode), wait=0)).lease is None
-            await new.extend()
-            assert await rival.lock(f"{TAG}before").try_acquire() is None, "an old one is still where it was"
-            while move.step():
-                pass
-            assert (await wanting(rival.lock(f"{TAG}before"), wait=0)).lease is None
-            await before.extend()
-            assert await new.release()
-        assert await before.release()
-        assert having(sharded, key_of(TAG + mode)) == []
-
-
-@both
-async def test_contention_is_contention_though_the_slot_moves(mode: str, sharded: Cluster) -> None:
-    slot, target = slot_and_target(sharded, key_of(TAG + mode))
-    async with connected(mode, sharded.url, fence=False) as client, connected(mode, sharded.url, fence=False) as rival:
-        with sharded.moving(slot, target):
-            lease = await client.lock(TAG + mode).acquire(wait=0)
-            got = await wanting(rival.lock(TAG + mode), wait=0)
-            assert await lease.release()
-    assert isinstance(got.error, Contended), got
 
 
 @both

@@ -63,6 +63,7 @@ def _keep(waiter: Waiter, hold: Hold) -> Hold:
 
 def leave(queues: WaitQueues, waiter: Waiter) -> None:
     """Out of the local queue. What a sibling handed over and the waiter did not take is released by the watchdog."""
+    given: Hold | None = None
     try:
         given = queues.leave(waiter)
     except BaseException:
@@ -98,8 +99,9 @@ async def take(
         hold = await _take(io, access, queues, acquisition, waiter)
         queues.check_open()
         done = hold is not None and hold.who is acquisition.who
-        if done:
+        if hold is not None and done:
             acquisition.hold = hold
+            hold.carrier, hold.asked = io, acquisition.touched
         return hold
     finally:
         if acquisition.who is not None:

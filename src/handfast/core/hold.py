@@ -89,6 +89,10 @@ class Hold(LockKeys):
     """A vote was restored on the watchdog's connections, so the release must follow it there too."""
     release_unconfirmed = False
     """Some node may not have carried out the release: the watchdog repeats it."""
+    carrier: Any = None
+    """The connections that carried its acquisition. A release on others may overtake a request that is under way."""
+    asked = 0
+    """Nodes, as bits, that were asked for a vote."""
     may_arrive_late = False
     """Its claim may still be on its way, on a connection that was given up: the watchdog releases it twice."""
     repeat_release: Callable[[Hold], Any] | None = None
@@ -257,6 +261,7 @@ class Hold(LockKeys):
         hold.handovers = self.handovers + 1
         hold.turn = self.turn
         hold.healed = self.healed
+        hold.carrier, hold.asked = self.carrier, self.asked
         hold.standstills = self.standstills
         if self.token:
             hold.token += 1

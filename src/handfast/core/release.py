@@ -88,6 +88,9 @@ async def release(io: IO, hold: Hold) -> bool:
         await io.connect(group.need, max(0.5, config.timing.timeout))
     ballot = _ballot(hold, group.need)
     await io.broadcast(payloads(hold, hold.who, hold.token_floor), ballot, config.timing.timeout)
+    if _slot_moves(hold, ballot):
+        ballot = _ballot(hold, group.need)
+        await io.broadcast(_published(hold, hold.who), ballot, config.timing.timeout)
     gone = not ballot.won and ballot.refused() > group.n - group.need
     failed = any(type(answer) is Fault and hold.is_on(node) for node, answer in enumerate(ballot.answers))
     hold.release_unconfirmed = hold.healed or failed or not (ballot.won or gone)
@@ -101,10 +104,21 @@ async def release(io: IO, hold: Hold) -> bool:
     return False
 
 
+def _slot_moves(hold: Hold, ballot: Ballot) -> bool:
+    """A cluster refuses scripts with several keys while a slot moves. The lock's own key can be deleted, and nobody is
+    handed the lock: its waiters look again."""
+    if hold.explicit_owner or not hold.group.clustered:
+        return False
+    return any(type(answer) is Fault and answer.kind == "TRYAGAIN" for answer in ballot.answers)
+
+
 async def repeat(io: IO, hold: Hold, nodes: set[int]) -> set[int]:
     """Release on these nodes once more. Returns the nodes that could not be asked."""
     words = payloads(hold, hold.who, hold.token_floor)
     ballot = _ballot(hold, len(nodes), len(nodes))
     some = [payload_for(words, i) if i in nodes else None for i in range(hold.group.n)]
     await io.broadcast(some, ballot, hold.config.timing.timeout)
+    if _slot_moves(hold, ballot):
+        ballot = _ballot(hold, len(nodes), len(nodes))
+        await io.broadcast(_published(hold, hold.who), ballot, hold.config.timing.timeout)
     return {i for i in nodes if ballot.answers[i] is None or type(ballot.answers[i]) is Fault}

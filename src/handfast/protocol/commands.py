@@ -147,8 +147,9 @@ def acquire_all(
 
 
 def extend(keys: Sequence[bytes], who: Identity, ttl_ms: bytes, longest_ms: bytes) -> bytes:
-    all_keys = [*keys, *names.with_suffix(keys, names.GENERATIONS)]
-    return script("extend", all_keys, who.owner, who.generation, ttl_ms, longest_ms)
+    # Only the locks where that is enough: a cluster refuses keys that do not exist while their slot moves.
+    generations = names.with_suffix(keys, names.GENERATIONS) if who.generation != NO_GENERATION else []
+    return script("extend", [*keys, *generations], who.owner, who.generation, ttl_ms, longest_ms)
 
 
 def restore_vote(
