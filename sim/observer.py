@@ -318,7 +318,7 @@ class Observer:
         if not given or given == before:
             return  # nobody has it, or other acquisitions of the same owner go on
         heir = given.split(b" ")[2]
-        if heir == by:  # it yielded, and stands in the queue as before
+        if heir == by and before:  # it yielded, and stands in the queue as before
             _, ticket_before, _, ends, *_ = before.split(b" ")
             if int(ends) >= second:
                 alive.append((float(ticket_before), by))
