@@ -290,7 +290,7 @@ class Watchdog:
             if hold.may_arrive_late and not unasked:
                 # A server may read the connection that carried the claim after ours.
                 hold.may_arrive_late, unasked = False, set(range(group.n))
-                await asyncio.sleep(LATE_ARRIVAL)
+                await io.sleep(io.now() + LATE_ARRIVAL)
                 continue
             if not unasked or io.now() + pause >= given_up or io.closed:
                 break

@@ -41,7 +41,7 @@ TIME: tuple[Bug, ...] = (
         "the deadline is not looked at again once a majority has granted",
         (1, 5, 6, 18),
         (
-            (attempt._conclude, "if token is None or io.now() >= deadline:", "if token is None:"),
+            (attempt._conclude, "token is None or io.now() >= deadline or", "token is None or"),
             (ServerQueue.hold_if_won, "if self.io.now() >= deadline:", "if False:"),
         ),
     ),
@@ -138,7 +138,13 @@ VOTES: tuple[Bug, ...] = (
         "no-rollback",
         "a failed attempt is not undone",
         (9, 11),
-        ((attempt.withdraw, "if take_back(io, acquisition.request, acquisition.who, touched):", "if True:"),),
+        (
+            (
+                attempt.withdraw,
+                "if not take_back(io, acquisition.request, acquisition.who, acquisition.touched):",
+                "if False:",
+            ),
+        ),
     ),
     (
         "rollback-only-where-granted",
@@ -159,8 +165,13 @@ VOTES: tuple[Bug, ...] = (
         (
             (
                 "pass",
-                "if call('GET', KEYS[1]) ~= owner then return 0 end",
-                "if not call('GET', KEYS[1]) then return 0 end",
+                "if call('GET', KEYS[1]) ~= owner then return 0 end\nlocal free",
+                "if not call('GET', KEYS[1]) then return 0 end\nlocal free",
+            ),
+            (
+                "pass",
+                "  if call('GET', KEYS[1]) ~= owner then return 0 end",
+                "  if not call('GET', KEYS[1]) then return 0 end",
             ),
             ("delete_owned", "if redis.call('GET', KEYS[1]) == ARGV[1] then", "if true then"),
         ),
@@ -187,7 +198,7 @@ VOTES: tuple[Bug, ...] = (
         "healed-not-followed",
         "the release of a healed lease does not follow the heal on its connection",
         (9,),
-        ((release.release, "hold.healed or not (ballot.won or gone)", "not (ballot.won or gone)"),),
+        ((release.release, "hold.healed or failed or not (ballot.won or gone)", "failed or not (ballot.won or gone)"),),
     ),
     (
         "one-owner-for-all",
@@ -203,7 +214,7 @@ GUARD: tuple[Bug, ...] = (
         "a node that has forgotten may vote at once",
         (1, 2, 3, 4, 5, 10),
         (
-            (guard.quarantine, 'group.max_ttl_ms, b"-")', 'group.max_ttl_ms, b"0")'),
+            (guard.quarantine, "group.max_ttl_ms, memory(seen))", 'group.max_ttl_ms, b"0")'),
             (guard.period, "return group.policy.max_ttl * (1 + 2 * group.policy.drift) + MARGIN", "return 0.0"),
             (guard.check_vote, "if proof is None or not node.marker or proof != (promotion, node.marker):", "if False:"),
         ),
@@ -235,14 +246,14 @@ GUARD: tuple[Bug, ...] = (
                 guard.repair,
                 "payloads[i] = quarantine(group, node, state.raw)",
                 "payloads[i] = quarantine(group, node, state.raw)\n"
-                "            io.actor.world.__dict__.setdefault('early', {})[i] = floor_for(group, i, states, group.n)",
+                "            io.actor.world.__dict__.setdefault('early', {})[i] = floor_for(group, states, group.n)",
             ),
             (
                 guard.repair,
-                "        floor = floor_for(group, i, states, len(ready))\n",
-                "        floor = io.actor.world.__dict__.get('early', {}).pop(i, None)\n"
-                "        if floor is None:\n"
-                "            floor = floor_for(group, i, states, len(ready))\n",
+                "    if floor is not None:\n",
+                "    early = [io.actor.world.__dict__.get('early', {}).pop(i, None) for i in ready]\n"
+                "    floor = next((each for each in early if each is not None), floor)\n"
+                "    if floor is not None:\n",
             ),
         ),
     ),
@@ -250,7 +261,7 @@ GUARD: tuple[Bug, ...] = (
         "no-repair",
         "a node votes after its quarantine with whatever its counters are",
         (2, 3, 4),
-        ((guard.floor_for, "others = [", "return 0\n    others = ["),),
+        ((guard.floor_for, "known = max(", "return 0\n    known = max("),),
     ),
     (
         "set-back-clock",
@@ -266,7 +277,11 @@ TOKENS: tuple[Bug, ...] = (
         "where the answers differ, the largest of the M smallest is taken, and the others are not raised to it",
         (2, 3, 4),
         (
-            (tokens.agree, "return (token if raised.won else None), at_token", "return token, set(counters)"),
+            (
+                tokens.agree,
+                "return (token if len(at_token) >= group.need else None), at_token",
+                "return token, set(counters)",
+            ),
             (tokens.agree, "await io.broadcast(payloads, raised, timeout)", "pass"),
         ),
     ),
@@ -374,7 +389,7 @@ QUEUE: tuple[Bug, ...] = (
         "holder-yields",
         "a waiter that has a majority gives a vote back",
         (1, 5),
-        ((ServerQueue._inquired, "if self.holds or not vote.deadline", "if not vote.deadline"),),
+        ((ServerQueue._inquired, "if self._has_majority() or not vote.deadline", "if not vote.deadline"),),
     ),
     (
         "expired-grant-counts",
@@ -396,7 +411,7 @@ QUEUE: tuple[Bug, ...] = (
         "pass-keeps-the-claim",
         "an acquisition that ends stays in the queue",
         (9, 11),
-        (("pass", "if call('ZREM', KEYS[2], id) == 1 then call('HDEL', KEYS[3], id) end", ""),),
+        (("pass", "if call('ZREM', KEYS[2], id) == 1 then", "if false then"),),
     ),
     (
         "yield-does-not-queue",
@@ -439,7 +454,7 @@ QUEUE: tuple[Bug, ...] = (
         "next-is-not-told",
         "a release leaves the lock free, and tells nobody",
         (11,),
-        (("pass", "if call('EXISTS', KEYS[2]) == 0 or not give(floor) then", "if true then"),),
+        (("pass", "if give(floor) then return 2 end", ""),),
     ),
     (
         "claim-sent-again",

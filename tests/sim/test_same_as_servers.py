@@ -79,7 +79,7 @@ def say(payload: bytes) -> Say:
 locks = st.sampled_from(LOCKS)
 several = st.sampled_from([LOCKS[:1], LOCKS[1:], LOCKS])
 acquisitions = st.sampled_from(
-    [Identity.new(b"h:1::one"), Identity.new(b"h:1::two"), Identity.new(b"h:1::three")]
+    [Identity(b"h:1::one", b"h:1::one"), Identity(b"h:1::two", b"h:1::two"), Identity(b"h:1::three", b"h:1::three")]
     + [Identity.explicit(b"job 42", generation) for generation in (b"g1", b"g2")]
     + [Identity.explicit(b"other job", b"g3")]
 )
@@ -103,8 +103,8 @@ def claim(draw: st.DrawFn) -> Step:
     proposal, floor = b"%d" % draw(small), b"%d" % draw(small)
     return say(
         commands.claim(
-            draw(locks), joined(draw(guards)), draw(acquisitions), terms, proposal, floor, limits, ticket, channel,
-            draw(st.booleans()),
+            keys.queue_keys(draw(locks)), joined(draw(guards)), draw(acquisitions), terms, proposal, floor, limits, ticket,
+            channel, draw(st.booleans()),
         )
     )  # fmt: skip
 
@@ -112,7 +112,11 @@ def claim(draw: st.DrawFn) -> Step:
 @st.composite
 def passes(draw: st.DrawFn) -> Step:
     retention = bulk(b"%d" % draw(retentions))
-    return say(commands.pass_on(draw(locks), joined(draw(guards)), draw(acquisitions), b"%d" % draw(small), retention))
+    return say(
+        commands.pass_on(
+            keys.queue_keys(draw(locks)), joined(draw(guards)), draw(acquisitions), b"%d" % draw(small), retention
+        )
+    )
 
 
 class Yield(NamedTuple):
@@ -130,7 +134,9 @@ class Yield(NamedTuple):
         retention = bulk(b"%d" % self.retention)
         play.send(
             *(
-                commands.yield_vote(self.lock, joined(self.guard_keys), self.who, stamp, self.floor, retention)
+                commands.yield_vote(
+                    keys.queue_keys(self.lock), joined(self.guard_keys), self.who, stamp, self.floor, retention
+                )
                 for stamp in stamps
             )
         )
