@@ -318,6 +318,10 @@ class Store:
     def _publish(self, words: list[bytes]) -> Any:
         return self.publish(words[1], words[2])
 
+    def _pubsub(self, words: list[bytes]) -> Any:
+        """NUMSUB of one channel."""
+        return [words[2], 1 if words[2] in self.channels else 0]
+
     def _info(self, words: list[bytes]) -> Any:
         return self.about()
 
@@ -402,5 +406,6 @@ _COMMANDS: Final[dict[bytes, Callable[[Store, list[bytes]], Any]]] = {
     b"ZPOPMIN": Store._zpopmin,
     b"TIME": Store._time,
     b"PUBLISH": Store._publish,
+    b"PUBSUB": Store._pubsub,
     b"INFO": Store._info,
 }

@@ -103,8 +103,8 @@ def claim(draw: st.DrawFn) -> Step:
     proposal, floor = b"%d" % draw(small), b"%d" % draw(small)
     return say(
         commands.claim(
-            keys.queue_keys(draw(locks)), joined(draw(guards)), draw(acquisitions), terms, proposal, floor, limits, ticket,
-            channel, draw(st.booleans()),
+            keys.queue_keys(draw(locks)), joined(draw(guards)), draw(acquisitions), terms, proposal, floor, limits,
+            ticket, channel, draw(st.booleans()),
         )
     )  # fmt: skip
 

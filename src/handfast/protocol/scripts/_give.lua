@@ -23,7 +23,8 @@ local function hint(ttl)
     if ends then
       local late = ends - its_ttl / 1000 - 2 > time[1] + ttl / 1000
       if late and push(channel, 'look ' .. waiter) then return end
-      if not late and call('PUBSUB', 'NUMSUB', channel)[2] > 0 then return end
+      local listeners = redis.pcall('PUBSUB', 'NUMSUB', channel) -- a user without the right counts as nobody
+      if not late and type(listeners[2]) == 'number' and listeners[2] > 0 then return end
     end
   end
 end
