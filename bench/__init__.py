@@ -5,9 +5,10 @@ raw-socket program that does only the unavoidable work, measured in the same run
 everybody else's, best round of each.
 
     floors.py  afloors.py   the floors, blocking and asyncio
-    commands.py             the bytes a floor sends: plain, or fenced with the library's own acquire script
-    ours.py  peers.py       handfast and the other libraries, each through its documented usage
-    contestant.py           what all of them look like from here
+    commands.py             the bytes a floor sends: plain, or fenced by a script that counts tokens
+    handfast_adapter.py     handfast through its documented usage
+    peers.py                the other libraries through theirs
+    candidate.py            what all of them look like from here
     measure.py              one round, the interleaving of rounds, the best of them
     cases.py                the table of what is measured; a new case is one class and one line there
     plan.py  outcome.py     how much is measured, what a case leaves behind
@@ -16,9 +17,10 @@ everybody else's, best round of each.
 Several who want one lock:
 
     handoff.py              the case of many processes: its races, and what else is asked of 8 processes
-    crew.py  member.py      the processes: those who command them, and what one of them does
+    workers.py  worker.py   the processes: the code that commands them, and what one of them does
     handoff_floor.py        their floor: queue and hand-over on the server, told by a push
-    rivals.py               handfast and the other libraries, as their users wait for a lock
+    quorum_floor.py         the same on five nodes: tickets, inquire and yield
+    waiting_candidates.py   handfast and the other libraries, as their users wait for a lock
     handoff_figures.py      from timestamps to hand-offs, latencies and fairness
     traffic.py              commands that clients sent, counted by the server
     cohort.py               the case of a thousand tasks in one process

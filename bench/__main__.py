@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from bench import report, servers
 from bench.cases import CASES
-from bench.ours import NAME
+from bench.handfast_adapter import NAME
 from bench.outcome import Outcome
 from bench.plan import FULL, QUICK, Plan
 

@@ -15,8 +15,8 @@ from functools import partial
 
 import hiredis
 
+from bench.candidate import AsyncCandidate, AsyncPair, AsyncSession, PairFailed, Urls, address
 from bench.commands import commands_for, owners
-from bench.contestant import AsyncContestant, AsyncPair, AsyncSession, PairFailed, Urls, address
 from bench.floors import connected
 
 
@@ -162,5 +162,5 @@ async def quorum(urls: Urls, with_fence: bool) -> AsyncIterator[AsyncSession]:
         node.transport.close()
 
 
-def floors(nodes: int, with_fence: bool) -> list[AsyncContestant]:
-    return [AsyncContestant("floor", partial(one_node if nodes == 1 else quorum, with_fence=with_fence))]
+def floors(nodes: int, with_fence: bool) -> list[AsyncCandidate]:
+    return [AsyncCandidate("floor", partial(one_node if nodes == 1 else quorum, with_fence=with_fence))]

@@ -11,35 +11,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench import afloors, floors
+from bench.candidate import AsyncSession, Pair, Urls
 from bench.cohort import Cohort
-from bench.contestant import AsyncSession, Pair, Urls
-from bench.handoff import Handoffs
+from bench.handfast_adapter import handfast_async, handfast_sync
+from bench.handoff import Handoffs, QuorumHandoffs
 from bench.measure import (
     STUCK_SECONDS,
     WARM_UP_PAIRS,
     WARM_UP_PAIRS_PER_TASK,
-    Entrant,
     Figure,
+    Standing,
     Stuck,
     async_round,
     sync_round,
     time_limit,
     turns,
 )
-from bench.ours import ours, ours_async
 from bench.outcome import Case, Outcome
 from bench.peers import ASYNC_PEERS, PEERS
 from bench.plan import Plan
 
 
-def _fail(entrant: Entrant, error: BaseException) -> None:
-    entrant.fail(error)
+def _fail(standing: Standing, error: BaseException) -> None:
+    standing.fail(error)
     # A peer's failure is a line in the report; our own wants its traceback.
-    if not entrant.peer:
+    if not standing.peer:
         traceback.print_exception(error, file=sys.stderr)
 
 
-def _outcome(better: str, floor_names: set[str], entrants: Sequence[Entrant]) -> Outcome:
+def _outcome(better: str, floor_names: set[str], standings: Sequence[Standing]) -> Outcome:
     outcome = Outcome(better)
     lower = better == "lower"
 
@@ -48,18 +48,18 @@ def _outcome(better: str, floor_names: set[str], entrants: Sequence[Entrant]) ->
 
     choose = min if lower else max
     best: dict[str, Figure] = {}
-    for entrant in entrants:
-        if entrant.failure is not None:
-            outcome.skipped[entrant.what] = entrant.failure
+    for standing in standings:
+        if standing.failure is not None:
+            outcome.skipped[standing.what] = standing.failure
         else:
-            best[entrant.what] = choose(entrant.figures, key=value)
+            best[standing.what] = choose(standing.figures, key=value)
     outcome.floors.update({what: figure for what, figure in best.items() if what in floor_names})
     outcome.rows.update({what: figure for what, figure in best.items() if what not in floor_names})
     if outcome.floors:
         # Where there are several floors the best one counts.
         kind = choose(outcome.floors, key=lambda what: value(best[what]))
         outcome.floor = kind, best[kind]
-        rounds = {entrant.what: [value(figure) for figure in entrant.figures] for entrant in entrants}
+        rounds = {standing.what: [value(figure) for figure in standing.figures] for standing in standings}
         for what in outcome.rows:
             outcome.ratios[what] = round(value(best[what]) / value(best[kind]), 3)
             # A peer has fewer rounds; zip pairs those it has with the floor's of the same turn.
@@ -73,34 +73,35 @@ class SyncPairs:
     """acquire + release by one thread; the ratio is of median times."""
 
     nodes: int
-    fenced: bool = False
+    kind: str = "published"
+    """The floors' own protocol, with a token ("fenced"), or what users write ("default")."""
     weight: float = 1.0
 
     def run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome:
-        raw = floors.floors(self.nodes, self.fenced)
-        # No peer has a fencing token, so none stands beside a fenced floor.
-        peers = [] if self.fenced else [peer for peer in PEERS if self.nodes in peer.nodes]
-        entrants: list[Entrant] = []
+        raw = floors.floors(self.nodes, self.kind == "fenced")
+        # No peer has a fencing token, so the peers stand beside the plain floor only.
+        peers = [] if self.kind != "published" else [peer for peer in PEERS if self.nodes in peer.nodes]
+        standings: list[Standing] = []
         pairs: dict[str, Pair] = {}
         with contextlib.ExitStack() as stack:
-            for contestant in (*raw, ours(self.fenced, plan.node_timeout), *peers):
-                entrant = Entrant(contestant.what, peer=contestant in peers)
-                entrants.append(entrant)
+            for candidate in (*raw, handfast_sync(self.kind, plan.node_timeout), *peers):
+                standing = Standing(candidate.what, peer=candidate in peers)
+                standings.append(standing)
                 try:
                     with time_limit(STUCK_SECONDS):
-                        session = stack.enter_context(contestant.open(urls))
-                        pair = session(f"bench:{contestant.what}")
+                        session = stack.enter_context(candidate.open(urls))
+                        pair = session(f"bench:{candidate.what}")
                     sync_round(pair, WARM_UP_PAIRS, plan.peer_seconds)
-                    pairs[contestant.what] = pair
+                    pairs[candidate.what] = pair
                 except (Exception, Stuck) as error:
-                    _fail(entrant, error)
-            for entrant in turns(entrants, plan, deadline):
-                seconds = plan.peer_seconds if entrant.peer else STUCK_SECONDS
+                    _fail(standing, error)
+            for standing in turns(standings, plan, deadline):
+                seconds = plan.peer_seconds if standing.peer else STUCK_SECONDS
                 try:
-                    entrant.figures.append(sync_round(pairs[entrant.what], plan.sync_pairs, seconds))
+                    standing.figures.append(sync_round(pairs[standing.what], plan.sync_pairs, seconds))
                 except (Exception, Stuck) as error:
-                    _fail(entrant, error)
-        return _outcome("lower", {floor.what for floor in raw}, entrants)
+                    _fail(standing, error)
+        return _outcome("lower", {floor.what for floor in raw}, standings)
 
 
 @dataclass(frozen=True)
@@ -108,39 +109,38 @@ class AsyncPairs:
     """acquire + release by many tasks of one loop, each on its own name; the ratio is of pairs per second."""
 
     nodes: int
-    fenced: bool = False
+    kind: str = "published"
+    """The floors' own protocol, with a token ("fenced"), or what users write ("default")."""
     weight: float = 1.0
 
     def run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome:
         return asyncio.run(self._run(urls, plan, deadline))
 
     async def _run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome:
-        raw = afloors.floors(self.nodes, self.fenced)
-        peers = [] if self.fenced else [peer for peer in ASYNC_PEERS if self.nodes in peer.nodes]
-        entrants: list[Entrant] = []
+        raw = afloors.floors(self.nodes, self.kind == "fenced")
+        peers = [] if self.kind != "published" else [peer for peer in ASYNC_PEERS if self.nodes in peer.nodes]
+        standings: list[Standing] = []
         sessions: dict[str, tuple[AsyncSession, int]] = {}
         async with contextlib.AsyncExitStack() as stack:
-            for contestant in (*raw, ours_async(self.fenced, plan.node_timeout), *peers):
-                entrant = Entrant(contestant.what, peer=contestant in peers)
-                entrants.append(entrant)
+            for candidate in (*raw, handfast_async(self.kind, plan.node_timeout), *peers):
+                standing = Standing(candidate.what, peer=candidate in peers)
+                standings.append(standing)
                 try:
                     async with asyncio.timeout(STUCK_SECONDS):
-                        session = await stack.enter_async_context(contestant.open(urls))
-                    await async_round(
-                        session, contestant.what, contestant.tasks, WARM_UP_PAIRS_PER_TASK, plan.peer_seconds
-                    )
-                    sessions[contestant.what] = session, contestant.tasks
+                        session = await stack.enter_async_context(candidate.open(urls))
+                    await async_round(session, candidate.what, candidate.tasks, WARM_UP_PAIRS_PER_TASK, plan.peer_seconds)
+                    sessions[candidate.what] = session, candidate.tasks
                 except Exception as error:
-                    _fail(entrant, error)
-            for entrant in turns(entrants, plan, deadline):
-                session, tasks = sessions[entrant.what]
-                seconds = plan.peer_seconds if entrant.peer else STUCK_SECONDS
+                    _fail(standing, error)
+            for standing in turns(standings, plan, deadline):
+                session, tasks = sessions[standing.what]
+                seconds = plan.peer_seconds if standing.peer else STUCK_SECONDS
                 try:
-                    figure = await async_round(session, entrant.what, tasks, plan.pairs_per_task[self.nodes], seconds)
-                    entrant.figures.append(figure)
+                    figure = await async_round(session, standing.what, tasks, plan.pairs_per_task[self.nodes], seconds)
+                    standing.figures.append(figure)
                 except Exception as error:
-                    _fail(entrant, error)
-        return _outcome("higher", {floor.what for floor in raw}, entrants)
+                    _fail(standing, error)
+        return _outcome("higher", {floor.what for floor in raw}, standings)
 
 
 CASES: dict[str, Case] = {
@@ -148,10 +148,15 @@ CASES: dict[str, Case] = {
     "sync_5": SyncPairs(5),
     "async_1": AsyncPairs(1),
     "async_5": AsyncPairs(5),
-    "sync_1_fenced": SyncPairs(1, fenced=True),
-    "sync_5_fenced": SyncPairs(5, fenced=True),
-    "async_1_fenced": AsyncPairs(1, fenced=True),
-    "async_5_fenced": AsyncPairs(5, fenced=True),
+    "default_sync_1": SyncPairs(1, "default"),
+    "default_sync_5": SyncPairs(5, "default"),
+    "default_async_1": AsyncPairs(1, "default"),
+    "default_async_5": AsyncPairs(5, "default"),
+    "sync_1_fenced": SyncPairs(1, "fenced"),
+    "sync_5_fenced": SyncPairs(5, "fenced"),
+    "async_1_fenced": AsyncPairs(1, "fenced"),
+    "async_5_fenced": AsyncPairs(5, "fenced"),
     "handoff": Handoffs(),
+    "handoff_quorum": QuorumHandoffs(),
     "cohort": Cohort(),
 }

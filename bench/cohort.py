@@ -19,9 +19,9 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from bench.contestant import TTL, PairFailed, Urls
-from bench.measure import STUCK_SECONDS, Entrant, Figure, quiet_heap, turns
-from bench.ours import NAME, policies
+from bench.candidate import TTL, PairFailed, Urls
+from bench.handfast_adapter import NAME, policies
+from bench.measure import STUCK_SECONDS, Figure, Standing, quiet_heap, turns
 from bench.outcome import Outcome, ratio
 from bench.plan import Plan
 
@@ -106,48 +106,48 @@ class Cohort:
         return asyncio.run(self._run(urls[0], plan, deadline))
 
     async def _run(self, url: str, plan: Plan, deadline: float) -> Outcome:
-        contestants: dict[str, AbstractAsyncContextManager[Session]] = {
+        candidates: dict[str, AbstractAsyncContextManager[Session]] = {
             COHORT: handfast_lock(url, plan.node_timeout, cohort=64),
             NAME: handfast_lock(url, plan.node_timeout),
             PEER: redis_py(url),
         }
-        entrants = [Entrant(what, peer=what == PEER) for what in contestants]
+        standings = [Standing(what, peer=what == PEER) for what in candidates]
         contended, number = plan.contended, count()
         schedule = replace(plan, rounds=contended.rounds, peer_rounds=contended.peer_rounds)
         async with contextlib.AsyncExitStack() as stack:
-            sessions = {what: await stack.enter_async_context(opening) for what, opening in contestants.items()}
+            sessions = {what: await stack.enter_async_context(opening) for what, opening in candidates.items()}
             # A name for every round: a peer's task that is cancelled may leave the lock held.
             go = partial(_round, sessions=sessions, names=(f"bench:cohort:{n}" for n in number))
-            for entrant in entrants:
-                await go(entrant, seconds=PEER_WARM_UP_SECONDS if entrant.peer else WARM_UP_SECONDS)
-                entrant.figures.clear()
-            for entrant in turns(entrants, schedule, deadline):
-                await go(entrant, seconds=contended.peer_seconds if entrant.peer else contended.seconds)
-        return _outcome(entrants)
+            for standing in standings:
+                await go(standing, seconds=PEER_WARM_UP_SECONDS if standing.peer else WARM_UP_SECONDS)
+                standing.figures.clear()
+            for standing in turns(standings, schedule, deadline):
+                await go(standing, seconds=contended.peer_seconds if standing.peer else contended.seconds)
+        return _outcome(standings)
 
 
-async def _round(entrant: Entrant, sessions: dict[str, Session], names: Any, seconds: float) -> None:
+async def _round(standing: Standing, sessions: dict[str, Session], names: Any, seconds: float) -> None:
     try:
-        entrant.figures.append(await contend(sessions[entrant.what], next(names), seconds))
+        standing.figures.append(await contend(sessions[standing.what], next(names), seconds))
     except Exception as error:
-        entrant.fail(error)
-        if not entrant.peer:
+        standing.fail(error)
+        if not standing.peer:
             traceback.print_exception(error, file=sys.stderr)
 
 
-def _outcome(entrants: list[Entrant]) -> Outcome:
-    outcome, best = Outcome("higher", ours=COHORT), {}
-    for entrant in entrants:
-        if entrant.failure is not None:
-            outcome.skipped[entrant.what] = entrant.failure
+def _outcome(standings: list[Standing]) -> Outcome:
+    outcome, best = Outcome("higher", own_row=COHORT), {}
+    for standing in standings:
+        if standing.failure is not None:
+            outcome.skipped[standing.what] = standing.failure
         else:
-            figure = max(entrant.figures, key=lambda figure: figure.pairs_per_s)
-            outcome.rows[entrant.what], best[entrant.what] = figure, figure.pairs_per_s
+            figure = max(standing.figures, key=lambda figure: figure.pairs_per_s)
+            outcome.rows[standing.what], best[standing.what] = figure, figure.pairs_per_s
     outcome.named = {
         "cohort_over_plain": ratio(best.get(COHORT), best.get(NAME)),
         "cohort_over_redis_asyncio": ratio(best.get(COHORT), best.get(PEER)),
     }
     if COHORT in best and NAME in best:
-        cohort, plain = ([f.pairs_per_s for f in entrant.figures] for entrant in entrants[:2])
+        cohort, plain = ([f.pairs_per_s for f in standing.figures] for standing in standings[:2])
         outcome.paired[COHORT] = round(statistics.median(c / p for c, p in zip(cohort, plain, strict=False)), 3)
     return outcome

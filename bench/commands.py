@@ -1,8 +1,7 @@
 """The bytes the floors send, and the answers that grant them.
 
-Plain: `SET key owner NX PX ttl`, released by the published owner-checked delete. Fenced: acquired by an
-EVALSHA of the library's own acquire script instead, so that the floor pays for what the server must do
-there and for nothing else.
+Plain: `SET key owner NX PX ttl`, released by the published owner-checked delete. Fenced: acquired by a script that also
+counts a token, and does nothing else.
 Every command is made from its name and owner when it is sent, as a client must that does not know its names
 beforehand; all that is the same for every name is prepared.
 """
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.contestant import TTL_MS
+from bench.candidate import TTL_MS
 
 RELEASE = b"if redis.call('get',KEYS[1])==ARGV[1] then return redis.call('del',KEYS[1]) else return 0 end"
 
@@ -116,21 +115,22 @@ def plain() -> Commands:
     return Commands((RELEASE,), acquire, _release)
 
 
-def acquire_script() -> bytes:
-    from handfast.lua import TEXT
-
-    return TEXT["acquire"]
+TAKE_TOKEN = b"""
+if not redis.call('set', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return {} end
+local token, count = tonumber(ARGV[3]), tonumber(redis.call('get', KEYS[2]) or '0')
+if token == 0 then
+  local time = redis.call('TIME')
+  token = time[1] * 1000000 + time[2]
+end
+if token <= count then token = count + 1 end
+redis.call('set', KEYS[2], string.format('%.0f', token))
+return token
+"""
+"""The least that a fenced acquisition must do on a node."""
 
 
 def acquire_words(proposal: bytes) -> list[bytes]:
-    """The library's script with its keys and arguments (see the header of lua/acquire.lua).
-
-    Not guarded, also on a quorum: the least the script can be asked to do. What the guard costs is
-    handfast's.
-    """
-    no_floor, max_ttl = b"0", b"30000"
-    keys, args = [KEY, FENCE], [OWNER, b"%d" % TTL_MS, b"1", proposal, no_floor, max_ttl]
-    return [b"EVALSHA", sha1(acquire_script()), b"2", *keys, *args]
+    return [b"EVALSHA", sha1(TAKE_TOKEN), b"2", KEY, FENCE, OWNER, b"%d" % TTL_MS, proposal]
 
 
 def fenced(quorum: bool) -> Commands:
@@ -154,7 +154,7 @@ def fenced(quorum: bool) -> Commands:
 
         return request
 
-    return Commands((RELEASE, acquire_script()), acquire_quorum if quorum else acquire_one, _release)
+    return Commands((RELEASE, TAKE_TOKEN), acquire_quorum if quorum else acquire_one, _release)
 
 
 def commands_for(nodes: int, with_fence: bool) -> Commands:

@@ -16,8 +16,8 @@ from functools import partial
 
 import hiredis
 
+from bench.candidate import Candidate, Pair, PairFailed, Session, Urls, address
 from bench.commands import Commands, commands_for, encode, owners, sha1
-from bench.contestant import Contestant, Pair, PairFailed, Session, Urls, address
 
 
 class Wire:
@@ -128,10 +128,10 @@ def quorum(urls: Urls, with_fence: bool, wait_for_all: bool) -> Iterator[Session
             yield session
 
 
-def floors(nodes: int, with_fence: bool) -> list[Contestant]:
+def floors(nodes: int, with_fence: bool) -> list[Candidate]:
     if nodes == 1:
-        return [Contestant("floor", partial(one_node, with_fence=with_fence))]
+        return [Candidate("floor", partial(one_node, with_fence=with_fence))]
     return [
-        Contestant("floor, all replies", partial(quorum, with_fence=with_fence, wait_for_all=True)),
-        Contestant("floor, majority", partial(quorum, with_fence=with_fence, wait_for_all=False)),
+        Candidate("floor, all replies", partial(quorum, with_fence=with_fence, wait_for_all=True)),
+        Candidate("floor, majority", partial(quorum, with_fence=with_fence, wait_for_all=False)),
     ]

@@ -16,17 +16,17 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bench import rivals
-from bench.contestant import Urls
-from bench.crew import Crew, CrewFailed
-from bench.handoff_figures import HandoffFigure, NotExclusive, Round, Standing
+from bench import handfast_adapter, quorum_floor, waiting_candidates
+from bench.candidate import Urls
+from bench.handfast_adapter import NAME
+from bench.handoff_figures import HandoffFigure, HandoffStanding, NotExclusive, Round
 from bench.handoff_floor import FLOOR
 from bench.measure import turns
-from bench.member import Hold, Rival, Work
-from bench.ours import NAME
 from bench.outcome import Outcome, ratio
 from bench.plan import Plan
-from bench.traffic import Traffic
+from bench.traffic import AllTraffic
+from bench.worker import Hold, WaitingCandidate, Work
+from bench.workers import Workers, WorkersFailed
 
 FEW, SOME, MANY = 2, 8, 64
 MAIN_PART = 0.5
@@ -34,26 +34,31 @@ MAIN_PART = 0.5
 LONGER = 3
 """How much longer the rounds of 64 processes are: each comes eight times more rarely, and its first turns are cold."""
 WARM_UP_SECONDS = 0.05
-SECTION = 0.001
+SECTION, LONG_SECTION = 0.001, 0.01
+LONG_ROUNDS = 8
+"""How much longer the rounds with a long section are: each process is to have many turns."""
 QUIET_SECONDS, SETTLE_SECONDS = 0.02, 0.2
 
 
 class Race:
-    """The crews of some rivals, of one size or several, each on a lock of its own, taking turns."""
+    """The workers of some candidates, of one size or several, each on a lock of its own, taking turns."""
 
-    def __init__(self, url: str, field: Sequence[Rival], *sizes: int) -> None:
-        self.url = url
-        self.rivals = {rival.what: rival for rival in field}
-        self.standings = [Standing(rival.what, rival.peer, processes=size) for size in sizes for rival in field]
-        self.crews: dict[tuple[str, int], Crew] = {}
+    def __init__(self, urls: Urls, field: Sequence[WaitingCandidate], *sizes: int) -> None:
+        self.urls = urls
+        self.url = " ".join(urls)
+        self.candidates = {candidate.what: candidate for candidate in field}
+        self.standings = [
+            HandoffStanding(candidate.what, candidate.peer, processes=size) for size in sizes for candidate in field
+        ]
+        self.teams: dict[tuple[str, int], Workers] = {}
 
     def run(self, plan: Plan, deadline: float, *, details: bool) -> None:
         contended = plan.contended
         with contextlib.ExitStack() as stack:
             for standing in self.standings:
                 with self.judged(standing):
-                    crew = stack.enter_context(self.crew(standing, standing.processes))
-                    self.crews[standing.what, standing.processes] = crew
+                    workers = stack.enter_context(self.workers(standing, standing.processes))
+                    self.teams[standing.what, standing.processes] = workers
                     self.round(standing, WARM_UP_SECONDS)
             rounds = contended.rounds if details else contended.rounds // 2
             schedule = replace(plan, rounds=rounds, peer_rounds=contended.peer_rounds)
@@ -66,52 +71,55 @@ class Race:
                 self.details(contended.details_seconds)
 
     def details(self, seconds: float) -> None:
-        with Traffic(self.url) as traffic:
+        with AllTraffic(self.urls) as traffic:
             for standing in self.standings:
                 if standing.failure is None:
                     with self.judged(standing):
                         self.count(standing, seconds, traffic)
                         self.wait(standing, seconds, traffic)
 
-    def crew(self, standing: Standing, size: int) -> Crew:
+    def workers(self, standing: HandoffStanding, size: int) -> Workers:
         lock = f"bench:handoff:{standing.processes}:{standing.what}"
-        return Crew(self.rivals[standing.what], size, self.url, lock)
+        return Workers(self.candidates[standing.what], size, self.url, lock)
 
-    def floor_of(self, standing: Standing) -> Standing | None:
+    def floor_of(self, standing: HandoffStanding) -> HandoffStanding | None:
         """Of the same size."""
         floors = [each for each in self.standings if each.what == FLOOR.what and each.processes == standing.processes]
         return floors[0] if floors and floors[0].failure is None else None
 
     @contextlib.contextmanager
-    def judged(self, standing: Standing) -> Iterator[None]:
+    def judged(self, standing: HandoffStanding) -> Iterator[None]:
         """Whoever fails is out, and its processes end: they may be polling."""
         try:
             yield
-        except (CrewFailed, NotExclusive) as error:
-            standing.failure = str(error) if isinstance(error, CrewFailed) else f"{type(error).__name__}: {error}"
-            if crew := self.crews.get((standing.what, standing.processes)):
-                crew.close()
+        except (WorkersFailed, NotExclusive) as error:
+            standing.failure = str(error) if isinstance(error, WorkersFailed) else f"{type(error).__name__}: {error}"
+            if workers := self.teams.get((standing.what, standing.processes)):
+                workers.close()
             if standing.what.startswith(NAME) or standing.what == FLOOR.what:
                 print(getattr(error, "trace", "") or standing.failure, file=sys.stderr)
 
-    def round(self, standing: Standing, seconds: float, section: float = 0.0) -> Round:
-        return Round.of(*self.crews[standing.what, standing.processes].work(seconds, section))
+    def round(self, standing: HandoffStanding, seconds: float, section: float = 0.0) -> Round:
+        return Round.of(*self.teams[standing.what, standing.processes].work(seconds, section))
 
-    def count(self, standing: Standing, seconds: float, traffic: Traffic) -> None:
+    def count(self, standing: HandoffStanding, seconds: float, traffic: AllTraffic) -> None:
         traffic.since_last_asked()
         result = self.round(standing, seconds, SECTION)
-        sent = traffic.since_last_asked()
-        standing.jain = round(result.jain, 4)
+        sent = traffic.since_last_asked() / len(self.urls)
         standing.commands_per_handoff = round(sent / result.handoffs, 2) if result.handoffs else None
+        jains = [result.jain]
+        if not standing.peer:
+            jains += [self.round(standing, seconds).jain, self.round(standing, LONG_ROUNDS * seconds, LONG_SECTION).jain]
+        standing.jain = round(min(jains), 4)
 
-    def wait(self, standing: Standing, seconds: float, traffic: Traffic) -> None:
-        """The last thing a crew does: it is still waiting when it ends."""
-        crew = self.crews[standing.what, standing.processes]
-        with self.crew(standing, 1) as holder, contextlib.closing(crew):
+    def wait(self, standing: HandoffStanding, seconds: float, traffic: AllTraffic) -> None:
+        """The last thing a workers does: it is still waiting when it ends."""
+        workers = self.teams[standing.what, standing.processes]
+        with self.workers(standing, 1) as holder, contextlib.closing(workers):
             holder.order(Hold())
             holder.answers()
             traffic.since_last_asked()
-            crew.order(Work(until=0, hold=0.0))
+            workers.order(Work(until=0, hold=0.0))
             _settle(traffic, standing.processes)
             start = time.monotonic()
             time.sleep(seconds)
@@ -119,7 +127,7 @@ class Race:
             standing.waiting_commands_per_s = round(sent / (time.monotonic() - start), 1)
 
 
-def _settle(traffic: Traffic, waiters: int) -> None:
+def _settle(traffic: AllTraffic, waiters: int) -> None:
     """Until all waiters have asked for the lock and been told to wait; those that poll are never quiet."""
     over, asked, latest = time.monotonic() + SETTLE_SECONDS, 0, 0
     while (asked < waiters or latest) and time.monotonic() < over:
@@ -134,8 +142,8 @@ class Handoffs:
     weight: float = 5.0
 
     def run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome:
-        ours = rivals.ours(plan.node_timeout)
-        outcome = Outcome("higher", ours=rivals.FAIR)
+        own = waiting_candidates.handfast_candidates(plan.node_timeout)
+        outcome = Outcome("higher", own_row=waiting_candidates.UNFENCED)
         best: dict[tuple[str, int], HandoffFigure] = {}
 
         def enter(race: Race) -> None:
@@ -145,19 +153,19 @@ class Handoffs:
                     best[standing.what, standing.processes] = standing.figure()
 
         now = time.monotonic()
-        main = Race(urls[0], [FLOOR, *ours, *rivals.PEERS], SOME)
+        main = Race(urls, [FLOOR, *own, *waiting_candidates.PEERS], SOME)
         main.run(plan, now + MAIN_PART * (deadline - now), details=True)
         enter(main)
-        leaders = [rival for rival in (FLOOR, ours[0]) if rival.what not in outcome.skipped]
-        ends = Race(urls[0], leaders, FEW, MANY)
+        leaders = [candidate for candidate in (FLOOR, own[1]) if candidate.what not in outcome.skipped]
+        ends = Race(urls, leaders, FEW, MANY)
         ends.run(plan, deadline, details=False)
         enter(ends)
         outcome.named = _named(best)
         return outcome
 
 
-def _enter(outcome: Outcome, race: Race, standing: Standing) -> None:
-    """One rival's line in the outcome, beside the floor of the same size."""
+def _enter(outcome: Outcome, race: Race, standing: HandoffStanding) -> None:
+    """One candidate's line in the outcome, beside the floor of the same size."""
     size = standing.processes
     title = standing.what if size == SOME else f"{standing.what}, {size} processes"
     if standing.failure is not None:
@@ -177,19 +185,55 @@ def _enter(outcome: Outcome, race: Race, standing: Standing) -> None:
         outcome.paired[title] = round(statistics.median(paired or [0.0]), 3)
 
 
-def _named(best: dict[tuple[str, int], HandoffFigure]) -> dict[str, float | None]:
-    def speed(what: str, size: int) -> float | None:
-        return best[what, size].handoffs_per_s if (what, size) in best else None
+Best = dict[tuple[str, int], HandoffFigure]
 
-    def latency(what: str) -> float | None:
-        return best[what, SOME].p50_us if (what, SOME) in best else None
 
-    fair, floor = rivals.FAIR, FLOOR.what
+def _speed(best: Best, what: str, size: int) -> float | None:
+    return best[what, size].handoffs_per_s if (what, size) in best else None
+
+
+def _latency(best: Best, what: str) -> float | None:
+    return best[what, SOME].p50_us if (what, SOME) in best else None
+
+
+def _named(best: Best) -> dict[str, float | None]:
+    unfenced, default, floor = waiting_candidates.UNFENCED, waiting_candidates.DEFAULT, FLOOR.what
+    own = best.get((default, SOME))
     return {
-        "handoff": ratio(speed(fair, SOME), speed(floor, SOME)),
-        "handoff_fenced": ratio(speed(rivals.FENCED, SOME), speed(floor, SOME)),
-        "handoff_latency": ratio(latency(fair), latency(floor)),
-        "handoff_64_over_2": ratio(speed(fair, MANY), speed(fair, FEW)),
+        "handoff": ratio(_speed(best, unfenced, SOME), _speed(best, floor, SOME)),
+        "handoff_default": ratio(_speed(best, default, SOME), _speed(best, floor, SOME)),
+        "jain_default": own.jain if own else None,
+        "commands_per_handoff": own.commands_per_handoff if own else None,
+        "waiting_commands_per_s": own.waiting_commands_per_s if own else None,
+        "handoff_latency": ratio(_latency(best, default), _latency(best, floor)),
+        "handoff_64_over_2": ratio(_speed(best, default, MANY), _speed(best, default, FEW)),
         # What this machine makes of so many processes, whatever they do.
-        "handoff_floor_64_over_2": ratio(speed(floor, MANY), speed(floor, FEW)),
+        "handoff_floor_64_over_2": ratio(_speed(best, floor, MANY), _speed(best, floor, FEW)),
     }
+
+
+@dataclass(frozen=True)
+class QuorumHandoffs:
+    """The same among 8 processes on five nodes, with default options."""
+
+    nodes: int = 5
+    weight: float = 3.0
+
+    def run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome:
+        handfast_adapter.prepare(urls)
+        own = [each for each in waiting_candidates.handfast_candidates(plan.node_timeout) if each.what == NAME]
+        outcome, best = Outcome("higher"), {}
+        race = Race(urls, [quorum_floor.FLOOR, *own], SOME)
+        race.run(plan, deadline, details=True)
+        for standing in race.standings:
+            _enter(outcome, race, standing)
+            if standing.failure is None:
+                best[standing.what, standing.processes] = standing.figure()
+        figure = best.get((NAME, SOME))
+        outcome.named = {
+            "handoff_quorum": ratio(_speed(best, NAME, SOME), _speed(best, FLOOR.what, SOME)),
+            "jain_quorum": figure.jain if figure else None,
+            "commands_per_handoff_quorum": figure.commands_per_handoff if figure else None,
+            "handoff_quorum_latency": ratio(_latency(best, NAME), _latency(best, FLOOR.what)),
+        }
+        return outcome

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from bench.measure import Entrant
-from bench.member import Turns
+from bench.measure import Standing
+from bench.worker import Turns
 
 
 class NotExclusive(Exception):
@@ -31,16 +31,16 @@ class Round:
     """From beginning to end: what the commands of the round are divided by."""
 
     @classmethod
-    def of(cls, crew: Sequence[Turns], until: int) -> Round:
-        begin = max(member.began for member in crew)
-        taken = sorted((got, gave, who) for who, m in enumerate(crew) for got, gave in zip(m.got, m.gave, strict=True))
+    def of(cls, workers: Sequence[Turns], until: int) -> Round:
+        begin = max(worker.began for worker in workers)
+        taken = sorted((got, gave, who) for who, m in enumerate(workers) for got, gave in zip(m.got, m.gave, strict=True))
         # Both were noted while the lock was held: if these overlap, so did the leases.
         if together := sum(later[0] < earlier[1] for earlier, later in pairwise(taken)):
             raise NotExclusive(f"{together} times a process got the lock before the last one released it")
         changes = [(earlier[1], later[0]) for earlier, later in pairwise(taken) if earlier[2] != later[2]]
         waits = sorted(got - gave for gave, got in changes if begin <= got <= until)
         p50, p99 = (waits[int(part * (len(waits) - 1))] / 1000 if waits else None for part in (0.5, 0.99))
-        counts = [sum(begin <= got <= until for got in member.got) for member in crew]
+        counts = [sum(begin <= got <= until for got in worker.got) for worker in workers]
         # On a busy machine the last of 64 may begin when a short round is over.
         per_s = len(waits) * 1e9 / (until - begin) if waits else 0.0
         return cls(per_s, p50, p99, jain(counts), len(changes))
@@ -76,8 +76,8 @@ class HandoffFigure:
 
 
 @dataclass
-class Standing(Entrant):
-    """A rival's rounds so far, with so many processes, and what was found out about it besides."""
+class HandoffStanding(Standing):
+    """A candidate's rounds so far, with so many processes, and what was found out about it besides."""
 
     processes: int = 0
     rounds: list[Round] = field(default_factory=list)

@@ -13,10 +13,10 @@ import os
 from collections.abc import Iterator
 from itertools import count
 
+from bench.candidate import TTL_MS, PairFailed
 from bench.commands import KEY, OWNER, encode, lock_key, sha1, template
-from bench.contestant import TTL_MS, PairFailed
 from bench.floors import Wire
-from bench.member import Rival, Taking
+from bench.worker import Taking, WaitingCandidate
 
 TAKE = b"""
 if redis.call('set', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return 1 end
@@ -71,4 +71,4 @@ def queue(url: str, name: str) -> Iterator[Taking]:
         yield take, give
 
 
-FLOOR = Rival("floor", queue, peer=False)
+FLOOR = WaitingCandidate("floor", queue, peer=False)

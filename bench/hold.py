@@ -58,10 +58,10 @@ async def acquire_all(client: Any, leases: int, ttl: float, fence: bool) -> list
 
 
 async def release_all(held: list[Any]) -> int:
-    ours = 0
+    released = 0
     for start in range(0, len(held), AT_ONCE):
-        ours += sum(await asyncio.gather(*(lease.release() for lease in held[start : start + AT_ONCE])))
-    return ours
+        released += sum(await asyncio.gather(*(lease.release() for lease in held[start : start + AT_ONCE])))
+    return released
 
 
 async def watch(held: list[Any], seconds: float, every: float) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""One round of one contestant, the order in which rounds take turns, and the best of them.
+"""One round of one candidate, the order in which rounds take turns, and the best of them.
 
-Noise on a shared machine mostly adds time, so each contestant is judged by its best round; and since it
-comes and goes over seconds, the rounds of all contestants alternate. Beside that stands a second opinion,
+Noise on a shared machine mostly adds time, so each candidate is judged by its best round; and since it
+comes and goes over seconds, the rounds of all candidates alternate. Beside that stands a second opinion,
 the median over the rounds of (this round / the floor's round): a floor measured against itself keeps it
 within a few per cent where one lucky round spoils the best.
 The collector stays on, as in any user's process, but a round starts with a clean, frozen heap: nobody
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from bench.contestant import AsyncSession, Pair
+from bench.candidate import AsyncSession, Pair
 from bench.plan import Plan
 
 LEAST_ROUNDS = 2
@@ -38,20 +38,27 @@ class Figure:
     p50_us: float
     p99_us: float
     pairs_per_s: float
+    cpu_us: float
+    """CPU time of this process for each pair."""
 
     @classmethod
-    def of(cls, nanoseconds: list[int], pairs: int, seconds: float) -> Figure:
+    def of(cls, nanoseconds: list[int], pairs: int, seconds: float, cpu_seconds: float = 0.0) -> Figure:
         ordered = sorted(nanoseconds)
         p50, p99 = (ordered[int(share * (len(ordered) - 1))] / 1000 for share in (0.5, 0.99))
-        return cls(round(p50, 1), round(p99, 1), round(pairs / seconds, 1))
+        return cls(round(p50, 1), round(p99, 1), round(pairs / seconds, 1), round(cpu_seconds / max(1, pairs) * 1e6, 1))
 
     def cells(self) -> dict[str, str]:
-        return {"p50 µs": f"{self.p50_us:.0f}", "p99 µs": f"{self.p99_us:.0f}", "pairs/s": f"{self.pairs_per_s:.0f}"}
+        return {
+            "p50 µs": f"{self.p50_us:.0f}",
+            "p99 µs": f"{self.p99_us:.0f}",
+            "pairs/s": f"{self.pairs_per_s:.0f}",
+            "CPU µs": f"{self.cpu_us:.0f}",
+        }
 
 
 @dataclass
-class Entrant:
-    """A contestant's standing in one case: its rounds so far, or why it is out."""
+class Standing:
+    """A candidate's standing in one case: its rounds so far, or why it is out."""
 
     what: str
     peer: bool = False
@@ -65,18 +72,18 @@ class Entrant:
         self.failure = f"{type(error).__name__}: {said}"[:300]
 
 
-E = TypeVar("E", bound=Entrant)
+E = TypeVar("E", bound=Standing)
 
 
-def turns(entrants: Sequence[E], plan: Plan, deadline: float) -> Iterator[E]:
+def turns(standings: Sequence[E], plan: Plan, deadline: float) -> Iterator[E]:
     """Who runs next. The order shifts every round, so that nobody always runs after the same neighbour."""
     for number in range(plan.rounds):
         if number >= LEAST_ROUNDS and time.monotonic() > deadline:
             return
-        shift = number % len(entrants)
-        for entrant in [*entrants[shift:], *entrants[:shift]]:
-            if entrant.failure is None and not (entrant.peer and number >= plan.peer_rounds):
-                yield entrant
+        shift = number % len(standings)
+        for standing in [*standings[shift:], *standings[:shift]]:
+            if standing.failure is None and not (standing.peer and number >= plan.peer_rounds):
+                yield standing
 
 
 @contextlib.contextmanager
@@ -109,7 +116,7 @@ def sync_round(pair: Pair, pairs: int, seconds: float = STUCK_SECONDS) -> Figure
     """Up to `pairs` pairs, fewer when `seconds` are over first."""
     clock, taken = time.perf_counter_ns, []
     with quiet_heap(), time_limit(STUCK_SECONDS):
-        start = clock()
+        start, cpu = clock(), time.process_time()
         over = start + int(seconds * 1e9)
         before = start
         for _ in range(pairs):
@@ -119,7 +126,8 @@ def sync_round(pair: Pair, pairs: int, seconds: float = STUCK_SECONDS) -> Figure
             before = now
             if now > over:
                 break
-    return Figure.of(taken, len(taken), (before - start) / 1e9)
+        cpu = time.process_time() - cpu
+    return Figure.of(taken, len(taken), (before - start) / 1e9, cpu)
 
 
 SAMPLED = 10
@@ -153,8 +161,8 @@ async def async_round(
             running = [group.create_task(work(number)) for number in range(tasks)]
             await asyncio.sleep(0)
             timer = asyncio.get_running_loop().call_later(seconds, over.append, True)
-            start = clock()
+            start, cpu = clock(), time.process_time()
             go.set()
-        elapsed = (clock() - start) / 1e9
+        elapsed, cpu = (clock() - start) / 1e9, time.process_time() - cpu
     timer.cancel()
-    return Figure.of(taken, sum(task.result() for task in running), elapsed)
+    return Figure.of(taken, sum(task.result() for task in running), elapsed, cpu)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from bench.contestant import Urls
-from bench.ours import NAME
+from bench.candidate import Urls
+from bench.handfast_adapter import NAME
 from bench.plan import Plan
 
 
@@ -31,13 +31,13 @@ class Outcome:
     paired: dict[str, float] = field(default_factory=dict)
     """The median of round by round."""
     skipped: dict[str, str] = field(default_factory=dict)
-    ours: str = NAME
+    own_row: str = NAME
     """The row whose ratio is handfast's own."""
     named: dict[str, float | None] = field(default_factory=dict)
     """Where a case has other ratios than that one, or more: all of them, by the names they are reported under."""
 
     def headline(self, case: str) -> dict[str, float | None]:
-        return self.named or {case: self.ratios.get(self.ours)}
+        return self.named or {case: self.ratios.get(self.own_row)}
 
 
 class Case(Protocol):

@@ -18,13 +18,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from bench.contestant import (
+from bench.candidate import (
     TTL,
     TTL_MS,
-    AsyncContestant,
+    AsyncCandidate,
     AsyncPair,
     AsyncSession,
-    Contestant,
+    Candidate,
     Pair,
     PairFailed,
     Session,
@@ -188,15 +188,15 @@ async def redlock_ng_asyncio(urls: Urls) -> AsyncIterator[AsyncSession]:
 
 
 PEERS = (
-    Contestant("redis-py", redis_py, nodes=(1,)),
-    Contestant("python-redis-lock", python_redis_lock, nodes=(1,)),
-    Contestant("pottery", pottery),
-    Contestant("redlock-py", redlock_py),
-    Contestant("redlock-ng", redlock_ng),
+    Candidate("redis-py", redis_py, nodes=(1,)),
+    Candidate("python-redis-lock", python_redis_lock, nodes=(1,)),
+    Candidate("pottery", pottery),
+    Candidate("redlock-py", redlock_py),
+    Candidate("redlock-ng", redlock_ng),
 )
 # A connection per task in flight is how they work; a hundred tasks is what suits them.
 ASYNC_PEERS = (
-    AsyncContestant("redis-py asyncio (100 tasks)", redis_py_asyncio, nodes=(1,), tasks=100),
-    AsyncContestant("redis-py asyncio (1,000 tasks)", redis_py_asyncio, nodes=(1,), tasks=1000),
-    AsyncContestant("redlock-ng asyncio (100 tasks)", redlock_ng_asyncio, tasks=100),
+    AsyncCandidate("redis-py asyncio (100 tasks)", redis_py_asyncio, nodes=(1,), tasks=100),
+    AsyncCandidate("redis-py asyncio (1,000 tasks)", redis_py_asyncio, nodes=(1,), tasks=1000),
+    AsyncCandidate("redlock-ng asyncio (100 tasks)", redlock_ng_asyncio, tasks=100),
 )

@@ -35,7 +35,7 @@ def as_json(outcomes: Outcomes, machine: dict[str, object]) -> dict[str, object]
         skipped += [{"what": what, "case": case, "reason": why} for what, why in outcome.skipped.items()]
     return {
         "ratios": {name: ratio for case, out in outcomes.items() for name, ratio in out.headline(case).items()},
-        "ratios_paired": {case: outcome.paired.get(outcome.ours) for case, outcome in outcomes.items()},
+        "ratios_paired": {case: outcome.paired.get(outcome.own_row) for case, outcome in outcomes.items()},
         "rows": rows,
         "floors": floors,
         "skipped": skipped,

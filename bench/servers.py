@@ -29,7 +29,7 @@ def split_cores() -> Iterator[None]:
     """What is started inside runs on all cores but one; from the end on this process runs on that one.
 
     Left alone the scheduler now and then puts a client and its server on the same core, where a round trip
-    takes a third of the time (seen: 40 µs for a pair, else 125). One such round of one contestant and the
+    takes a third of the time (seen: 40 µs for a pair, else 125). One such round of one candidate and the
     ratio means nothing. A server on another core is also nearer to a server on another machine.
     """
     if not can_split():

@@ -20,13 +20,13 @@ from functools import partial
 from typing import NamedTuple
 
 from bench import afloors, floors, report, servers
+from bench.candidate import AsyncCandidate, AsyncPair, AsyncSession, Candidate, Pair
 from bench.commands import lock_key
-from bench.contestant import AsyncContestant, AsyncPair, AsyncSession, Contestant, Pair
-from bench.measure import WARM_UP_PAIRS, WARM_UP_PAIRS_PER_TASK, Entrant, Figure, async_round, sync_round, turns
-from bench.ours import ours, ours_async
+from bench.handfast_adapter import handfast_async, handfast_sync
+from bench.measure import WARM_UP_PAIRS, WARM_UP_PAIRS_PER_TASK, Figure, Standing, async_round, sync_round, turns
 from bench.plan import FULL, QUICK, Plan
+from handfast.discovery.cluster import slot_of
 from handfast.testing import Cluster, SentinelGroup, Server
-from handfast.topology.cluster import slot_of
 
 FLOOR, ALONE = "floor", "one server"
 MASTERS = {1: "cluster of 1", 3: "cluster of 3 and 3 replicas", 6: "cluster of 6"}
@@ -83,13 +83,13 @@ def blocking(where: Sites, plan: Plan, deadline: float) -> dict[str, Figure]:
     with contextlib.ExitStack() as stack:
         for what, site in where.items():
             name = f"bench:{what}"
-            contestant: Contestant = floors.floors(1, False)[0] if site.floor else ours(False, None)
-            pairs[what] = stack.enter_context(contestant.open([site.node_of(name) if site.floor else site.url]))(name)
+            candidate: Candidate = floors.floors(1, False)[0] if site.floor else handfast_sync(False, None)
+            pairs[what] = stack.enter_context(candidate.open([site.node_of(name) if site.floor else site.url]))(name)
             sync_round(pairs[what], WARM_UP_PAIRS)
-        entrants = [Entrant(what) for what in where]
-        for entrant in turns(entrants, plan, deadline):
-            entrant.figures.append(sync_round(pairs[entrant.what], plan.sync_pairs))
-    return {entrant.what: min(entrant.figures, key=lambda figure: figure.p50_us) for entrant in entrants}
+        standings = [Standing(what) for what in where]
+        for standing in turns(standings, plan, deadline):
+            standing.figures.append(sync_round(pairs[standing.what], plan.sync_pairs))
+    return {standing.what: min(standing.figures, key=lambda figure: figure.p50_us) for standing in standings}
 
 
 def _on_its_node(opened: dict[str, AsyncSession], site: Site, name: str) -> AsyncPair:
@@ -101,16 +101,16 @@ async def tasks(where: Sites, plan: Plan, deadline: float) -> dict[str, Figure]:
     sessions: dict[str, AsyncSession] = {}
     async with contextlib.AsyncExitStack() as stack:
         for what, site in where.items():
-            contestant: AsyncContestant = afloors.floors(1, False)[0] if site.floor else ours_async(False, None)
+            candidate: AsyncCandidate = afloors.floors(1, False)[0] if site.floor else handfast_async(False, None)
             urls = site.nodes() if site.floor else [site.url]
-            opened = {url: await stack.enter_async_context(contestant.open([url])) for url in urls}
+            opened = {url: await stack.enter_async_context(candidate.open([url])) for url in urls}
             sessions[what] = partial(_on_its_node, opened, site) if site.slots else opened[site.url]
-            await async_round(sessions[what], what, contestant.tasks, WARM_UP_PAIRS_PER_TASK)
-        entrants = [Entrant(what) for what in where]
-        for entrant in turns(entrants, plan, deadline):
-            figure = await async_round(sessions[entrant.what], entrant.what, 1000, plan.pairs_per_task[1])
-            entrant.figures.append(figure)
-    return {entrant.what: max(entrant.figures, key=lambda figure: figure.pairs_per_s) for entrant in entrants}
+            await async_round(sessions[what], what, candidate.tasks, WARM_UP_PAIRS_PER_TASK)
+        standings = [Standing(what) for what in where]
+        for standing in turns(standings, plan, deadline):
+            figure = await async_round(sessions[standing.what], standing.what, 1000, plan.pairs_per_task[1])
+            standing.figures.append(figure)
+    return {standing.what: max(standing.figures, key=lambda figure: figure.pairs_per_s) for standing in standings}
 
 
 def ratios(sync: dict[str, Figure], throughput: dict[str, Figure]) -> dict[str, dict[str, float]]:

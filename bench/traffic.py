@@ -8,6 +8,7 @@ Valkey 9.1), and the same command may come from both. MONITOR shows every comman
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Self
 
 from bench.commands import encode
@@ -48,3 +49,20 @@ class Traffic:
 
     def __exit__(self, *_: object) -> None:
         self._closing.close()
+
+
+class AllTraffic:
+    """The same for all nodes of a quorum together."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._nodes = [Traffic(url) for url in urls]
+
+    def since_last_asked(self) -> int:
+        return sum(node.since_last_asked() for node in self._nodes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in self._nodes:
+            node.__exit__()

@@ -9,8 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 import handfast
-from handfast import facade
+from handfast import _client
 from handfast.testing import Server, Servers, available
+from tests.support.topologies import _sharded, _watched, doomed, sharded, watched
+
+__all__ = ["_sharded", "_watched", "doomed", "sharded", "watched"]
 
 KINDS = ("valkey-9.1", "redis-7.0", "redis-6.2")
 
@@ -41,9 +44,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _no_client_outlives_its_test() -> Iterator[None]:
     """Some tests drop or abandon clients on purpose; the next test in this process must not meet their watchdog."""
     yield
-    for client in list(facade._clients):
+    for client in list(_client._clients):
         if client._dog is not None and not client._closed:
-            client._dog.detach(client._group).result(timeout=5)
+            client._dog.unregister(client._group).result(timeout=5)
 
 
 @pytest.fixture(scope="session", params=KINDS)

@@ -7,9 +7,14 @@ through `drivers`. `wire` holds the connections, `watchdog` renews what is held,
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
+if not hasattr(os, "register_at_fork"):
+    raise ImportError("handfast needs a Unix system, such as Linux or macOS: it uses poll(), unix sockets and fork()")
+
 from handfast import backoff
+from handfast.core.inspect import Holder
 from handfast.errors import (
     ConfigError,
     Contended,
@@ -19,10 +24,8 @@ from handfast.errors import (
     NotAcquired,
     StaleToken,
 )
-from handfast.sync import Client, Lease, Lock, bootstrap, connect, from_client
-
-if TYPE_CHECKING:
-    import handfast.aio as aio
+from handfast.events import Event
+from handfast.sync import Client, Lease, Lock, bootstrap, connect, from_client, lock
 
 __version__ = "0.1.0"
 
@@ -30,7 +33,9 @@ __all__ = [
     "Client",
     "ConfigError",
     "Contended",
+    "Event",
     "HandfastError",
+    "Holder",
     "Lease",
     "LeaseLost",
     "Lock",
@@ -43,13 +48,17 @@ __all__ = [
     "bootstrap",
     "connect",
     "from_client",
+    "lock",
 ]
 
+if TYPE_CHECKING:
+    import handfast.aio as aio
+else:
+    # Not for type checkers: they would take it to mean that the package has every attribute, also a misspelt one.
+    def __getattr__(name: str) -> Any:
+        # asyncio takes longer to import than all the rest; a program without it does not wait for it.
+        if name == "aio":
+            import importlib
 
-def __getattr__(name: str) -> Any:
-    # asyncio takes longer to import than all the rest; who does not use it does not wait for it.
-    if name == "aio":
-        import importlib
-
-        return importlib.import_module("handfast.aio")
-    raise AttributeError(f"module 'handfast' has no attribute {name!r}")
+            return importlib.import_module("handfast.aio")
+        raise AttributeError(f"module 'handfast' has no attribute {name!r}")

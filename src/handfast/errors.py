@@ -7,6 +7,7 @@ outage and a loss are three different types, because they call for three differe
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 __all__ = [
     "ConfigError",
@@ -20,7 +21,20 @@ __all__ = [
 
 
 class HandfastError(Exception):
-    """The root of everything that handfast raises on purpose."""
+    """The root of everything that handfast raises on purpose.
+
+    Every error can be pickled and copied, with its text, its fields and its notes: process pools and task queues send
+    errors from one process to another.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default calls the class with the text alone, which fails for classes that make the text from fields.
+        return _without_init, (type(self), self.args), vars(self)
+
+
+def _without_init(kind: type[HandfastError], args: tuple[Any, ...]) -> HandfastError:
+    """The first half of unpickling; the fields follow."""
+    return kind.__new__(kind, *args)
 
 
 class ConfigError(HandfastError, ValueError):
@@ -33,7 +47,7 @@ class NotAcquired(HandfastError):
     def __init__(self, message: str, *, name: str, nodes: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.name = name
-        self.nodes: Mapping[str, str] = nodes or {}
+        self.nodes: Mapping[str, str] = dict(nodes or {})
         """What each node answered, by its address."""
 
 
@@ -52,7 +66,7 @@ class Contended(NotAcquired):
         self.remaining = remaining
         """Seconds until the holder's key ends if it is not renewed; None where it has no end or is not known."""
         if holder is None:
-            text = f"{name}: another was ahead, and may have let go by now; try again, or pass a longer wait="
+            text = f"{name}: another caller was ahead, and may have released it by now; try again, or pass a longer wait="
         else:
             text = f"{name}: held by {holder}"
             if remaining is not None:
@@ -65,14 +79,16 @@ class Contended(NotAcquired):
 class NoQuorum(NotAcquired):
     """Too few nodes could vote: an outage, not contention."""
 
-    def __init__(self, name: str, *, granted: int, needed: int, nodes: Mapping[str, str], total: int) -> None:
+    def __init__(
+        self, name: str, *, granted: int, needed: int, nodes: Mapping[str, str], total: int, hint: str = ""
+    ) -> None:
         self.granted = granted
         self.needed = needed
         self.total = total
         reasons = "; ".join(f"{node}: {said}" for node, said in nodes.items())
         plural = "node" if total == 1 else "nodes"
         super().__init__(
-            f"{name}: {granted} of {total} {plural} granted, {needed} needed ({reasons})",
+            f"{name}: {granted} of {total} {plural} granted, {needed} needed ({reasons}){hint and '; '}{hint}",
             name=name,
             nodes=nodes,
         )

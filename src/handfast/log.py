@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["debug", "debugs", "exception", "warning"]
+__all__ = ["debug", "debugs", "exception", "info", "warning"]
 
 
 def warning(text: str, *args: object) -> None:
@@ -13,6 +13,14 @@ def warning(text: str, *args: object) -> None:
     import logging
 
     logging.getLogger("handfast").warning(text, *args)
+
+
+def info(text: str, *args: object) -> None:
+    if sys.is_finalizing():
+        return
+    import logging
+
+    logging.getLogger("handfast").info(text, *args)
 
 
 def exception(text: str) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Union
 
 from handfast.backoff import Backoff, exponential
-from handfast.errors import ConfigError
+from handfast.errors import ConfigError, LeaseLost
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
-__all__ = ["Policy", "Seconds", "duration", "names_of", "owner_of", "policy"]
+__all__ = ["OnLost", "Policy", "Seconds", "duration", "names_of", "owner_of", "policy", "refused_words"]
 
 Seconds = Union[float, "timedelta"]
 """Seconds, or a timedelta."""
+OnLost = Literal["cancel", "event", "interrupt"] | Callable[[LeaseLost], object]
+"""What happens to a body whose lease is lost."""
 
 DRIFT_MARGIN: Final = 0.002
 """Redis counts expiry in whole milliseconds and so may a client: 2 ms cover both roundings."""
@@ -25,6 +28,16 @@ BACKOFF: Final = exponential(0.01, factor=1.6).capped(0.2).jittered(0.6)
 MAX_NAME: Final = 1024
 """Bytes of UTF-8. Names are keys, sent with each command and shown to people."""
 MAX_LABEL: Final = 64
+TOKEN_MEMORY: Final = 7 * 24 * 3600.0
+"""Seconds for which a name's fence counter outlives the time of its last token."""
+_MEANT: Final = {
+    "blocking": "did you mean wait=0 (do not wait) or wait=None (wait without end)?",
+    "blocking_timeout": "did you mean wait=, the seconds to wait for the lock?",
+    "expire": "did you mean ttl=, the seconds that the lock lasts unless renewed?",
+    "guard": "it is the same for all locks of a client, so set it on connect()",
+    "timeout": "did you mean wait=, the seconds to wait for the lock? redis-py's timeout= is ttl= here",
+}
+"""Words of other locks, and of the wrong place, each with the right one."""
 
 
 def duration(value: Any, what: str, *, zero: bool = False) -> float:
@@ -60,11 +73,12 @@ class Policy(NamedTuple):
     max_hold: float | None = None
     prefix: str = "handfast:"
     label: str = ""
-    on_lost: Literal["cancel", "event"] = "cancel"
+    on_lost: OnLost = "cancel"
     replicas: int = 0
     durable: bool = False
-    fair: bool = False
+    fair: bool = True
     cohort: int = 0
+    token_memory: float = TOKEN_MEMORY
 
     def validity(self, ttl: float) -> float:
         """How long after the send a grant of `ttl` may be believed, if clock rates differ by less than `drift`."""
@@ -88,7 +102,10 @@ def _whole(value: object, what: str, least: int) -> None:
 
 
 def _check(policy: Policy) -> Policy:
-    changes: dict[str, Any] = {"max_ttl": duration(policy.max_ttl, "max_ttl")}
+    changes: dict[str, Any] = {
+        "max_ttl": duration(policy.max_ttl, "max_ttl"),
+        "token_memory": duration(policy.token_memory, "token_memory"),
+    }
     if isinstance(policy.drift, bool) or not isinstance(policy.drift, (int, float)) or not 0 <= policy.drift < 0.5:
         raise ConfigError(f"drift must be a share from 0 to 0.5, not {policy.drift!r}")
     for what in ("node_timeout", "max_hold"):
@@ -103,12 +120,10 @@ def _check(policy: Policy) -> Policy:
     for what in ("renew", "fence", "durable", "fair"):
         if not isinstance(getattr(policy, what), bool):
             raise ConfigError(f"{what} must be True or False, not {getattr(policy, what)!r}")
-    if policy.fair and (policy.replicas or policy.durable):
-        raise ConfigError("fair=True hands a lock over in one step on the server, which waits for no copies")
     if not isinstance(policy.backoff, Backoff):
         raise ConfigError(f"backoff must be a handfast.backoff.Backoff, not {policy.backoff!r}")
-    if policy.on_lost not in ("cancel", "event"):
-        raise ConfigError(f"on_lost must be 'cancel' or 'event', not {policy.on_lost!r}")
+    if policy.on_lost not in ("cancel", "event", "interrupt") and not callable(policy.on_lost):
+        raise ConfigError(f"on_lost must be 'cancel', 'event', 'interrupt' or a callable, not {policy.on_lost!r}")
     _text(policy.prefix, "prefix", least=0, most=MAX_NAME)
     if "{}" in policy.prefix:
         raise ConfigError(f"prefix must not contain {{}}, which would take the keys of a name apart: {policy.prefix!r}")
@@ -122,6 +137,8 @@ def _check(policy: Policy) -> Policy:
 def policy(given: dict[str, Any], base: Policy | None = None) -> Policy:
     """A checked policy from keyword arguments, on top of `base`."""
     for word in given:
+        if word in _MEANT:
+            raise ConfigError(f"unknown option {word!r}: {_MEANT[word]}")
         if word not in Policy._fields:
             raise ConfigError(f"unknown option {word!r}; known are {', '.join(sorted(Policy._fields))}")
     if base is not None:
@@ -130,6 +147,17 @@ def policy(given: dict[str, Any], base: Policy | None = None) -> Policy:
         # The default ttl makes way for a smaller limit; one that was asked for is refused instead.
         given = {**given, "ttl": min(TTL, duration(given["max_ttl"], "max_ttl"))}
     return _check(Policy(**given))
+
+
+def refused_words(args: tuple[object, ...], words: dict[str, Any]) -> ConfigError:
+    """The error for arguments that acquire() does not take."""
+    if args:
+        return ConfigError(f"acquire() takes no positional arguments such as {args[0]!r}: did you mean wait=?")
+    word = next(iter(words))
+    if word in _MEANT:
+        return ConfigError(f"unknown option {word!r}: {_MEANT[word]}")
+    known = "; set it on lock()" if word in Policy._fields else ""
+    return ConfigError(f"acquire() takes wait= and ttl=, not {word!r}{known}")
 
 
 def _text(value: object, what: str, *, least: int, most: int) -> None:

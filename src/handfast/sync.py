@@ -4,149 +4,169 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 import time
 import weakref
-from _thread import get_ident
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
-from handfast.catch import Catch
-from handfast.core import commands, fair, guard, mutex
-from handfast.core.commands import Request, Target
-from handfast.core.hold import HELD, LOST, Hold
-from handfast.core.lineup import line_up
-from handfast.core.terms import Terms
-from handfast.drivers import clock
-from handfast.drivers.threads import DONE, ThreadDriver, ThreadLobby, run
-from handfast.endpoints import Endpoints, from_redis, locate
-from handfast.errors import ConfigError, Contended
-from handfast.facade import BaseClient, patience_of
-from handfast.given import ClientOptions, LockOptions, Servers
-from handfast.lease import Entry, LeaseView, LockView
-from handfast.options import Seconds
-from handfast.templates import template_key
-from handfast.wire.bells import ThreadBell
-from handfast.wire.blocking import IDLE_CHECK
+from handfast._client import BaseClient, wait_of
+from handfast._lease import BaseLease, BaseLock, Block, Reentry, loss_of
+from handfast._reports import OnLostCalls
+from handfast.core import guard, inspect
+from handfast.core.acquire import acquire
+from handfast.core.config import Timing
+from handfast.core.hold import HELD, Hold
+from handfast.core.local_queue import Acquisition
+from handfast.core.release import payloads, release
+from handfast.core.renew import extend
+from handfast.default import PerProcess
+from handfast.discovery.endpoints import Endpoints, from_redis, locate
+from handfast.errors import ConfigError, Contended, LeaseLost
+from handfast.given import CLIENT_OPTIONS, ClientOptions, LockOptions, Servers, explain_options
+from handfast.net import clock
+from handfast.net.threads import ThreadAccess, ThreadIO, run
+from handfast.net.threads_connections import IDLE_CHECK
+from handfast.options import Policy, Seconds, refused_words
+from handfast.templates import skipping, template_key
 
 if TYPE_CHECKING:
-    from handfast.core.census import Holder
-    from handfast.drivers.pool import LanePool
+    from handfast._interrupt import ThreadBody
+    from handfast.core.inspect import Holder
+    from handfast.net.cluster_pool import RoutedPool
     from handfast.watchdog import Watchdog
 
-__all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client"]
+__all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client", "lock"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+V = TypeVar("V")
 T = TypeVar("T")
 
-_tick = time.monotonic
-_now = clock.now
-SPARE_LANES = 16
-"""Idle sets of connections that a client keeps; threads that come and go in bursts make more for a while."""
+SPARE_CONNECTIONS = 16
+"""Idle sets of connections that a client keeps. Threads that come and go in bursts make more for a while."""
+LEAVE_WITHIN = 0.5
+"""Seconds that waiting threads have to leave the queues when the process ends."""
 
 
-class Lease(LeaseView):
+class Lease(BaseLease):
     """A held lock. Release it, or leave the `with` that made it; one that is dropped is released, not kept."""
 
     __slots__ = ()
 
     _client: Client
+    _body: ThreadBody | None = None
 
     def extend(self, ttl: Seconds | None = None) -> None:
         """Renew now, by `ttl` (which then stays) or as before. LeaseLost if it is over, NoQuorum if too few confirm."""
-        seconds = self._hold.ttl if ttl is None else self._hold.settings.policy.checked_ttl(ttl)
+        seconds = self._hold.ttl if ttl is None else self._hold.config.policy.checked_ttl(ttl)
         self.check()
         self._client._extend(self._hold, seconds)
         self._confirm_extended()
 
     def release(self) -> bool:
-        """Give the lock back; True if it was still ours. Further calls do nothing and say False."""
-        client, hold = self._client, self._hold
-        if self._entry is not None and not self._leave():
-            return self._still_ours
-        if hold.state != HELD or client._closed:
-            return False
-        if hold.settings.cohort and client._pass_on(hold):
-            return True
-        return client._run(mutex.release, hold, client)
+        """Give the lock back; True if it was still ours. Further calls do nothing and return False."""
+        if self._reentry is not None and not self._leave():
+            return self._was_valid
+        return self._client._release(self._hold)
 
     @property
     def lost(self) -> threading.Event:
-        """Set when the lease is lost, within milliseconds of its deadline, also if no server can be reached."""
+        """Set when the lease is lost, within milliseconds of its deadline, also if no server can be reached; and when the
+        client is closed."""
+        self._expire()
         with _event_lock:
             event = self._event
             # A child after a fork must not touch what it inherited of an event: it makes a new one.
-            stale = self._hold.state == LOST and isinstance(event, threading.Event) and not event.is_set()
+            stale = self._hold.ended_early and isinstance(event, threading.Event) and not event.is_set()
             if stale or not isinstance(event, threading.Event):
                 event = self._event = threading.Event()
-                self._hold.watch(event.set)
+                self._hold.when_lost(event.set)
         return event
 
     def __enter__(self) -> Lease:
+        self._begin_block(self, id(sys._getframe(1)))
         return self
+
+    def _begin_block(self, what: object, frame: int) -> None:
+        hold, thread = self._hold, threading.get_ident()
+        self._client._blocks.enter(thread, what, self, frame)
+        if hold.config.policy.on_lost == "interrupt":
+            from handfast._interrupt import ThreadBody
+
+            self._body = ThreadBody(hold, thread, lambda: loss_of(hold, hold.reason))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        blocks = self._client._blocks
+        block = blocks.find(threading.get_ident(), self, self._hold.key)
+        try:
+            self._end_block(kind, error)
+        finally:
+            if block is not None:
+                blocks.leave(block)
+
+    def _end_block(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
+        if self._body is not None:
+            self._body.leave()
         try:
             self.release()
         except BaseException:
             self._give_up()  # an interrupt struck before anything was sent
             raise
-        if kind is None and self._hold.reason:
-            raise self._loss()
+        reason = self._hold.reason
+        if not reason:
+            return
+        if kind is None:
+            raise self._loss(reason)
+        if self._body is not None and kind is self._body.kind:
+            raise self._loss(reason) from error  # without arguments of its own, and so picklable
+        if error is not None:
+            self._note_loss(error)
 
 
-_event_lock = threading.Lock()
+_event_lock = threading.RLock()
+"""Reentrant: a finalizer may run while it is held."""
 
 
 def _renew_lock() -> None:
     """In a child after a fork: another thread of the parent may have held it."""
     global _event_lock
-    _event_lock = threading.Lock()
+    _event_lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-class _Entered(threading.local):
-    """Of each thread: the leases of the `with` blocks it is in."""
-
-    def __init__(self, everyone: list[list[Lease]]) -> None:
-        # Called once in each thread, with the same list.
-        self.leases: list[Lease] = []
-        self.everyone = everyone
-        everyone.append(self.leases)
-
-    def elsewhere(self) -> list[Lease]:
-        """Entered by another thread, as generators that wander between the threads of a pool do."""
-        return next((leases for leases in self.everyone if leases), self.leases)
-
-
-class Lock(LockView):
-    """A lock that can be taken, again and again, by any thread; each taking is a lease of its own."""
+class Lock(BaseLock):
+    """A lock that any thread can acquire, again and again; each acquisition is a lease of its own."""
 
     __slots__ = ()
 
     _client: Client
-    _entered: _Entered | None = None
-    """Of each thread: the leases of the `with` blocks it is in."""
 
-    def acquire(self, *, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None) -> Lease:
-        """Take the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired."""
-        settings = self.settings
-        terms = settings.terms if ttl is None else self._terms(ttl)
-        patience = settings.wait if wait is ... else patience_of(wait)
+    def acquire(
+        self, *args: Never, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None, **others: Never
+    ) -> Lease:
+        """Acquire the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired.
+
+        wait: Seconds to wait, None: without end, 0: not at all. As set on the lock if it is left out.
+        ttl: Seconds that the lease lasts on the servers unless renewed. As set on the lock if it is left out.
+        """
+        if args or others:
+            raise refused_words(args, others)
+        if self._client._running_loop() is not None:
+            _in_event_loop(self)
+        seconds = self.config.wait if wait is ... else wait_of(wait)
         if self._reentrant:
-            return self._client._reenter(self, terms, patience)
-        if settings.fair and not settings.cohort and patience != 0:
-            return self._client._queue(self, terms, patience)
-        return self._client._acquire(self, terms, patience)
+            return self._client._reenter(self, self._timing(ttl), seconds)
+        return self._client._acquire(self, self._timing(ttl), seconds)
 
     def try_acquire(self, *, ttl: Seconds | None = None) -> Lease | None:
-        """Take the lock if it is free, else None; never waits. An outage still raises: it is not contention."""
+        """Acquire the lock if it is free, else return None; never waits. An outage still raises: it is not contention."""
         try:
             return self.acquire(wait=0, ttl=ttl)
         except Contended:
@@ -154,24 +174,18 @@ class Lock(LockView):
 
     def holder(self) -> Holder | None:
         """Who holds it now, as the servers see it; None if nobody does."""
-        from handfast.core import census
-
-        return self._client._run(census.holder, self)
+        return self._client._use_for(self.key, inspect.holder, self)
 
     def waiters(self) -> list[str]:
-        """Who waits for it, the next one first: those of this client, and of a fair lock one of every other process."""
-        from handfast.core import census
-
-        mine = [_thread_name(who) for who in self._client._lines.waiting(self)]
-        return self._client._run(census.waiters, self, mine)
+        """Who waits for it, the next one first: one waiter of every process, and all of this client's own."""
+        local = self._client._queues.waiting(self)
+        return self._client._use_for(self.key, inspect.waiters, self, _thread_name, local)
 
     def __enter__(self) -> Lease:
         lease = self.acquire()
         try:
-            if self._entered is None:
-                with _event_lock:
-                    self._entered = self._entered or _Entered([])
-            self._entered.leases.append(lease)
+            self._keep(lease)
+            lease._begin_block(self, id(sys._getframe(1)))
             return lease
         except BaseException:
             lease.release()
@@ -180,59 +194,132 @@ class Lock(LockView):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        leases = self._entered.leases or self._entered.elsewhere()  # type: ignore[union-attr]
-        # Until it has ended it stays entered: an interrupt must not separate us from it.
+        # Until it has ended the block stays entered: an interrupt must not separate us from its lease.
         try:
-            leases[-1].__exit__(kind, error, trace)
+            self._innermost().lease._end_block(kind, error)
         except BaseException:
-            leases[-1]._give_up()
+            self._innermost().lease._give_up()
             raise
         finally:
-            leases.pop()
+            block = self._innermost()
+            self._client._blocks.leave(block)
+            self._drop(block.lease)
+
+    def _innermost(self) -> Block[Lease]:
+        block = self._client._blocks.find(threading.get_ident(), self, self.key)
+        assert block is not None
+        return block
+
+
+def _in_event_loop(lock: Lock) -> None:
+    """The thread that acquires the lock runs an event loop."""
+    if lock._reentrant:
+        raise ConfigError(
+            f"{lock.name}: a blocking rlock() in an event loop would let every task of the thread in; use handfast.aio"
+        )
+    import warnings
+
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("handfast."):
+        level, frame = level + 1, frame.f_back
+    # Python shows a warning once for each place in the program.
+    warnings.warn(
+        f"{lock.name}: this blocking acquire stops the event loop, and every task in it; "
+        "use handfast.aio, or run it in a thread with asyncio.to_thread()",
+        RuntimeWarning,
+        stacklevel=level,
+    )
 
 
 def _thread_name(ident: int) -> str:
     return next((thread.name for thread in threading.enumerate() if thread.ident == ident), f"thread {ident}")
 
 
-class Client(BaseClient[Lock]):
+class Client(BaseClient[Lock, Lease]):
     """Makes locks on one node or a quorum. Safe to share between threads; a fork may go on using it."""
 
     _lease_type = Lease
     _lock_type = Lock
-    _lines_lock = staticmethod(threading.Lock)
     _name_of = staticmethod(_thread_name)
+    _bootstrap = "handfast.bootstrap"
+    _caller = staticmethod(threading.get_ident)
+    _caller_kind = "thread"
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
+        self._on_lost_calls = OnLostCalls()
         super().__init__(where, options)
-        self._lanes: list[ThreadDriver] = []
-        self._pool: LanePool | None = None
+        from asyncio import _get_running_loop  # the watchdog has imported asyncio by now
+
+        self._running_loop = _get_running_loop
+        self._idle: list[ThreadIO] = []
+        """Connections that no operation uses."""
+        self._pool: RoutedPool | None = None
         """Instead, for a client of clusters."""
         if self._routes is not None:
-            from handfast.drivers.pool import LanePool
+            from handfast.net.cluster_pool import RoutedPool
 
-            self._pool = LanePool(self._group, self._routes, self._shake)
-            self._run = self._run_by_route  # type: ignore[method-assign]
-        self._lobby = ThreadLobby(self._run)
-        self._owned: weakref.WeakKeyDictionary[threading.Thread, dict[Any, Entry]] = weakref.WeakKeyDictionary()
+            self._pool = RoutedPool(self._group, self._routes, self._shake)
+        self._belongings.end_connections = functools.partial(_close_all, self._idle, self._pool)
+        self._access = ThreadAccess(self._use)
+        self._reentries: weakref.WeakKeyDictionary[threading.Thread, dict[Any, Reentry]] = weakref.WeakKeyDictionary()
+
+    @overload
+    def locked(
+        self, name: str, *, owner: str | None = None, skip: Literal[False] = False, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+    @overload
+    def locked(
+        self,
+        name: str,
+        *,
+        owner: str | None = None,
+        skip: Literal[True],
+        skip_value: None = None,
+        **options: Unpack[LockOptions],
+    ) -> Callable[[Callable[P, R]], Callable[P, R | None]]: ...
+
+    @overload
+    def locked(
+        self, name: str, *, owner: str | None = None, skip: Literal[True], skip_value: V, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[P, R]], Callable[P, R | V]]: ...
 
     def locked(
-        self, name: str, *, owner: str | None = None, **options: Unpack[LockOptions]
-    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Decorate a function to run under a lock; `{parameter}` in the name stands for the call's argument."""
-        import inspect
+        self,
+        name: str,
+        *,
+        owner: str | None = None,
+        skip: bool = False,
+        skip_value: Any = ...,
+        **options: Unpack[LockOptions],
+    ) -> Callable[..., Any]:
+        """Decorate a function to run under a lock; `{parameter}` in the name stands for the call's argument.
 
+        With `skip=True` a call that finds the lock held does not run the function: it returns None, or `skip_value`. It
+        does not wait for the lock unless `wait=` is given here. The other options are those of lock().
+        """
+        import inspect as inspection
+
+        instead, options = skipping(skip, skip_value, options)
         self.lock("checked", owner=owner, **options)
 
-        def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            late = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+        def decorate(function: Callable[P, R]) -> Callable[P, Any]:
+            late = (inspection.iscoroutinefunction, inspection.isgeneratorfunction, inspection.isasyncgenfunction)
             if any(outlives(function) for outlives in late):
                 raise ConfigError(f"{function.__qualname__} would outlive the lock: locked() takes a plain function here")
             key = template_key(function, name)
 
             @functools.wraps(function)
-            def under_lock(*args: P.args, **kwargs: P.kwargs) -> R:
-                with self.lock(key(*args, **kwargs), owner=owner, **options):
+            def under_lock(*args: P.args, **kwargs: P.kwargs) -> Any:
+                lock = self.lock(key(*args, **kwargs), owner=owner, **options)
+                if not skip:
+                    with lock:
+                        return function(*args, **kwargs)
+                try:
+                    lease = lock.acquire()
+                except Contended:
+                    return instead
+                with lease:
                     return function(*args, **kwargs)
 
             return under_lock
@@ -240,17 +327,15 @@ class Client(BaseClient[Lock]):
         return decorate
 
     def close(self) -> None:
-        """Release what is still held and renewed, and end all connections."""
+        """Release what is still held and renewed, and end all connections. A body that still runs has lost its lease:
+        `lost` is set, and the end of its block raises LeaseLost."""
         if not self._shut():
             return
         try:
             if self._dog is not None:
-                self._dog.detach(self._group).result()
+                self._dog.unregister(self._group).result()
         finally:  # an interrupt ends the waiting, nothing else
-            while self._lanes:
-                self._lanes.pop().close()
-            if self._pool is not None:
-                self._pool.close()
+            _close_all(self._idle, self._pool)
             self._where.close()
 
     def __enter__(self) -> Client:
@@ -259,161 +344,185 @@ class Client(BaseClient[Lock]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- running operations ----------------------------------------------------------------------------------------
+    def _check_on_lost(self, settings: Policy) -> Policy:
+        if settings.on_lost == "interrupt":
+            from handfast import _interrupt  # it imports ctypes, which few programs need
 
-    def _run(self, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+            _interrupt.check_available()
+        return settings
+
+    def _call_on_lost(self, callback: Callable[[LeaseLost], object], error: LeaseLost) -> None:
+        self._on_lost_calls.add(callback, error)
+
+    # -- running operations
+
+    def _use(self, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Run an operation with connections that nobody else uses."""
         try:
-            lane = self._lanes.pop()
+            io = self._idle.pop()
         except IndexError:
             if self._closed:
                 raise ConfigError("this client is closed") from None
-            lane = ThreadDriver(self._group, self._addresses, self._shake)
-        result: Any = None
-        try:
-            try:
-                tick = _tick()
-                if tick - lane.used_at > IDLE_CHECK:
-                    lane.wake()
-                lane.used_at = tick
-                operation(lane, *args).send(None)  # as in `run`, without the call
-                raise AssertionError("an effect of the blocking driver suspended")
-            except StopIteration as end:
-                result = end.value
-            finally:
-                if lane.torn:
-                    lane.abandon()
-                elif self._closed or len(self._lanes) >= SPARE_LANES:
-                    lane.close()
-                else:
-                    self._lanes.append(lane)
-        except BaseException:
-            # Ctrl-C may strike after the lock was granted and before the caller has it.
-            if isinstance(result, Lease):
-                result.release()
-            raise
-        return result  # type: ignore[no-any-return]
+            io = ThreadIO(self._group, self._addresses, self._shake)
+        return self._use_these(io, operation, *args)
 
-    def _run_by_route(self, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+    def _use_these(self, io: ThreadIO, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        try:
+            _refresh(io)
+            return run(operation(io, *args))
+        finally:
+            if io.inconsistent:
+                io.abandon()
+            elif self._closed or len(self._idle) >= SPARE_CONNECTIONS:
+                io.close()
+            else:
+                self._idle.append(io)
+
+    def _use_for(self, key: bytes, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """The same, with connections to where in a cluster the key lives."""
+        pool = self._pool
+        if pool is None:
+            return self._use(operation, *args)
         if self._closed:
             raise ConfigError("this client is closed")
-        pool = self._pool
-        assert pool is not None
-        # What it is about: a lock or a hold, or the place in line of one who waits.
-        target: Target = args[0] if isinstance(args[0], Target) else args[1].request
-        lane = pool.take(target.key or target.keys[0])
-        result: Any = None
+        io = pool.take(key)
         try:
-            try:
-                tick = _tick()
-                if tick - lane.used_at > IDLE_CHECK:
-                    lane.wake()
-                lane.used_at = tick
-                result = run(operation(lane, *args))
-            finally:
-                pool.give_back(lane)
-        except BaseException:
-            if isinstance(result, Lease):  # see _run
-                result.release()
-            raise
-        return result  # type: ignore[no-any-return]
+            _refresh(io)
+            return run(operation(io, *args))
+        finally:
+            pool.give_back(io)
 
-    def _acquire(self, request: Request, terms: Terms, wait: float | None) -> Lease:
-        lines, fairly = self._lines, request.settings.fair
-        since = 0.0 if wait == 0 else _now()
-        lease: Any = None
-        if wait == 0 and fairly:
-            lease = self._run(fair.try_acquire, request, terms, self)
-        elif wait == 0 or not (fairly or (lines.by_keys and lines.waited_for(request))):
-            lease = self._run(mutex.acquire, request, terms, wait, self)
-        if lease is None:
-            catch = Catch(self)
-            try:
-                lease = run(line_up(self._lobby, lines, request, terms, wait, since, catch))
-            except BaseException:
-                if catch.lease is not None:  # see _run
-                    catch.lease.release()
-                raise
-        return lease  # type: ignore[no-any-return]
-
-    def _line_up(self, request: Request, terms: Terms, wait: float | None, since: float) -> Awaitable[None]:
-        """See core.hold.Usher. Not from here: who waits in line must not keep the connections of its attempt."""
-        return DONE
-
-    def _queue(self, request: Request, terms: Terms, wait: float | None) -> Lease:
-        """A fair lock that nobody else of this client waits for: whoever is at once at the head of its line."""
-        lines, since, outcome = self._lines, _now(), "acquired"
-        place = lines.lead(request, terms, ThreadBell(), since, wait, get_ident())
-        if place is None:
-            return self._acquire(request, terms, wait)
+    def _acquire(self, lock: Lock, timing: Timing, wait: float | None) -> Lease:
+        access = self._access
+        if self._pool is not None:
+            access = ThreadAccess(functools.partial(self._use_for, lock.key))
+        acquisition = Acquisition(lock, timing, wait, clock.now())
         try:
-            try:
-                return self._run(fair.acquire, lines, place, self)  # type: ignore[no-any-return]
-            except BaseException as error:
-                outcome = type(error).__name__
-                raise
-            finally:
-                try:
-                    lines.leave(place)
-                except BaseException:
-                    lines.leave(place)  # see line_up
-                    raise
-                if lines.telling and place.told:
-                    lines.tell(place, _now() - since, outcome)
+            lease = self._grant(run(acquire(access, self._queues, acquisition)), acquisition)
         except BaseException:
-            # Ctrl-C may strike after the lock was granted and before the caller has it.
-            if place.lease is not None:
-                place.lease.release()
+            self._take_back(acquisition)
             raise
+        if acquisition.left_behind:
+            self._clear(acquisition)
+        return lease
 
-    def _reenter(self, request: Request, terms: Terms, wait: float | None) -> Lease:
-        mine = self._owned.setdefault(threading.current_thread(), {})
-        entry = mine.get(request.keys)
-        if entry is not None and (hold := entry.enter(_now())) is not None:
+    def _release(self, hold: Hold) -> bool:
+        if hold.state != HELD or self._closed:
+            return False
+        if hold.config.cohort and self._hand_over(hold):
+            return True
+        try:
+            released = self._release_where_acquired(hold)
+        except BaseException:
+            if hold.state != HELD:  # otherwise nothing was sent, and the lease goes on
+                self._abandon(hold)
+            raise
+        self._released(hold)
+        return released
+
+    def _release_where_acquired(self, hold: Hold) -> bool:
+        """On a quorum, use the connections that carried the acquisition: on others the release may overtake it at a slow
+        node. If another thread uses them now, the watchdog releases such nodes once more."""
+        if self._group.n == 1 or self._pool is not None:
+            return self._use_for(hold.key, release, hold)
+        try:
+            self._idle.remove(hold.carrier)
+        except ValueError:
+            released = self._use_for(hold.key, release, hold)
+            if hold.asked & ~hold.votes:
+                hold.release_unconfirmed = hold.may_arrive_late = True
+            return released
+        return self._use_these(hold.carrier, release, hold)
+
+    def _reenter(self, lock: Lock, timing: Timing, wait: float | None) -> Lease:
+        mine = self._reentries.setdefault(threading.current_thread(), {})
+        entry = mine.get(lock.keys)
+        if entry is not None and (hold := entry.enter(clock.now())) is not None:
             return Lease(self, hold, entry)
-        lease = self._acquire(request, terms, wait)
-        lease._entry = Entry(mine, request.keys, lease._hold)
+        lease = self._acquire(lock, timing, wait)
+        lease._reentry = Reentry(mine, lock.keys, lease._hold)
         return lease
 
     def _extend(self, hold: Hold, ttl: float) -> None:
-        dog = self._watchdog()
-        dog.promised(hold, ttl)
+        schedule = self._watchdog().schedule
+        schedule.promised(hold, ttl)
         try:
-            self._run(mutex.extend, hold, ttl)
+            began = clock.now()
+            self._use_for(hold.key, extend, hold, ttl)
+            self._reports.renewal_ended([hold], clock.now() - began)
         finally:
             if hold.state == HELD:
-                dog.refile(hold)
+                schedule.changed(hold)
 
-    def _send_away(self) -> None:
-        self._lines.close(exiting=True)
+    def _send_waiters_away(self) -> None:
+        self._queues.close(exiting=True)
+        # A server hands a lock that is released now to a waiter that is still in its queue, and this process ends.
+        end = clock.now() + LEAVE_WITHIN
+        while self._queues.by_key and clock.now() < end:
+            time.sleep(0.001)
 
-    def _last_words(self, dog: Watchdog) -> None:
+    def _release_all_at_exit(self, dog: Watchdog) -> None:
         # A connection that is there already: at this point no new thread may be started to make one.
-        lane = self._lanes.pop() if self._lanes else None
-        if lane is not None and lane.settled:
+        io = self._idle.pop() if self._idle else None
+        if io is not None and io.ready:
             for hold in dog.renewed(self._group):
-                if hold.leave():
-                    lane.post(commands.release(hold, hold.owner, hold.floor))
-                    hold.end()
-            lane.close()
-        super()._last_words(dog)
+                if hold.begin_release():
+                    io.send_and_forget(payloads(hold, hold.who, hold.token_floor), len(hold.names))
+                    hold.finish_release()
+            io.close()
+        super()._release_all_at_exit(dog)
 
     def _forked(self) -> None:
         super()._forked()
-        lanes, self._lanes = self._lanes, []
-        for lane in lanes:
-            lane.abandon()
+        self._on_lost_calls.forked()
+        while self._idle:
+            self._idle.pop().abandon()
         if self._pool is not None:
             self._pool.forked()
-        self._owned = weakref.WeakKeyDictionary()
+        self._reentries = weakref.WeakKeyDictionary()
 
 
+def _close_all(idle: list[ThreadIO], pool: RoutedPool | None) -> None:
+    while idle:
+        idle.pop().close()
+    if pool is not None:
+        pool.close()
+
+
+def _refresh(io: ThreadIO) -> None:
+    """Before an operation: notice connections that the server has closed while they rested."""
+    tick = time.monotonic()
+    if tick - io.used_at > IDLE_CHECK:
+        io.wake()
+    io.used_at = tick
+
+
+@explain_options(CLIENT_OPTIONS)
 def connect(servers: Servers = None, **options: Unpack[ClientOptions]) -> Client:
-    """A client for one server (a URL), a quorum of independent ones (a list), or $HANDFAST_URL. Sends nothing yet."""
+    """A client for one server (a URL), a quorum of independent ones (a list), or $HANDFAST_URL. Sends nothing yet.
+
+    A URL begins with redis://, rediss:// (TLS), valkey://, valkeys://, unix://, redis+sentinel://, redis+cluster:// or
+    embedded://. Without $HANDFAST_URL it is embedded://, a server that this user's processes share on this machine.
+
+    The options hold for all locks of the client; lock() may override all but `guard`:
+    """
     return Client(locate(servers), options)
 
 
+_default = PerProcess(connect)
+
+
+def lock(name: str | Sequence[str], *, owner: str | None = None, **options: Unpack[LockOptions]) -> Lock:
+    """A lock for a script, without a client of its own: that of the process is made on first use, by `connect()`.
+    Options are those of `Client.lock()`."""
+    return _default.get().lock(name, owner=owner, **options)
+
+
 def from_client(clients: object, **options: Unpack[ClientOptions]) -> Client:
-    """A client for the server of a redis-py client (several: a quorum), with its address and credentials."""
+    """A client for the server of a redis-py client (several: a quorum), with its address and credentials.
+
+    The options are those of connect().
+    """
     return Client(from_redis(clients), options)
 
 
@@ -424,4 +533,4 @@ def bootstrap(client: Client) -> dict[str, str]:
     """
     if client._routes is not None:
         raise ConfigError("a cluster has no restart guard, so there is nothing to open")
-    return client._run(guard.bootstrap, client._group)
+    return client._use(guard.bootstrap, client._group)

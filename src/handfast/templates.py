@@ -1,4 +1,4 @@
-"""Names of locks made from the arguments of a call."""
+"""What `locked()` needs: names of locks made from the arguments of a call, and calls that are skipped."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from handfast.errors import ConfigError
+from handfast.given import LockOptions
 
-__all__ = ["template_key"]
+__all__ = ["skipping", "template_key"]
 
 
 def template_key(function: Callable[..., Any], template: object) -> Callable[..., str]:
@@ -45,3 +46,12 @@ def _fields(template: str) -> list[str]:
             words.append(field.split(".")[0].split("[")[0])
             words += _fields(spec or "")
     return words
+
+
+def skipping(skip: object, value: object, options: LockOptions) -> tuple[object, LockOptions]:
+    """What a skipped call returns, and the options of the lock: a call that may be skipped does not wait by default."""
+    if not isinstance(skip, bool):
+        raise ConfigError(f"skip must be True or False, not {skip!r}")
+    if not skip and value is not ...:
+        raise ConfigError("skip_value= needs skip=True: without it a call that does not get the lock raises Contended")
+    return None if value is ... else value, {"wait": 0, **options} if skip else options

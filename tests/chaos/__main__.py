@@ -1,4 +1,4 @@
-"""Play the scenarios: `python -m tests.chaos [--only words] [--seconds s] [--json file] [--docs file] [--peers]`."""
+"""Run the scenarios: `python -m tests.chaos [--only words] [--seconds s] [--json file] [--docs file] [--peers]`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from handfast.testing import Server
 from tests.chaos import report
 from tests.chaos.catalogue import SCENARIOS
+from tests.chaos.environment import OURS
 from tests.chaos.peers import KINDS, missing
 from tests.chaos.scenario import Outcome, Scenario, play
-from tests.chaos.stage import OURS
-
-from handfast.testing import Server
 
 
 def main(argv: Sequence[str] | None = None) -> int:

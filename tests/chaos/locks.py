@@ -58,7 +58,7 @@ class OurGrant:
         self.lease = lease
         self.owner, self.token = lease.owner, lease.token
         self._lost_at = math.inf
-        lease._hold.watch(self._lost)
+        lease._hold.when_lost(self._lost)
 
     def _lost(self) -> None:
         self._lost_at = min(self._lost_at, now())

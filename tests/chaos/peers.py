@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from tests.chaos.locks import Contender, Refused
-
 from handfast.testing.history import now
+from tests.chaos.locks import Contender, Refused
 
 __all__ = ["KINDS", "Peer", "missing"]
 

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Final
 
-from tests.chaos.scenario import scenario
-from tests.chaos.stage import Stage
-
+from handfast.embedded.resp import ReplyError
 from handfast.testing import Server
-from handfast.topology.resp import ReplyError
+from tests.chaos.environment import Environment
+from tests.chaos.scenario import scenario
 
 __all__ = ["ERRORS"]
 
@@ -123,18 +122,18 @@ ERRORS: Final[dict[str, Callable[[Server], AbstractContextManager[None]]]] = {
 }
 
 
-def _refused(word: str) -> Callable[[Stage], None]:
-    def run(stage: Stage) -> None:
-        nodes = stage.servers(3)
-        stage.open()
-        stage.crowd(3)
+def _refused(word: str) -> Callable[[Environment], None]:
+    def run(env: Environment) -> None:
+        nodes = env.servers(3)
+        env.open()
+        env.crowd(3)
         for some in (nodes[:1], nodes[:2]):
             with contextlib.ExitStack() as errors:
                 for node in some:
                     errors.enter_context(ERRORS[word](node))
-                    stage.fault(word)
-                stage.lapse(0.7)
-        stage.recovers()
+                    env.fault(word)
+                env.lapse(0.7)
+        env.recovers()
 
     return run
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from handfast.topology.resp import Connection
+from handfast.embedded.resp import Connection
 
 __all__ = ["Registers"]
 

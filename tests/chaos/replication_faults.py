@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.chaos.crew import Member
-from tests.chaos.scenario import TOKENS, scenario
-from tests.chaos.stage import WAIT, Stage
-
+from handfast.discovery.urls import parse
 from handfast.testing import Proxy, Server
-from handfast.urls import parse
+from tests.chaos.environment import WAIT, Environment
+from tests.chaos.scenario import TOKENS, scenario
+from tests.chaos.workers import Member
 
 
 class Address(Proxy):
@@ -23,13 +22,13 @@ class Address(Proxy):
 class Pair:
     """A master, its replica behind a link that can be cut, and the address that clients know."""
 
-    def __init__(self, stage: Stage, **options: Any) -> None:
-        (self.master,) = stage.servers(1)
-        self.link: Proxy = stage.enter(Proxy(self.master))
-        self.replica: Server = stage.enter(Server(replica_of=self.link))
-        self.address: Address = stage.enter(Address(self.master))
-        stage.urls = [self.address.url]
-        stage.open(**options)
+    def __init__(self, env: Environment, **options: Any) -> None:
+        (self.master,) = env.servers(1)
+        self.link: Proxy = env.enter(Proxy(self.master))
+        self.replica: Server = env.enter(Server(replica_of=self.link))
+        self.address: Address = env.enter(Address(self.master))
+        env.urls = [self.address.url]
+        env.open(**options)
         self.wait_in_step()
 
     def wait_in_step(self) -> None:
@@ -42,92 +41,92 @@ class Pair:
 
 
 @scenario("failover with an unreplicated lock", 27)
-def failover(stage: Stage) -> None:
-    pair = Pair(stage, guard=True)
-    holder, rival = stage.member("asyncio"), stage.member()
+def failover(env: Environment) -> None:
+    pair = Pair(env, guard=True)
+    holder, rival = env.member("asyncio"), env.member()
     for member in (holder, rival):
-        stage.takes_over(member)
+        env.takes_over(member)
     pair.wait_in_step()
     pair.link.drop(down=True)
     holder.ask("acquire", WAIT)
     holder.ask("read")
     pair.master.kill()
     pair.promote()
-    stage.certain(not stage.held(pair.replica), "the lock was not replicated")
+    env.certain(not env.held(pair.replica), "the lock was not replicated")
     pair.address.move_to(pair.replica)
-    stage.fault("failover")
-    stage.takes_over(rival)
-    stage.finishes(holder)
+    env.fault("failover")
+    env.takes_over(rival)
+    env.finishes(holder)
 
 
 @scenario("failover among many users", 27, peers=False)
-def failover_in_a_crowd(stage: Stage) -> None:
-    pair = Pair(stage, guard=True)
-    stage.crowd(think=0.05)
+def failover_in_a_crowd(env: Environment) -> None:
+    pair = Pair(env, guard=True)
+    env.crowd(think=0.05)
     pair.link.delay(0.1, down=True)
-    stage.lapse(0.5)
+    env.lapse(0.5)
     pair.master.kill()
     pair.promote()
     pair.address.move_to(pair.replica)
-    stage.fault("failover")
-    stage.lapse(stage.seconds)
-    stage.recovers()
+    env.fault("failover")
+    env.lapse(env.seconds)
+    env.recovers()
 
 
 @scenario("demoted and promoted again on a live connection", 28)
-def demoted_and_promoted(stage: Stage) -> None:
+def demoted_and_promoted(env: Environment) -> None:
     """It takes over another server's data, without the lock, and is a master again before anybody reconnects."""
-    stage.lasting()  # a replica needs a second to be in step
-    node, other = stage.servers(2)
-    stage.urls = [node.url]
-    stage.open(guard=True)
-    holder, rival = stage.member("asyncio"), stage.member()
+    env.lasting()  # a replica needs a second to be in step
+    node, other = env.servers(2)
+    env.urls = [node.url]
+    env.open(guard=True)
+    holder, rival = env.member("asyncio"), env.member()
     for member in (holder, rival):
-        stage.takes_over(member)
+        env.takes_over(member)
     other.command("REPLICAOF", "127.0.0.1", str(node.port))
     other.wait_for(lambda: other.info("master_link_status") == "up")
-    if stage.ours:
+    if env.ours:
         other.wait_for(lambda: other.command("GET", "handfast:guard") == node.command("GET", "handfast:guard"))
     other.command("REPLICAOF", "NO", "ONE")
     holder.ask("acquire", WAIT)
     holder.ask("read")
     node.command("REPLICAOF", "127.0.0.1", str(other.port))
-    node.wait_for(lambda: node.info("master_link_status") == "up" and not stage.held(node))
+    node.wait_for(lambda: node.info("master_link_status") == "up" and not env.held(node))
     node.command("REPLICAOF", "NO", "ONE")
-    stage.fault("demotion and promotion")
-    stage.takes_over(rival)
-    stage.finishes(holder)
+    env.fault("demotion and promotion")
+    env.takes_over(rival)
+    env.finishes(holder)
 
 
-def _old_master(stage: Stage, holder: Member, pair: Pair) -> Member:
+def _old_master(env: Environment, holder: Member, pair: Pair) -> Member:
     """The holder and the old master stay together; everybody else has a new one. Who takes over there."""
     holder.ask("acquire", WAIT)
     holder.ask("read")
     pair.link.drop()
     pair.promote()
-    stage.fault("failover")
-    stage.enter(Server(replica_of=pair.replica))
-    rival = stage.member(urls=[pair.replica.url])
+    env.fault("failover")
+    env.enter(Server(replica_of=pair.replica))
+    rival = env.member(urls=[pair.replica.url])
     rival.ask("acquire", WAIT)
     return rival
 
 
 @scenario("old master cut off with its holder, replicas=1", 29, peers=False)
-def old_master_with_copies(stage: Stage) -> None:
+def old_master_with_copies(env: Environment) -> None:
     """Nobody confirms its renewals any more."""
-    pair = Pair(stage, guard=True, replicas=1, node_timeout=0.3)
-    holder = stage.member("asyncio", urls=[pair.master.url])
-    rival = _old_master(stage, holder, pair)
-    stage.expect(not holder.ask("check"), "its lease is over")
-    stage.uses(rival)
-    stage.lets_go(holder)
+    pair = Pair(env, guard=True, replicas=1, node_timeout=0.3)
+    holder = env.member("asyncio", urls=[pair.master.url])
+    rival = _old_master(env, holder, pair)
+    env.expect(not holder.ask("check"), "its lease is over")
+    env.uses(rival)
+    env.lets_go(holder)
 
 
 @scenario("old master cut off with its holder", 29, promise=TOKENS)
-def old_master(stage: Stage) -> None:
+def old_master(env: Environment) -> None:
     """Its renewals go on: two leases, one on each master."""
-    pair = Pair(stage, guard=True)
-    holder = stage.member("asyncio", urls=[pair.master.url])
-    rival = _old_master(stage, holder, pair)
-    stage.uses(rival)
-    stage.writes_late(holder)
+    pair = Pair(env, guard=True)
+    holder = env.member("asyncio", urls=[pair.master.url])
+    rival = _old_master(env, holder, pair)
+    env.uses(rival)
+    env.writes_late(holder)

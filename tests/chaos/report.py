@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from tests.chaos.environment import OURS
 from tests.chaos.scenario import TOKENS, Outcome, Scenario
-from tests.chaos.stage import OURS
 
 __all__ = ["HEADER", "chaos_table", "insert", "line", "peers_table", "summary"]
 

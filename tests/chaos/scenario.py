@@ -15,13 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from tests.chaos.crew import WorkerError
-from tests.chaos.peers import KINDS
-from tests.chaos.stage import OURS, Stage
-
 from handfast.testing import Server
 from handfast.testing.clock import missing
 from handfast.testing.history import History, Violation
+from tests.chaos.environment import OURS, Environment
+from tests.chaos.peers import KINDS
+from tests.chaos.workers import WorkerError
 
 __all__ = ["EXCLUSION", "SCENARIOS", "TOKENS", "Outcome", "Scenario", "play", "scenario"]
 
@@ -35,7 +34,7 @@ class Scenario:
 
     name: str
     faults: tuple[int, ...]
-    run: Callable[[Stage], None]
+    run: Callable[[Environment], None]
     promise: str = EXCLUSION
     peers: bool = True
     """Whether others can be asked to go through it."""
@@ -59,8 +58,10 @@ class Scenario:
 SCENARIOS: Final[dict[str, Scenario]] = {}
 
 
-def scenario(name: str, *faults: int, **more: Any) -> Callable[[Callable[[Stage], None]], Callable[[Stage], None]]:
-    def register(run: Callable[[Stage], None]) -> Callable[[Stage], None]:
+def scenario(
+    name: str, *faults: int, **more: Any
+) -> Callable[[Callable[[Environment], None]], Callable[[Environment], None]]:
+    def register(run: Callable[[Environment], None]) -> Callable[[Environment], None]:
         assert name not in SCENARIOS, name
         SCENARIOS[name] = Scenario(name, faults, run, **more)
         return run
@@ -113,42 +114,42 @@ class Outcome:
 
 def play(what: Scenario, lock: str, registers: Server, seconds: float) -> Outcome:
     """Play it once."""
-    stage, began = Stage(lock, registers, seconds), time.monotonic()
+    env, began = Environment(lock, registers, seconds), time.monotonic()
     try:
         try:
-            what.run(stage)
+            what.run(env)
         except (TimeoutError, WorkerError, AssertionError) as error:
-            stage.aborted = f"it did not come to its end: {error}"
-            stage.expect(False, stage.aborted)
+            env.aborted = f"it did not come to its end: {error}"
+            env.expect(False, env.aborted)
         finally:
-            stage.close()
-        return _judge(what, stage, time.monotonic() - began)
+            env.close()
+        return _judge(what, env, time.monotonic() - began)
     finally:
-        shutil.rmtree(stage.folder, ignore_errors=True)
+        shutil.rmtree(env.folder, ignore_errors=True)
 
 
-def _judge(what: Scenario, stage: Stage, seconds: float) -> Outcome:
-    history = stage.history()
+def _judge(what: Scenario, env: Environment, seconds: float) -> Outcome:
+    history = env.history()
     violations = history.violations()
     outcome = Outcome(
         scenario=what.name,
-        lock=stage.lock,
+        lock=env.lock,
         promise=what.promise,
-        faults=dict(stage.faults),
+        faults=dict(env.faults),
         operations=len(history.holdings) + len(history.writes),
         found=dict(Counter(each.kind for each in violations if not _fenced(each))),
         fenced=sum(map(_fenced, violations)),
         refused=sum(each.order is None for each in history.writes),
-        unavailable=_unavailable(history, stage),
-        stuck=stage.stuck,
-        errors=stage.counts["errors"],
+        unavailable=_unavailable(history, env),
+        stuck=env.stuck,
+        errors=env.counts["errors"],
         seconds=seconds,
-        aborted=stage.aborted,
+        aborted=env.aborted,
     )
-    if stage.ours:
-        outcome.bad += stage.complaints
+    if env.ours:
+        outcome.bad += env.complaints
         outcome.bad += [str(each) for each in violations if not _expected(each, what.promise)]
-        outcome.bad += [f"stuck: {name}" for name in stage.stuck]
+        outcome.bad += [f"stuck: {name}" for name in env.stuck]
         if what.promise == TOKENS and what.sure and not (outcome.refused and outcome.lost):
             outcome.bad.append("nothing would have been lost without tokens: the faults had no effect")
     return outcome
@@ -165,9 +166,9 @@ def _expected(violation: Violation, promise: str) -> bool:
     return violation.kind == "late write" or promise == TOKENS
 
 
-def _unavailable(history: History, stage: Stage) -> float:
+def _unavailable(history: History, env: Environment) -> float:
     """Of the locks that were wanted all the time; 0 where there were none."""
-    if not stage.began:
+    if not env.began:
         return 0.0
-    names: Sequence[str] = [name for name in history.names if name in stage.names]
-    return max(history.idle(name, stage.began, stage.ended or stage.began) for name in names)
+    names: Sequence[str] = [name for name in history.names if name in env.names]
+    return max(history.idle(name, env.began, env.ended or env.began) for name in names)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tests.chaos.catalogue import SCENARIOS
-from tests.chaos.scenario import Outcome, Scenario, play
-from tests.chaos.stage import OURS, Stage
 
 from handfast.testing import Server
+from tests.chaos.catalogue import SCENARIOS
+from tests.chaos.environment import OURS, Environment
+from tests.chaos.scenario import Outcome, Scenario, play
 
 SECONDS = 0.5
 SHORT = (
@@ -47,9 +47,9 @@ def test_what_is_promised_is_kept(name: str, registers: Server) -> None:
 def test_without_the_guard_a_scenario_finds_two_holders(registers: Server) -> None:
     """The scenarios can fail: the same faults, and the protection turned off."""
 
-    def unguarded(stage: Stage) -> None:
-        stage.options["guard"] = False
-        guarded.run(stage)
+    def unguarded(env: Environment) -> None:
+        env.options["guard"] = False
+        guarded.run(env)
 
     guarded = SCENARIOS["empty restart of the node that two majorities share"]
     outcome = played(replace(guarded, run=unguarded), registers)
@@ -58,9 +58,9 @@ def test_without_the_guard_a_scenario_finds_two_holders(registers: Server) -> No
 
 
 def test_a_scenario_whose_faults_have_no_effect_fails(registers: Server) -> None:
-    def uneventful(stage: Stage) -> None:
-        stage.servers(1)
-        stage.takes_over(stage.member())
+    def uneventful(env: Environment) -> None:
+        env.servers(1)
+        env.takes_over(env.member())
 
     outcome = played(replace(SCENARIOS["paused between check and write"], run=uneventful), registers)
     assert outcome.bad == ["nothing would have been lost without tokens: the faults had no effect"]

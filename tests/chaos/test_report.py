@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.chaos import report
+from tests.chaos.environment import OURS
 from tests.chaos.scenario import EXCLUSION, Outcome
-from tests.chaos.stage import OURS
 
 
 def outcome(lock: str, scenario: str = "paused", **found: int) -> Outcome:

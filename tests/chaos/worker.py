@@ -22,11 +22,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.chaos.locks import Contender, Grant, OurGrant, Refused, open_contender
-from tests.chaos.registers import Registers
-
 import handfast
 from handfast.testing.history import Holding, Recorder, now
+from tests.chaos.locks import Contender, Grant, OurGrant, Refused, open_contender
+from tests.chaos.registers import Registers
 
 
 @dataclass

@@ -11,26 +11,25 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("aiohttp", reason="pip install 'handfast[lab]'")
+pytest.importorskip("aiohttp", reason="pip install --group lab")
 
-from tests.postgres import database, postgres
-
-from handfast.lab.stage import Plan
+from lab.environment import Plan
+from tests.support.postgres import database, postgres
 
 __all__ = ["Lab", "database", "plan", "postgres", "started"]
 
 
 @pytest.fixture
 def plan() -> Plan:
-    return Plan(stock=30, buyers=8, workers=3, seconds=15.0, front="built-in")
+    return Plan(stock=30, buyers=8, workers=3, seconds=15.0, frontend="built-in")
 
 
 class Lab:
-    """`handfast lab` as a process of its own, with a folder for its temporary files."""
+    """`python -m lab` as a process of its own, with a folder for its temporary files."""
 
     def __init__(self, tmp: Path, *options: str) -> None:
         self.tmp = tmp
-        command = [sys.executable, "-m", "handfast.lab", *options]
+        command = [sys.executable, "-m", "lab", *options]
         pipe = subprocess.PIPE
         environment = {**os.environ, "TMPDIR": str(tmp)}
         self.process = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)

@@ -9,14 +9,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any
 
-PAGE = files("handfast.lab") / "page"
+PAGE = files("lab") / "page"
 CSP = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
 KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 TOKEN = "invented-token"
 
 
 def rung(name: str, number: int, expect: str = "oversold", **facts: Any) -> dict[str, Any]:
-    act = {"name": f"{name}/slow", "title": "work takes too long", "fault": "an order is held up", "expect": expect}
+    scenario = {"name": f"{name}/slow", "title": "work takes too long", "fault": "an order is held up", "expect": expect}
     return {
         "name": name,
         "number": number,
@@ -24,7 +24,7 @@ def rung(name: str, number: int, expect: str = "oversold", **facts: Any) -> dict
         "story": "It was `fast`.\n\nBut it broke.",
         "source": '"""It was fast."""\n\nclass Lock(Rung):\n    pass  # nothing\n',
         "servers": "one",
-        "acts": [{**act, "must_be_safe": expect == "safe"}],
+        "scenarios": [{**scenario, "must_be_safe": expect == "safe"}],
         **facts,
     }
 
@@ -34,13 +34,13 @@ def holder(order: str, worker: str, since: float, until: float, **facts: Any) ->
     return {"order": order, "worker": worker, "stripe": 0, "end": "released", "overlap": False, **times, **facts}
 
 
-def score(act: str, **facts: Any) -> dict[str, Any]:
+def score(scenario: str, **facts: Any) -> dict[str, Any]:
     """Two held at once, and the stock went up again."""
     pieces = {"stock": 100, "sold": 149, "oversold": 49, "left": 0, "lost": 0, "refused": 0}
     times = {"stuck": 1.02, "seconds": 2.31, "rate": 121.4, "p50": 0.071, "p99": 1.212}
     outcome = {"verdict": "oversold", "expect": "oversold", "must_be_safe": False, "as_expected": True}
     return {
-        "act": act,
+        "scenario": scenario,
         "free": False,
         "struck": False,
         **outcome,
@@ -56,10 +56,10 @@ def score(act: str, **facts: Any) -> dict[str, Any]:
     }
 
 
-def live(act: str, **facts: Any) -> dict[str, Any]:
+def live(scenario: str, **facts: Any) -> dict[str, Any]:
     numbers = {"t": 0.1, "progress": 0.1, "stock": 100, "sold": 1, "left": 99, "oversold": 0, "rate": 10.0}
     return {
-        "act": act,
+        "scenario": scenario,
         "free": False,
         "struck": False,
         **numbers,
@@ -75,7 +75,7 @@ def invented() -> dict[str, Any]:
     return {
         "interactive": True,
         "finished": False,
-        "settings": {"stock": 100, "buyers": 16, "workers": 3, "seconds": 4.0, "database": "sqlite", "front": "nginx"},
+        "settings": {"stock": 100, "buyers": 16, "workers": 3, "seconds": 4.0, "database": "sqlite", "frontend": "nginx"},
         "rungs": [rung("lua", 1), rung("fenced", 2, "safe")],
         "scores": {},
         "free": {},

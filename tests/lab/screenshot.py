@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from playwright.sync_api import expect
+
 from tests.lab.browser import chromium, window
 from tests.lab.conftest import Lab
 

@@ -1,4 +1,4 @@
-"""`handfast lab` as a user meets it: what it says when something is wrong, what it prints, what it leaves behind."""
+"""`python -m lab` as a user meets it: what it says when something is wrong, what it prints, what it leaves behind."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.lab.conftest import Lab
-from tests.waiting import eventually
 
-from handfast.cli import main
-from handfast.lab.ledger import Ledger, score
-from handfast.lab.load import Tally
-from handfast.lab.rungs import LADDER
-from handfast.lab.rungs.r01_no_lock import NoLock
-from handfast.lab.terminal import table
+from lab.__main__ import main
+from lab.ledger import Ledger, score
+from lab.load import Tally
+from lab.rungs import LADDER
+from lab.rungs.r01_no_lock import NoLock
+from lab.terminal import table
+from tests.lab.conftest import Lab
+from tests.support.eventually import eventually
 
 SHORT = ("--stock", "20", "--buyers", "6", "--workers", "3", "--seconds", "10", "--no-serve")
 
 
 def _complaint(capsys: pytest.CaptureFixture[str], *options: str) -> str:
-    assert main(["lab", *options]) == 2
+    assert main([*options]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     lines = [line for line in err.splitlines() if line.strip()]
@@ -66,16 +66,16 @@ def test_a_database_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str
         assert "the database cannot be used" in _complaint(capsys, "--database", url, "--no-serve")
 
 
-@pytest.mark.parametrize(("missing", "extra"), [("aiohttp", "handfast[lab]"), ("click", "handfast[cli]")])
-def test_a_missing_extra_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, missing: str, extra: str
+@pytest.mark.parametrize("missing", ["aiohttp", "click"])
+def test_a_missing_dependency_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    for name in [name for name in sys.modules if re.match(r"handfast\.(lab|cli\.)|" + missing, name)]:
+    for name in [name for name in sys.modules if re.match(r"lab$|lab\.(?!__main__)|handfast\.cli\.|" + missing, name)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
     said = _complaint(capsys)
     assert missing in said
-    assert f"pip install '{extra}'" in said
+    assert "pip install --group lab" in said
 
 
 class _Pictures(HTMLParser):
@@ -96,10 +96,10 @@ def test_scores_as_json_and_a_report_with_pictures(tmp_path: Path, started: list
     assert lab.process.returncode == 0, err
     facts = json.loads(out)
     assert facts["settings"]["stock"] == 20
-    right, wrong = facts["acts"]
-    assert (right["act"], right["verdict"], right["sold"], right["oversold"]) == ("mutex/one-process", "safe", 20, 0)
+    right, wrong = facts["scenarios"]
+    assert (right["scenario"], right["verdict"], right["sold"], right["oversold"]) == ("mutex/one-process", "safe", 20, 0)
     assert not right["overlaps"]
-    assert (wrong["act"], wrong["verdict"]) == ("mutex/more", "oversold")
+    assert (wrong["scenario"], wrong["verdict"]) == ("mutex/more", "oversold")
     assert wrong["oversold"] == wrong["sold"] + wrong["left"] - 20 > 0
     assert wrong["overlaps"]
     assert set(wrong) >= {"lost", "refused", "stuck", "rate", "p50", "p99", "holders", "stock_line", "marks", "load"}
@@ -115,7 +115,11 @@ def test_scores_as_json_and_a_report_with_pictures(tmp_path: Path, started: list
 @pytest.mark.parametrize("columns", [40, 60, 80, 120])
 def test_no_number_is_cut_in_a_narrow_terminal(columns: int) -> None:
     facts = Ledger([100_000], 0.0), Tally(ended=100.0, times=[12.345]), (0, {str(order) for order in range(123_456)})
-    scores = [score(f"{rung.name}/{act.name}", act, *facts, 100.0, []) for rung in LADDER for act in rung.acts]
+    scores = [
+        score(f"{rung.name}/{scenario.name}", scenario, *facts, 100.0, [])
+        for rung in LADDER
+        for scenario in rung.scenarios
+    ]
     console = Console(width=columns, file=StringIO())
     with console.capture() as printed:
         console.print(table(scores, console))
@@ -126,18 +130,18 @@ def test_no_number_is_cut_in_a_narrow_terminal(columns: int) -> None:
     assert re.findall(r"\d{5,}", out) == [*numbers, *(["12345"] * 2 if columns > 80 else [])] * len(scores)
     assert out.count("BROKEN") == sum(each.broken for each in scores)
     assert ("p99" in out) == (columns > 80)  # with numbers as large as these
-    assert all(each.act in out for each in scores)
+    assert all(each.scenario in out for each in scores)
 
 
 def test_a_report_that_cannot_be_written_after_all_is_status_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "loop.html").symlink_to("loop.html")
-    assert main(["lab", "--rung", "mutex/one-process", "--report", str(tmp_path / "loop.html"), *SHORT]) == 2
+    assert main(["--rung", "mutex/one-process", "--report", str(tmp_path / "loop.html"), *SHORT]) == 2
     out, err = capsys.readouterr()
     assert "mutex/one-process" in out
-    assert "Requests per second:" in out  # of a single act
-    assert "handfast: the report cannot be written" in err
+    assert "Requests per second:" in out  # of a single scenario
+    assert "lab: the report cannot be written" in err
 
 
 @pytest.mark.parametrize("option", ["--json", "--workers=3"])
@@ -154,20 +158,12 @@ def test_a_closed_output_ends_it_quietly(tmp_path: Path, started: list[Lab], opt
     assert "BrokenPipe" not in said
 
 
-def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
-    out, err = capsys.readouterr()
-    assert out.splitlines()[0] == "Usage: handfast [OPTIONS] COMMAND [ARGS]..."
-    assert any(line.split()[:1] == ["lab"] for line in out.splitlines())
-    assert err == ""
-
-
 def test_a_promise_that_was_broken_is_status_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = [replace(act, must_be_safe=True, expect="safe") for act in NoLock.acts]
-    monkeypatch.setattr(NoLock, "acts", broken)
-    assert main(["lab", "--rung", "no-lock", *SHORT]) == 1
+    broken = [replace(scenario, must_be_safe=True, expect="safe") for scenario in NoLock.scenarios]
+    monkeypatch.setattr(NoLock, "scenarios", broken)
+    assert main(["--rung", "no-lock", *SHORT]) == 1
     out = capsys.readouterr().out
     assert "BROKEN" in out
     assert "no-lock/race (oversold, not safe)" in " ".join(out.split())
@@ -178,7 +174,7 @@ def test_a_promise_that_was_broken_is_status_1(
 def test_nothing_is_left_behind(tmp_path: Path, started: list[Lab], number: signal.Signals) -> None:
     lab = Lab(tmp_path, "--rung", "fenced/all-faults", "--workers", "3")
     started.append(lab)
-    lab.address()  # so everything runs; wherever in the act it is struck
+    lab.address()  # so everything runs; wherever in the scenario it is struck
     children = lab.children()
     assert len(children) >= 5  # three workers, a balancer, a server
     assert lab.end(number) == (130 if number == signal.SIGINT else -signal.SIGKILL)
@@ -194,7 +190,7 @@ def _alive(pid: int) -> bool:
 
 
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lab", "--help"]) == 0
+    assert main(["--help"]) == 0
     out = capsys.readouterr().out
     for option in (
         "--rung",

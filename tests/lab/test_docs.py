@@ -1,6 +1,6 @@
 """docs/lab.md and docs/lab.zh.md tell the ladder as it is: its rungs, its code, its options, and the same figures.
 
-    python -m handfast.lab --json > run.json
+    python -m lab --json > run.json
     python -m tests.lab.test_docs run.json      # writes the figures of that run into both tables
 
 The tests then name the sentences whose figures (in bold) are not those of the table.
@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from handfast.cli import main
-from handfast.lab.rungs import LADDER, acts_of
-from handfast.lab.stage import Plan
+from lab.__main__ import main
+from lab.environment import Plan
+from lab.rungs import LADDER, scenarios_of
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -51,8 +51,8 @@ def _rung_sections(name: str) -> dict[str, str]:
 
 
 def _rows(name: str) -> dict[str, list[str]]:
-    """The cells behind each act's name: sold, oversold, left, lost, refused, stuck, orders/s, verdict."""
-    return {act: [cell.strip() for cell in cells.split("|")] for act, cells in ROW.findall(_text(name))}
+    """The cells behind each scenario's name: sold, oversold, left, lost, refused, stuck, orders/s, verdict."""
+    return {scenario: [cell.strip() for cell in cells.split("|")] for scenario, cells in ROW.findall(_text(name))}
 
 
 @both
@@ -97,12 +97,12 @@ def _has_lines(path: Path, block: str) -> bool:
 
 @both
 def test_options_and_rungs_of_the_commands_exist(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lab", "--help"]) == 0
+    assert main(["--help"]) == 0
     known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", _text(name)))
     assert named == known - {"--help"}
     for rung in re.findall(r"--rung ([a-z/-]+)", _text(name)):
-        assert acts_of(rung)
+        assert scenarios_of(rung)
 
 
 @both
@@ -117,29 +117,31 @@ def test_make_targets_exist(name: str) -> None:
 @both
 def test_the_table_has_every_act_and_its_verdict_follows_from_its_figures(name: str) -> None:
     rows = _rows(name)
-    acts = {f"{rung.name}/{act.name}": act for rung in LADDER for act in rung.acts}
-    assert list(rows) == list(acts)
-    for act, (sold, oversold, left, *_, verdict) in rows.items():
-        assert verdict == VERDICTS[name][acts[act].expect], act
-        assert int(oversold) == max(0, int(sold) + int(left) - Plan().stock), act
-        assert (int(oversold) > 0) == (acts[act].expect == "oversold"), act
+    scenarios = {f"{rung.name}/{scenario.name}": scenario for rung in LADDER for scenario in rung.scenarios}
+    assert list(rows) == list(scenarios)
+    for scenario, (sold, oversold, left, *_, verdict) in rows.items():
+        assert verdict == VERDICTS[name][scenarios[scenario].expect], scenario
+        assert int(oversold) == max(0, int(sold) + int(left) - Plan().stock), scenario
+        assert (int(oversold) > 0) == (scenarios[scenario].expect == "oversold"), scenario
 
 
 @both
 def test_figures_in_sentences_are_those_of_the_table(name: str) -> None:
     rows = _rows(name)
     for rung, text in _rung_sections(name).items():
-        measured = {cell for act in rows for cell in rows[act] if act.startswith(f"{rung}/")}
+        measured = {cell for scenario in rows for cell in rows[scenario] if scenario.startswith(f"{rung}/")}
         figures = set(FIGURE.findall(text))
         assert figures, rung
         assert figures <= measured, rung
     lessons = set(FIGURE.findall(_sections(name)[-1][1]))
-    assert lessons == {rows[act][-2] for act in ("fenced/sale", "segments/sale", "cohort/sale")}
+    assert lessons == {rows[scenario][-2] for scenario in ("fenced/sale", "segments/sale", "cohort/sale")}
 
 
 def test_both_languages_have_the_same_figures() -> None:
     english, chinese = _rows("lab.md"), _rows("lab.zh.md")
-    assert {act: cells[:-1] for act, cells in english.items()} == {act: cells[:-1] for act, cells in chinese.items()}
+    assert {scenario: cells[:-1] for scenario, cells in english.items()} == {
+        scenario: cells[:-1] for scenario, cells in chinese.items()
+    }
     for (heading, one), (_, other) in zip(_sections("lab.md"), _sections("lab.zh.md"), strict=True):
         assert sorted(NUMBER.findall(one)) == sorted(NUMBER.findall(other)), heading
 
@@ -159,9 +161,9 @@ def _quoted(text: str) -> list[str]:
 def _write_figures(facts: dict[str, Any]) -> None:
     for name, words in VERDICTS.items():
         rows = [
-            f"| `{act['act']}` | {act['sold']} | {act['oversold']} | {act['left']} | {act['lost']} | {act['refused']} "
-            f"| {act['stuck']:.2f} | {act['rate']:.0f} | {words[act['verdict']]} |"
-            for act in facts["acts"]
+            f"| `{each['scenario']}` | {each['sold']} | {each['oversold']} | {each['left']} | {each['lost']} "
+            f"| {each['refused']} | {each['stuck']:.2f} | {each['rate']:.0f} | {words[each['verdict']]} |"
+            for each in facts["scenarios"]
         ]
         text, written = re.subn(rf"(?:{ROW.pattern}\n)+", "\n".join(rows) + "\n", _text(name), flags=re.MULTILINE)
         assert written == 1, f"{name} has {written} tables"

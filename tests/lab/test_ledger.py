@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from handfast.lab import faults
-from handfast.lab.ledger import Ledger, Score, longest_gap, overlaps_of, score
-from handfast.lab.load import Tally
-from handfast.lab.rung import Act
+from lab import faults
+from lab.ledger import Ledger, Score, longest_gap, overlaps_of, score
+from lab.load import Tally
+from lab.rung import Scenario
 
-ACT = Act("act", "title", faults.nothing, "safe", must_be_safe=True)
+ACT = Scenario("scenario", "title", faults.nothing, "safe", must_be_safe=True)
 
 
 def _held(ledger: Ledger, order: str, since: float, until: float | None, stripe: int = 0) -> None:
@@ -24,7 +24,7 @@ def _wrote(ledger: Ledger, order: str | None, at: float, left: dict[str, int]) -
 
 
 def _score(ledger: Ledger, left: int, orders: set[str], tally: Tally | None = None) -> Score:
-    return score("rung/act", ACT, ledger, tally or Tally(began=0.0, ended=2.0), (left, orders), 2.0, [])
+    return score("rung/scenario", ACT, ledger, tally or Tally(began=0.0, ended=2.0), (left, orders), 2.0, [])
 
 
 def test_two_who_hold_at_once_are_an_overlap_and_two_in_a_row_are_not() -> None:
@@ -109,9 +109,9 @@ def test_a_sale_with_other_faults_than_the_acts_breaks_no_promise() -> None:
     for order in "ab":
         _wrote(ledger, order, 0.1, {"0": 0})
     facts = ACT, ledger, Tally(began=0.0, ended=2.0), (0, {"a", "b"}), 2.0, []
-    assert score("rung/act", *facts).broken
-    assert not score("rung/act", *facts, free=True).broken
-    assert not score("rung/act", *facts, struck=True).broken
+    assert score("rung/scenario", *facts).broken
+    assert not score("rung/scenario", *facts, free=True).broken
+    assert not score("rung/scenario", *facts, struck=True).broken
 
 
 def test_the_longest_gap_counts_from_the_opening_and_to_the_end() -> None:

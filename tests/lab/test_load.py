@@ -10,10 +10,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from handfast.lab import LabError
-from handfast.lab.balancer import Balancer
-from handfast.lab.load import Tally, ab, crowd, in_words
 from handfast.testing.servers import reserve_port
+from lab import LabError
+from lab.balancer import Balancer
+from lab.load import Tally, ab, crowd, in_words
 
 Answer = Callable[[], Awaitable[int]]
 

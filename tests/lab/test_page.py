@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("playwright", reason="pip install playwright")
 
 from playwright.sync_api import Browser, Locator, Page, expect
+
 from tests.lab.browser import PATIENCE, chromium, watched, window
 from tests.lab.fake_lab import PAGE, TOKEN, FakeLab, holder, live, rung, score
 
@@ -41,8 +42,8 @@ def page(desk: Page, lab: FakeLab) -> Iterator[Page]:
         yield page
 
 
-def row(page: Page, act: str) -> Locator:
-    return page.locator(f'tr[data-act="{act}"]')
+def row(page: Page, scenario: str) -> Locator:
+    return page.locator(f'tr[data-scenario="{scenario}"]')
 
 
 def opened(page: Page, name: str) -> Locator:
@@ -85,16 +86,16 @@ def test_the_running_act_is_marked_and_grows_with_each_message(page: Page, lab: 
     page.goto(lab.url)
     lua = row(page, "lua/slow")
     expect(lua).to_have_attribute("aria-current", "true")
-    stage = page.locator("#stage")
-    expect(stage.get_by_role("heading")).to_have_text("1 · The lua lock")
+    panel = page.locator("#panel")
+    expect(panel.get_by_role("heading")).to_have_text("1 · The lua lock")
     news = {"t": 0.5, "progress": 0.4, "sold": 31, "oversold": 0, "overlaps": [[0.2, 0.5]], "stock_line": [[0.4, 69]]}
     held = [holder("o2", "w2", 0.2, 0.3, overlap=True)]
     lab.send(
         "live", live("lua/slow", **news, holders=held, open=[holder("o1", "w1", 0.0, 0.5, end="open", overlap=True)])
     )
     expect(lua.locator(".sold")).to_have_text("31")
-    expect(stage.locator(".figures .sold dd")).to_have_text("31")
-    expect(stage.locator("svg")).to_have_attribute("aria-label", re.compile("2 holdings by 3 workers, two or more"))
+    expect(panel.locator(".figures .sold dd")).to_have_text("31")
+    expect(panel.locator("svg")).to_have_attribute("aria-label", re.compile("2 holdings by 3 workers, two or more"))
     assert lua.locator("progress").evaluate("bar => bar.value") == pytest.approx(0.4)
 
 
@@ -116,11 +117,11 @@ def test_a_free_sale_is_not_measured_by_the_story(page: Page, lab: FakeLab) -> N
         lab.change(live=live("lua/slow", **facts))
         expect(row(page, "lua/slow").locator(".outcome")).to_have_text(f"running{remark}")
         lab.send("score", score("lua/slow", sold=7, oversold=0, verdict="safe", as_expected=False, **facts))
-        # The scoreboard keeps what the act itself did; what ran last is looked at below.
+        # The scoreboard keeps what the scenario itself did; what ran last is looked at below.
         expect(row(page, "lua/slow").locator(".outcome")).to_have_text("✕ oversoldas expected")
         expect(row(page, "lua/slow").locator(".sold")).to_have_text("149")
         expect(drawer.locator(".verdict")).to_have_text(f"✓ safe{remark}")
-        expect(page.locator("#stage .sold dd")).to_have_text("7")
+        expect(page.locator("#panel .sold dd")).to_have_text("7")
     expect(page.locator("[data-broken]")).to_have_count(0)
     lab.send("score", score("lua/slow", sold=150))
     expect(drawer.locator(".verdict")).to_have_text("✕ oversoldas expected")
@@ -187,11 +188,14 @@ def test_what_comes_from_the_lab_is_text_and_what_is_unknown_or_empty_does_no_ha
     evil = "<img src=x onerror=document.title='hurt'>"
     story = rung("lua", 1, title=evil, story=evil, source=evil, new_field=[1])
     empty: dict[str, list[object]] = {name: [] for name in ("holders", "overlaps", "stock_line", "marks")}
-    lab.state["rungs"] = [story, {"name": "bare", "number": 2, "acts": [{"name": "bare/act", "expect": "safe"}]}]
+    lab.state["rungs"] = [
+        story,
+        {"name": "bare", "number": 2, "scenarios": [{"name": "bare/scenario", "expect": "safe"}]},
+    ]
     scores = {"lua/slow": score("lua/slow", evidence=[evil], marks=[{"t": 0.1, "text": evil}])}
     lab.state["scores"] = {
         **scores,
-        "bare/act": {"act": "bare/act", "verdict": "odd", "stock": 100, "seconds": 0, **empty},
+        "bare/scenario": {"scenario": "bare/scenario", "verdict": "odd", "stock": 100, "seconds": 0, **empty},
     }
     page.goto(lab.url)
     drawer = opened(page, "lua")
@@ -199,7 +203,7 @@ def test_what_comes_from_the_lab_is_text_and_what_is_unknown_or_empty_does_no_ha
     expect(drawer.locator("pre")).to_have_text(evil)
     assert page.locator("img").count() == 0
     expect(opened(page, "bare").locator("svg")).to_be_visible()
-    expect(row(page, "bare/act").locator(".sold")).to_have_text(NOTHING)
+    expect(row(page, "bare/scenario").locator(".sold")).to_have_text(NOTHING)
 
 
 # -- buttons
@@ -212,10 +216,10 @@ def test_buttons_send_the_token_which_is_not_in_the_visible_address(page: Page, 
     drawer = opened(page, "lua")
     assert TOKEN not in page.url
     page.reload()  # the rung in the address is open again, and the token is remembered
-    drawer.get_by_role("button", name="Run this act").click()
+    drawer.get_by_role("button", name="Run this scenario").click()
     drawer.get_by_role("button", name="Free sale").click()
     expect(drawer.get_by_role("button", name="Free sale")).to_be_enabled()
-    bodies = [{"rung": "lua"}, {"rung": "all"}, {"act": "lua/slow"}, {"act": "lua/slow", "free": True}]
+    bodies = [{"rung": "lua"}, {"rung": "all"}, {"scenario": "lua/slow"}, {"scenario": "lua/slow", "free": True}]
     assert lab.posts == [("/api/run", TOKEN, body) for body in bodies]
 
 
@@ -264,7 +268,7 @@ def test_a_refusal_is_shown_in_the_labs_own_words(page: Page, lab: FakeLab) -> N
 def test_a_read_only_lab_has_no_buttons_that_do_something(page: Page, lab: FakeLab) -> None:
     lab.state.update(interactive=False, live=live("lua/slow"), nodes=[{"name": "n1", "state": "up"}])
     page.goto(lab.url)
-    expect(page.locator("#stage")).to_contain_text("Read-only")
+    expect(page.locator("#panel")).to_contain_text("Read-only")
     opened(page, "lua")
     assert page.locator("[data-post]:enabled").count() == 0
     assert page.locator("[data-post]:visible").count() == 0
@@ -272,7 +276,7 @@ def test_a_read_only_lab_has_no_buttons_that_do_something(page: Page, lab: FakeL
 
 def test_without_the_token_the_page_says_why_its_buttons_are_off(page: Page, lab: FakeLab) -> None:
     page.goto(lab.url.partition("?")[0])
-    expect(page.locator("#stage")).to_contain_text("open the address that the lab printed")
+    expect(page.locator("#panel")).to_contain_text("open the address that the lab printed")
     assert page.locator("[data-post]:enabled").count() == 0
 
 

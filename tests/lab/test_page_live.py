@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("playwright", reason="pip install playwright")
 
 from playwright.sync_api import Page, expect
+
 from tests.lab.browser import PATIENCE, chromium, watched, window
 from tests.lab.conftest import Lab
 
@@ -29,24 +30,24 @@ def test_a_rung_is_run_seen_and_interfered_with(page: Page, started: list[Lab], 
     lab = Lab(tmp_path, "--serve", *few)
     started.append(lab)
     page.goto(lab.address())
-    row, stage = page.locator('tr[data-act="lua/slow"]'), page.locator("#stage")
+    row, panel = page.locator('tr[data-scenario="lua/slow"]'), page.locator("#panel")
 
     page.get_by_role("button", name=re.compile("^Run rung 7")).click()
     expect(row).to_have_attribute("aria-current", "true")
     expect(row.locator(".chip")).to_have_text("✕ oversold")
     expect(row.locator(".oversold")).to_have_text(re.compile(r"^[1-9]"))
-    expect(stage.locator("svg .bar.overlap")).to_have_attribute("d", re.compile("^M"))
-    expect(stage.locator("svg .up")).to_have_attribute("d", re.compile("^M"))
+    expect(panel.locator("svg .bar.overlap")).to_have_attribute("d", re.compile("^M"))
+    expect(panel.locator("svg .up")).to_have_attribute("d", re.compile("^M"))
 
     page.locator('[data-rung="lua"] .opener').click()
     expect(page.locator("#rung-lua .evidence li")).not_to_have_count(0)
     expect(page.locator("#rung-lua pre")).to_contain_text("class Lua(Rung)")
     page.locator("#rung-lua").get_by_role("button", name="Free sale").click()
-    expect(stage).to_contain_text("a free sale")
+    expect(panel).to_contain_text("a free sale")
     for button, seen in (("Pause holder", "is paused"), ("Resume", "goes on"), ("Kill holder", "is killed")):
         page.get_by_role("button", name=button).click()
-        expect(stage.locator(".marks")).to_contain_text(seen)
-    expect(stage.locator("svg .killed")).to_have_attribute("d", re.compile("^M"))
+        expect(panel.locator(".marks")).to_contain_text(seen)
+    expect(panel.locator("svg .killed")).to_have_attribute("d", re.compile("^M"))
     page.get_by_role("button", name="Stop", exact=True).click()
     expect(row).not_to_have_attribute("aria-current", "true")
 

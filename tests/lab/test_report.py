@@ -8,12 +8,11 @@ import pytest
 
 pytest.importorskip("playwright", reason="pip install playwright")
 
+from lab.ledger import Ledger, Mark, score
+from lab.load import Tally
+from lab.report import html
+from lab.rungs import LADDER
 from tests.lab.browser import chromium, window
-
-from handfast.lab.ledger import Ledger, Mark, score
-from handfast.lab.load import Tally
-from handfast.lab.report import html
-from handfast.lab.rungs import LADDER
 
 WIDTHS = "[document.documentElement.scrollWidth, ...['scrollWidth', 'clientWidth'].map((each) => box[each])]"
 
@@ -21,7 +20,7 @@ WIDTHS = "[document.documentElement.scrollWidth, ...['scrollWidth', 'clientWidth
 def test_the_table_scrolls_in_its_own_box_on_a_phone(tmp_path: Path) -> None:
     ledger = Ledger([100], 0.0, marks=[Mark(0.5, "w1 is paused <SIGSTOP>")])
     facts = ledger, Tally(ended=2.0, times=[0.07]), (100, set[str]()), 2.0, ["o1 was late"]
-    scores = [score(f"{rung.name}/{act.name}", act, *facts) for rung in LADDER for act in rung.acts]
+    scores = [score(f"{rung.name}/{scenario.name}", scenario, *facts) for rung in LADDER for scenario in rung.scenarios]
     (tmp_path / "report.html").write_text(html(scores, {"stock": 100}), encoding="utf-8")
     with chromium() as browser, window(browser, width=380) as page:
         page.goto((tmp_path / "report.html").as_uri())

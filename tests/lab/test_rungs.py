@@ -10,28 +10,28 @@ from dataclasses import asdict, replace
 import aiohttp
 import pytest
 
-from handfast.lab.conductor import Conductor
-from handfast.lab.front import nginx_found
-from handfast.lab.ledger import Score
-from handfast.lab.run import Run
-from handfast.lab.rungs import LADDER, acts_of
-from handfast.lab.shop import window
-from handfast.lab.stage import Plan
+from lab.environment import Plan
+from lab.frontend import nginx_found
+from lab.ledger import Score
+from lab.run import Run
+from lab.rungs import LADDER, scenarios_of
+from lab.runner import Runner
+from lab.shop import window
 
 CHOSEN = ("get-then-del", "guarded/node-forgets", "fenced/all-faults", "segments")
-"""One for each kind of fault and of outcome; all of them are played by `make lab`."""
+"""One for each kind of fault and of outcome; all of them are run by `make lab`."""
 
 
-def _play(plan: Plan, *names: str, stuck: tuple[str, ...] = ()) -> dict[str, Score]:
+def _run(plan: Plan, *names: str, stuck: tuple[str, ...] = ()) -> dict[str, Score]:
     """Of those that end in a standstill a short while is enough."""
 
     async def main() -> list[Score]:
-        async with Conductor(plan) as conductor:
-            scores = await conductor.play([act for name in names for act in acts_of(name)])
-            conductor.plan = replace(plan, seconds=1.5)
-            return scores + await conductor.play([act for name in stuck for act in acts_of(name)])
+        async with Runner(plan) as runner:
+            scores = await runner.run_all([scenario for name in names for scenario in scenarios_of(name)])
+            runner.plan = replace(plan, seconds=1.5)
+            return scores + await runner.run_all([scenario for name in stuck for scenario in scenarios_of(name)])
 
-    return {score.act: score for score in asyncio.run(main())}
+    return {score.scenario: score for score in asyncio.run(main())}
 
 
 def _is_borne_out(score: Score) -> None:
@@ -48,7 +48,7 @@ def _is_borne_out(score: Score) -> None:
 
 @pytest.mark.timeout(150)
 def test_chosen_acts_end_as_the_story_says(plan: Plan) -> None:
-    scores = _play(plan, *CHOSEN, stuck=("setnx-expire",))
+    scores = _run(plan, *CHOSEN, stuck=("setnx-expire",))
     for score in scores.values():
         _is_borne_out(score)
     assert scores["setnx-expire/killed"].lost == 1
@@ -68,8 +68,8 @@ def test_chosen_acts_end_as_the_story_says(plan: Plan) -> None:
 
 @pytest.mark.timeout(120)
 def test_the_same_on_postgresql_behind_nginx(plan: Plan, database: str) -> None:
-    plan = replace(plan, database=database, front="nginx" if nginx_found() else "built-in")
-    scores = _play(plan, "no-lock", "fenced/all-faults")
+    plan = replace(plan, database=database, frontend="nginx" if nginx_found() else "built-in")
+    scores = _run(plan, "no-lock", "fenced/all-faults")
     for score in scores.values():
         _is_borne_out(score)
 
@@ -82,18 +82,18 @@ def test_a_run_that_is_not_the_act_is_scored_apart(plan: Plan) -> None:
         run.open_doors()
 
     async def main() -> None:
-        async with Conductor(plan) as conductor:
-            rung, act = acts_of("fenced/sale")[0]
-            (judged,) = await conductor.play([(rung, act)])
-            free = await conductor.play_free(rung, act, stock=5, seconds=20.0)
+        async with Runner(plan) as runner:
+            rung, scenario = scenarios_of("fenced/sale")[0]
+            (judged,) = await runner.run_all([(rung, scenario)])
+            free = await runner.run_free(rung, scenario, stock=5, seconds=20.0)
             assert (free.free, free.struck, free.judged, free.lost) == (True, False, False, 0)
-            assert (conductor.scores, conductor.free) == ({judged.act: judged}, {judged.act: free})
-            (struck,) = await conductor.play([(rung, replace(act, fault=killed_by_a_viewer))])
+            assert (runner.scores, runner.free) == ({judged.scenario: judged}, {judged.scenario: free})
+            (struck,) = await runner.run_all([(rung, replace(scenario, fault=killed_by_a_viewer))])
             assert (struck.free, struck.struck, struck.judged, struck.lost) == (False, True, False, 1)
-            assert (conductor.scores, conductor.free) == ({judged.act: judged}, {judged.act: struck})
-            await conductor.play([(rung, act)])
-            assert conductor.free == {}
-            assert conductor.scores[judged.act] is conductor.history[-1]
+            assert (runner.scores, runner.free) == ({judged.scenario: judged}, {judged.scenario: struck})
+            await runner.run_all([(rung, scenario)])
+            assert runner.free == {}
+            assert runner.scores[judged.scenario] is runner.history[-1]
 
     asyncio.run(main())
 
@@ -104,7 +104,7 @@ def test_the_stock_is_a_redis_key_from_the_opening_to_the_end(plan: Plan, name: 
     async def shown(run: Run) -> tuple[int, int]:
         """By the keys, and by the shop."""
         values = [await run.ask("GET", key) for key in window(stripes)]
-        async with aiohttp.ClientSession() as session, session.get(f"{run.stage.front.url}/stock") as answer:
+        async with aiohttp.ClientSession() as session, session.get(f"{run.environment.frontend.url}/stock") as answer:
             return sum(int(str(value, "ascii") if isinstance(value, bytes) else str(value)) for value in values), int(
                 await answer.text()
             )
@@ -121,28 +121,28 @@ def test_the_stock_is_a_redis_key_from_the_opening_to_the_end(plan: Plan, name: 
         assert await shown(run) == (0, 0)
 
     async def main() -> Score:
-        async with Conductor(plan) as conductor:
-            rung, act = acts_of(name)[0]
-            (score,) = await conductor.play([(rung, replace(act, fault=looks, ttl=20.0))])
+        async with Runner(plan) as runner:
+            rung, scenario = scenarios_of(name)[0]
+            (score,) = await runner.run_all([(rung, replace(scenario, fault=looks, ttl=20.0))])
             return score
 
     assert asyncio.run(main()).sold == plan.stock
 
 
 def test_every_rung_has_a_story_and_acts_with_names_of_their_own() -> None:
-    names = [f"{rung.name}/{act.name}" for rung in LADDER for act in rung.acts]
+    names = [f"{rung.name}/{scenario.name}" for rung in LADDER for scenario in rung.scenarios]
     assert len(set(names)) == len(names)
     for rung in LADDER:
         assert len(rung.story()) > 100
         assert f"class {rung.__name__}" in rung.source()
-        assert all(act.fault_text for act in rung.acts)
+        assert all(scenario.fault_text for scenario in rung.scenarios)
         assert len(rung.source().splitlines()) <= 75
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.skipif("HANDFAST_LADDER" not in os.environ, reason="the whole ladder is played by `make lab`")
+@pytest.mark.skipif("HANDFAST_LADDER" not in os.environ, reason="the whole ladder is run by `make lab`")
 def test_the_whole_ladder() -> None:
-    scores = _play(Plan(front="nginx" if nginx_found() else "built-in"), "all")
+    scores = _run(Plan(frontend="nginx" if nginx_found() else "built-in"), "all")
     for score in scores.values():
         _is_borne_out(score)
     assert scores["segments/sale"].rate > scores["fenced/sale"].rate

@@ -11,12 +11,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
 import pytest
-from tests.waiting import eventually_async
 
-from handfast.lab.conductor import Conductor
-from handfast.lab.rungs import acts_of
-from handfast.lab.server import Page, listen
-from handfast.lab.stage import Plan
+from lab.environment import Plan
+from lab.rungs import scenarios_of
+from lab.runner import Runner
+from lab.server import Page, listen
+from tests.support.eventually import eventually_async
 
 
 class Viewer:
@@ -60,25 +60,25 @@ class Viewer:
 
 
 @asynccontextmanager
-async def _viewer(conductor: Conductor, interactive: bool) -> AsyncIterator[Viewer]:
-    conductor.interactive, conductor.finished = interactive, False
+async def _viewer(runner: Runner, interactive: bool) -> AsyncIterator[Viewer]:
+    runner.interactive, runner.finished = interactive, False
     # Longer lines than aiohttp's streams like: a state has the sources of all rungs in it.
     with listen(0) as listener:
-        async with aiohttp.ClientSession(read_bufsize=1 << 22) as session, Page(conductor, listener) as page:
+        async with aiohttp.ClientSession(read_bufsize=1 << 22) as session, Page(runner, listener) as page:
             yield Viewer(page.url, session)
 
 
 @pytest.mark.timeout(120)
 def test_a_page_to_look_at_and_one_with_buttons(plan: Plan) -> None:
     async def main() -> None:
-        async with Conductor(plan) as conductor:
-            async with _viewer(conductor, interactive=False) as viewer:
+        async with Runner(plan) as runner:
+            async with _viewer(runner, interactive=False) as viewer:
                 await _shows_all(viewer)
                 await _lets_nobody_do_anything(viewer)
-                await _streams_an_act(conductor, viewer)
-            async with _viewer(conductor, interactive=True) as viewer:
+                await _streams_a_scenario(runner, viewer)
+            async with _viewer(runner, interactive=True) as viewer:
                 await _refuses(viewer)
-                await _buttons(conductor, viewer)
+                await _buttons(runner, viewer)
 
     asyncio.run(main())
 
@@ -87,7 +87,7 @@ async def _shows_all(viewer: Viewer) -> None:
     state = await viewer.state()
     assert state["interactive"] is False
     assert [rung["number"] for rung in state["rungs"]] == list(range(1, 15))
-    assert state["settings"]["front"] == "built-in"
+    assert state["settings"]["frontend"] == "built-in"
     assert [worker["state"] for worker in state["workers"]] == ["up"] * 3
     assert await viewer.status("/") == 200
     assert await viewer.status("/", headers={"Host": "evil.example"}) == 421
@@ -100,7 +100,7 @@ async def _lets_nobody_do_anything(viewer: Viewer) -> None:
         assert (status, "read-only" in said["error"]) == (403, True)
 
 
-async def _streams_an_act(conductor: Conductor, viewer: Viewer) -> None:
+async def _streams_a_scenario(runner: Runner, viewer: Viewer) -> None:
     connected = asyncio.Event()
 
     def until(kind: str, _: dict[str, Any]) -> bool:
@@ -109,12 +109,12 @@ async def _streams_an_act(conductor: Conductor, viewer: Viewer) -> None:
 
     watching = asyncio.create_task(viewer.events(until))
     await connected.wait()
-    (score,) = await conductor.play(acts_of("no-lock"))
+    (score,) = await runner.run_all(scenarios_of("no-lock"))
     seen = await asyncio.wait_for(watching, 20)
     assert seen[0][0] == "state"
     assert seen[-1][1]["oversold"] == score.oversold > 0
-    assert all(data["act"] == "no-lock/race" for kind, data in seen if kind == "live")
-    async with viewer.session.get(f"{conductor.stage.workers[0].url}/stock") as window:
+    assert all(data["scenario"] == "no-lock/race" for kind, data in seen if kind == "live")
+    async with viewer.session.get(f"{runner.environment.workers[0].url}/stock") as window:
         assert (await window.text()).isdigit()  # without a lock not even this one need be 0
 
 
@@ -130,23 +130,23 @@ async def _refuses(viewer: Viewer) -> None:
     assert await viewer.status("/api/stop", method="POST", headers=plain, data="{}") == 400
 
 
-async def _buttons(conductor: Conductor, viewer: Viewer) -> None:
+async def _buttons(runner: Runner, viewer: Viewer) -> None:
     assert (await viewer.post("run", rung="fenced", free=True, stock=5000, seconds=60))[0] == 202
     assert (await viewer.post("run", rung="lua"))[0] == 409
-    await eventually_async(lambda: conductor.run is not None and conductor.run.ledger.sales, within=20)
+    await eventually_async(lambda: runner.run is not None and runner.run.ledger.sales, within=20)
     for button in ("pause", "resume", "kill"):
         assert (await viewer.post("holder", do=button)) == (202, {"ok": True})
     for what, then in (("partition", "partitioned"), ("heal", "up"), ("stop", "stopped"), ("restart_empty", "up")):
         assert (await viewer.post("node", node="n2", do=what))[0] == 202
         assert {"name": "n2", "state": then} in (await viewer.state())["nodes"]
-    run = conductor.run
+    run = runner.run
     assert run is not None
     sold = len(run.ledger.sales)
     await eventually_async(lambda: len(run.ledger.sales) > sold + 5, within=20, what="the sale goes on")
-    assert sum(1 for _ in run.books.orders()) + sum(run.books.left()) <= 5000
+    assert sum(1 for _ in run.database.orders()) + sum(run.database.left()) <= 5000
     assert any("SIGKILL" in mark["text"] for mark in (await viewer.state())["live"]["marks"])
     assert (await viewer.post("stop"))[0] == 202
     assert (await viewer.post("stop"))[0] == 409
-    assert (await viewer.post("run", act="mutex/one-process"))[0] == 202
-    await eventually_async(lambda: "mutex/one-process" in conductor.scores, within=30)
-    assert conductor.scores["mutex/one-process"].oversold == 0
+    assert (await viewer.post("run", scenario="mutex/one-process"))[0] == 202
+    await eventually_async(lambda: "mutex/one-process" in runner.scores, within=30)
+    assert runner.scores["mutex/one-process"].oversold == 0

@@ -1,20 +1,20 @@
 """Deliberate bugs, each of which the simulation must notice: a suite that kills none proves nothing.
 
-A mutant is a piece of production code (or of the twins that the simulator has of the Lua files and of the watchdog), and
-what stands there instead. It is switched on for a process or for a `with` block by exchanging the code of the function in
-place, so that nothing in the shipped code path knows of it, and whoever has imported the function gets the mutant too. A
-piece that is no longer there is an error: a mutant cannot quietly become none.
+A mutant is a piece of production code, in Python or in Lua, and what stands in its place. It is on for a process
+or for a `with` block: the code of a function is exchanged in place, so that every module that has imported the function
+gets the mutant too, and the simulated servers run another text of a script. Nothing in the shipped code path knows of it.
+A piece that is no longer there is an error: a mutant cannot quietly become none.
 
   python -m tests.sim.mutants                        all of them, with as many seeds as each takes; a table
   python -m tests.sim.mutants --only NAME --seed N   replay one
 
 Not in the list, because they break nothing that is promised:
-a proposal that is not raised above the last token seen (Group.proposal). The nodes answer above their own counters
+a proposal that is not raised above the last token seen (NodeGroup.proposal). The nodes answer above their own counters
 whatever is proposed, so it costs a round trip for agreement, and neither order nor uniqueness;
-a hold that its process has lost and got anew, passed on once more (Lines.pass_on): within the assumptions it is not valid
-any more when the lock can be had anew, and beyond them a cohort's tokens are not promised to be in order;
-a lease that a majority denies and that runs on to its deadline (renewal._conclude). Within the assumptions no majority
-denies what is valid, and beyond them exclusion is not owed.
+a hold that its process has lost and got anew, handed over once more (WaitQueues.hand_over): within the assumptions it is
+not valid any more when the lock can be had anew, and beyond them a cohort's tokens are not promised to be in order;
+a lease that a majority denies and that runs on to its deadline (renew._conclude). Within the assumptions no majority
+denies what is valid, and beyond them exclusion is not guaranteed.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ import inspect
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
-from tests.sim.bugs import BUGS
-
-from handfast.testing.sim import Outcome, run
-from handfast.testing.sim.__main__ import line
+from handfast.protocol import scripts
+from sim import Outcome, lua, run
+from sim.__main__ import line
+from tests.sim.bugs import BUGS, Change
 
 __all__ = ["MUTANTS", "Mutant", "main"]
 
-SEEDS = 600
+SEEDS = 300
 """Within so many the bug must have shown."""
 
 
@@ -49,27 +49,41 @@ class Mutant(NamedTuple):
     what: str
     invariants: tuple[int, ...]
     """By which it may be noticed."""
-    changes: tuple[tuple[Callable[..., Any], str, str], ...]
-    """Function, a piece of its text that occurs once, and what stands there instead."""
+    changes: tuple[Change, ...]
 
     @contextmanager
     def alive(self) -> Iterator[None]:
         with ExitStack() as stack:
-            for function, source in self.sources().items():
+            for function, source in self.functions().items():
                 stack.callback(setattr, function, "__code__", function.__code__)
                 function.__code__ = _mutated(function, source)
+            for script, text in self.scripts().items():
+                stack.callback(lua.replace, script, None)
+                lua.replace(script, text.encode())
             yield
 
-    def sources(self) -> dict[FunctionType, str]:
+    def functions(self) -> dict[FunctionType, str]:
         """The functions that it changes, with their new text."""
         found: dict[FunctionType, str] = {}
         for function, old, new in self.changes:
-            assert isinstance(function, FunctionType)
-            source = found.get(function) or textwrap.dedent(inspect.getsource(function))
-            if source.count(old) != 1:
-                raise LookupError(f"{self.name}: {old!r} occurs {source.count(old)} times in {function.__qualname__}")
-            found[function] = source.replace(old, new)
+            if isinstance(function, FunctionType):
+                source = found.get(function) or textwrap.dedent(inspect.getsource(function))
+                found[function] = self._replaced(function.__qualname__, source, old, new)
         return found
+
+    def scripts(self) -> dict[str, str]:
+        """The scripts that it changes, with their new text."""
+        found: dict[str, str] = {}
+        for names, old, new in self.changes:
+            for script in names.split() if isinstance(names, str) else ():
+                source = found.get(script) or scripts.TEXT[script].decode()
+                found[script] = self._replaced(script, source, old, new)
+        return found
+
+    def _replaced(self, where: str, source: str, old: str, new: str) -> str:
+        if source.count(old) != 1:
+            raise LookupError(f"{self.name}: {old!r} occurs {source.count(old)} times in {where}")
+        return source.replace(old, new)
 
 
 def _mutated(function: FunctionType, source: str) -> CodeType:
@@ -118,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.seed is not None:
         if options.only is None:
-            parser.error("--seed needs --only; without a mutant it is python -m handfast.testing.sim --seed")
+            parser.error("--seed needs --only; without a mutant it is python -m sim --seed")
         return _replay(MUTANTS[options.only], options.seed)
     return _table([options.only] if options.only else [*MUTANTS], options.seeds, options.jobs)
 

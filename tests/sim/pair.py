@@ -1,9 +1,9 @@
 """A real server and a simulated one, asked the same at the same time of day.
 
 Each question goes to the real server between two readings of its clock; the simulated one answers at the first of them.
-So claims, which begin with a second, are the same on both, and where a number is a time or a ttl it differs by no more
-than the question took. A question during which a second has ended is answered by chance, and proves nothing: `Unlucky`;
-so is one that is answered differently after a millisecond has ended during one.
+So claims, which begin with a second, are nearly the same on both, and where a number is a time or a ttl it differs by no
+more than the question took. A question during which a second has ended is answered by chance, and proves nothing:
+`Unlucky`; so is one that is answered differently after a millisecond has ended during one.
 """
 
 from __future__ import annotations
@@ -14,41 +14,57 @@ from typing import Any
 
 import hiredis
 
-from handfast.core.handshake import load_scripts
-from handfast.core.resp import encode
+from handfast.net.faults import from_reply
+from handfast.protocol.resp import encode
+from handfast.protocol.scripts import load_scripts
 from handfast.testing import Server
-from handfast.testing.sim.net import Net
-from handfast.testing.sim.node import Node, commands_in
-from handfast.testing.sim.world import Clock, World
-from handfast.wire.faults import from_reply
+from sim.net import Net
+from sim.node import Node, commands_in
+from sim.store import Hash
+from sim.world import Clock, World
 
 __all__ = ["CHANNEL", "Pair", "Unlucky"]
 
-CHANNEL = b"handfast:hand:here"
+CHANNEL = b"handfast:wake:here"
 TIME = encode(b"TIME")
 SLACK_MS, SLACK_US = 2_000, 2_000_000
 """More than a question takes on a busy machine, less than any two numbers differ by that ought to differ."""
 LARGE = 2_000
 """Numbers beyond this are times or ttls; those of tests' own choosing are smaller."""
 
-# All that lasts gets older, or (negative) younger: what else would be to wait. Claims carry the second of their end.
+# All that lasts gets older, or (negative) younger: the other way would be to wait. Claims carry the second of their end,
+# and generations its millisecond.
 AGE = b"""
+local seconds = tonumber(ARGV[1])
 for _, key in ipairs(KEYS) do
   local kind = redis.call('TYPE', key).ok
-  if kind == 'list' then
-    for i, claim in ipairs(redis.call('LRANGE', key, 0, -1)) do
-      redis.call('LSET', key, i - 1, string.format('%010d', string.sub(claim, 1, 10) - ARGV[1]) .. string.sub(claim, 11))
+  if kind == 'hash' then
+    local all = redis.call('HGETALL', key)
+    for i = 1, #all, 2 do
+      local old, new = all[i + 1], all[i + 1]
+      if string.sub(key, -2) == ':g' and all[i] ~= 't' then
+        new = string.format('%.0f', tonumber(old) - 1000 * seconds)
+      elseif string.sub(key, -2) == ':c' then
+        new = string.gsub(old, all[i] == '*' and '^(%S+ %S+ %S+ )(%d+)' or '^()(%d+)', function(before, ends)
+          return (type(before) == 'string' and before or '') .. string.format('%.0f', tonumber(ends) - seconds)
+        end)
+      end
+      redis.call('HSET', key, all[i], new)
     end
-  elseif redis.call('PTTL', key) > 0 then
-    redis.call('PEXPIRE', key, redis.call('PTTL', key) - ARGV[1] * 1000)
   end
+  if redis.call('PTTL', key) > 0 then redis.call('PEXPIRE', key, redis.call('PTTL', key) - seconds * 1000) end
 end
 return 1
 """
 
 
 class Unlucky(Exception):
-    """A second has ended in the middle of a question."""
+    """A moment has ended in the middle of a question."""
+
+    def __init__(self, difference: object = None) -> None:
+        super().__init__(difference)
+        self.difference = difference
+        """What was not the same afterwards, if anything."""
 
 
 def _error(text: str) -> tuple[str, str]:
@@ -95,7 +111,7 @@ class Simulated:
 
     def complain(self, number: int, text: str) -> None: ...
     def voted(self, node: Node, owner: bytes) -> None: ...
-    def passed_on(self, *_: Any) -> None: ...
+    def handed_over(self, *_: Any) -> None: ...
 
     def reply(self, data: bytes) -> None:
         if self.out is not None:
@@ -115,19 +131,30 @@ class Simulated:
         return replies
 
     def age(self, seconds: int) -> None:
-        for key, end in list(self.node.ends.items()):
-            self.node.ends[key] = end - 1000 * seconds
-            self.node.touch(key)
-            self.node.get(key)
-        for claims in self.node.queues.values():
-            claims[:] = [b"%010d" % (int(claim[:10]) - seconds) + claim[10:] for claim in claims]
+        node = self.node
+        for key, value in node.data.items():
+            if isinstance(value, Hash):
+                for field, text in value.items():
+                    if key.endswith(b":g") and field != b"t":
+                        value[field] = b"%d" % (int(text) - 1000 * seconds)
+                    elif key.endswith(b":c"):
+                        words = text.split(b" ")
+                        at = 3 if field == b"*" else 0
+                        words[at] = b"%d" % (int(words[at]) - seconds)
+                        value[field] = b" ".join(words)
+        for key, end in list(node.ends.items()):
+            node.ends[key] = end - 1000 * seconds
+            node.touch(key)
+            node.find(key)
         self._said()
 
 
 def alike(real: Any, simulated: Any) -> bool:
     """Equal, but for the time that lies between the two."""
+    if isinstance(real, dict) and isinstance(simulated, dict):
+        return real.keys() == simulated.keys() and all(alike(real[key], simulated[key]) for key in real)
     if isinstance(real, list | tuple) and isinstance(simulated, list | tuple):
-        micros = 4 if len(real) > 4 and real[0] in (0, 1) else None  # in what answers a claim
+        micros = 5 if len(real) > 6 and real[0] in (0, 1) else None  # in what answers a claim
         return len(real) == len(simulated) and all(
             i == micros or alike(*both) for i, both in enumerate(zip(real, simulated, strict=True))
         )
@@ -137,10 +164,11 @@ def alike(real: Any, simulated: Any) -> bool:
         told, meant = real.split(b" "), simulated.split(b" ")
         if len(told) == 1 or len(told) != len(meant):
             return real == simulated
-        micros = 2 if len(told) == 4 else None  # in a hand-over: token, second, microsecond, owner
+        micros = 5 if told[0] == b"yours" else None
         return all(i == micros or alike(*both) for i, both in enumerate(zip(told, meant, strict=True)))
-    if isinstance(real, int) and isinstance(simulated, int) and min(real, simulated) > LARGE:
-        return abs(real - simulated) < (SLACK_US if real > 1e15 else SLACK_MS)
+    if isinstance(real, int | float) and isinstance(simulated, int | float) and min(real, simulated) > LARGE:
+        slack = SLACK_US if real > 1e15 else 2 if 1e9 < real < 1e10 else SLACK_MS
+        return abs(real - simulated) < slack
     return bool(real == simulated)
 
 
@@ -157,22 +185,22 @@ class Pair:
         self._keys = keys
         self._slipped = False
         """A millisecond has ended during a question."""
-        # Of a queue not how long it is kept: the simulated one keeps it for ever.
+        reads = {b":q": (b"ZRANGE", b"0", b"-1", b"WITHSCORES"), b":c": (b"HGETALL",), b":g": (b"HGETALL",)}
         self._reads = b"".join(
-            [encode(b"GET", key) for key in keys]
-            + [encode(b"LRANGE", key, b"0", b"-1") for key in keys if key.endswith(b":q")]
-            + [encode(b"PTTL", key) for key in keys if key.endswith(b"}")]
+            [encode(command, key, *rest) for key in keys for command, *rest in [reads.get(key[-2:], (b"GET",))]]
+            + [encode(b"PTTL", key) for key in keys]
         )
         first = (b"HELLO", b"3"), (b"FLUSHALL",), (b"CLIENT", b"TRACKING", b"ON", b"OPTIN"), (b"SUBSCRIBE", CHANNEL)
         self.both(b"".join(encode(*words) for words in first) + load_scripts(), compare=False)
         self.real.pushes.clear()
         self.simulated.pushes.clear()
 
-    def both(self, payload: bytes, *, compare: bool = True) -> list[Any]:
+    def both(self, payload: bytes, simulated_payload: bytes | None = None, *, compare: bool = True) -> list[Any]:
         """The real server's replies; what is there afterwards is compared too."""
         # All in one write: a round trip is what takes the time.
         before, *real, after = self.real.ask(TIME + payload + self._reads + TIME)
-        simulated = self.simulated.ask(payload + self._reads, int(before[0]) + int(before[1]) / 1e6 + 1e-7)
+        at = int(before[0]) + int(before[1]) / 1e6 + 1e-7
+        simulated = self.simulated.ask((simulated_payload or payload) + self._reads, at)
         if compare:
             if before[0] != after[0]:
                 raise Unlucky
@@ -180,9 +208,10 @@ class Pair:
             self._slipped |= int(before[1]) // 1000 != int(after[1]) // 1000
             pushes = _sorted(self.real.pushes), _sorted(self.simulated.pushes)
             same = alike(real, simulated) and alike(*pushes)
+            difference = (commands_in(payload), real, simulated, *pushes)
             if not same and self._slipped:
-                raise Unlucky
-            assert same, (commands_in(payload), real, simulated, *pushes)
+                raise Unlucky(difference)
+            assert same, difference
         self.real.pushes.clear()
         self.simulated.pushes.clear()
         return real[: len(real) - self._reads.count(b"*")]

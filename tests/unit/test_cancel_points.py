@@ -1,539 +1,690 @@
-"""A cancel or Ctrl-C at every point at which it can strike: what was or may have been granted is taken back.
+"""A cancellation or Ctrl-C at every point at which it can strike: whatever was or may have been granted is taken back.
 
-The operations run over nodes in memory. The k-th effect is interrupted, for every k: before anything was sent, with all
-sent and nothing answered, with half of the answers in, or with all of them; one that waits, before what it waits for, or
-at the very moment.
+The blocking client runs over nodes in memory. The k-th awaited operation is interrupted, for every k: before anything
+was sent, with all sent and nothing answered, with half of the answers in, or with all of them. One that waits is
+interrupted before what it waits for, or at that very moment.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
-from tests.model import ModelBell, ModelDriver, ModelKeeper, ModelNode, lock_request
 
-from handfast.core import commands, mutex
-from handfast.core.commands import Request
-from handfast.core.hold import HELD, RELEASED, Hold
-from handfast.core.line import Place
-from handfast.drivers.threads import run
+from handfast import Lease
+from handfast.core.hold import RELEASED
+from handfast.core.local_queue import Acquisition, Waiter
 from handfast.errors import NotAcquired
+from tests.support.fake_io import FakeClient, FakeWakeup, Rival
+from tests.support.fake_node import FakeNode
 
 KEY: Final = b"handfast:{a}"
-FENCE: Final = b"handfast:{a}:f"
-QUEUE: Final = b"handfast:{a}:q"
-RIVAL: Final = b"a rival"
-STRANGER: Final = b"one of another process"
 WHEN: Final = ("before", "sent", "half", "all")
 ERRORS: Final = (asyncio.CancelledError, KeyboardInterrupt)
-MOST_EFFECTS: Final = 40
+MOST_OPERATIONS: Final = 60
+
+anywhere = pytest.mark.parametrize("when", WHEN)
+by_any_interrupt = pytest.mark.parametrize("error", ERRORS)
+fenced_or_not = pytest.mark.parametrize("fence", [True, False], ids=["fenced", "unfenced"])
 
 
-def nodes_of(count: int, scene: str) -> list[ModelNode]:
-    """free; split: counters differ, so that a token must be agreed on; minority, majority: held by a rival there."""
-    nodes = [ModelNode() for _ in range(count)]
-    held = {"minority": count // 2, "majority": count // 2 + 1}.get(scene, 0)
-    for i, node in enumerate(nodes):
-        if scene == "split":
-            node.data[FENCE] = b"%d" % (2000 + 10 * i)
-        if i < held:
-            node.data[KEY] = RIVAL
-    return nodes
+class Scene:
+    """A client that is interrupted at its k-th awaited operation, on nodes that others use too."""
+
+    def __init__(
+        self,
+        count: int,
+        at: int = 0,
+        when: str = "all",
+        error: type[BaseException] = KeyboardInterrupt,
+        *,
+        names: tuple[str, ...] = ("a",),
+        owner: str | None = None,
+        **options: Any,
+    ) -> None:
+        self.nodes = [FakeNode(lambda: self.client.io.time) for _ in range(count)]
+        self.client = FakeClient(self.nodes, at, when, error, **options)
+        self.io, self.error = self.client.io, error
+        self.lock = self.client.lock(list(names) if len(names) > 1 else names[0], owner=owner)
+        self.rival = Rival(self.nodes, self.client.lock(names[-1]))
+        self.behind: Waiter | None = None
+
+    def acquire(self, wait: float | None = 5.0) -> Lease | None:
+        """The lease; None if it was interrupted."""
+        try:
+            with self.client.virtual_time():
+                return self.lock.acquire(wait=wait)
+        except self.error:
+            return None
+        finally:
+            self.io.at = 0
+
+    def enter(self, caller: str) -> Waiter:
+        """Another thread of the process waits for the lock."""
+        acquisition = Acquisition(self.lock, self.lock.config.timing, None, self.io.time)
+        return self.client.queues.enter(acquisition, FakeWakeup(), caller)
+
+    def follow(self) -> None:
+        self.behind = self.enter("behind")
+
+    def ours(self) -> list[Any]:
+        """What the nodes know of this process: votes, claims, places in queues."""
+        start = self.lock.config.owner_start
+        found = []
+        for node in self.nodes:
+            for key, value in node.data.items():
+                words = [value] if isinstance(value, bytes) else list(value)
+                if type(value) is dict:  # a hash: its values too
+                    words += value.values()
+                found += [(key, word) for word in words if start in word]
+        return found
+
+    def check_nothing_is_left(self) -> None:
+        self.io.drain()
+        self.client.watchdog.finish_all(self.nodes)
+        assert self.ours() == []
+        assert self.client.watched() == set(), "nothing is renewed"
+        assert self.io.mailbox == {}, "nobody expects a push"
+        assert self.io.trackers == [], "nobody expects to hear of a change"
+        self.check_queue_goes_on()
+
+    def check_queue_goes_on(self) -> None:
+        if self.behind is not None:
+            assert self.behind.queue.head is self.behind
+            assert self.behind.wakeup.calls == 1
+            assert self.client.queues.leave(self.behind) is None
+        assert self.client.queues.by_key == {}
+
+    def check_order_of_release(self) -> None:
+        """What was granted or queued is released behind its claim. A refusal is not touched again."""
+        for log in self.io.log:
+            for who in {who for name, who, _ in log if name == "claim"}:
+                said = [(name, reply) for name, each, reply in log if each == who]
+                names = [name for name, _ in said]
+                assert names[0] == "claim", said
+                if any(name == "claim" and _granted(reply) for name, reply in said):
+                    assert names[-1] == "pass", said
+                assert set(names) <= {"claim", "raise_token", "yield", "pass"}, said
 
 
-def owners_left(nodes: list[ModelNode]) -> list[bytes]:
-    return [node.data[KEY] for node in nodes if KEY in node.data]
+def _granted(reply: Any) -> bool:
+    return type(reply) is int or (type(reply) is list and reply[0] == 1)
 
 
-def check_log(io: ModelDriver) -> None:
-    """Whatever was granted, or was not heard of, is released behind its acquire; a refusal is not touched again."""
-    for node, log in enumerate(io.log):
-        for owner in {owner for name, owner, _ in log if name == "acquire"}:
-            said = [(name, answer) for name, each, answer in log if each == owner]
-            names = [name for name, _ in said]
-            assert names[0] == "acquire", (node, said)
-            granted = said[0][1] is not None and not (isinstance(said[0][1], list) and len(said[0][1]) == 2)
-            if granted:
-                assert names[-1] == "release", (node, said)
-            assert names.count("release") <= 1, (node, said)
-            assert set(names) <= {"acquire", "raise", "release"}, (node, said)
+def every_point(play: Callable[[int], bool], least: int) -> None:
+    """Interrupt the first operation, the second, and so on until there is none left to interrupt."""
+    for at in range(1, MOST_OPERATIONS):
+        if not play(at):
+            assert at > least, "fewer operations than this scene has"
+            return
+    raise AssertionError("more operations than this test allows")
 
 
-def interrupted_acquire(request: Request, scene: str, at: int, when: str, error: type[BaseException]) -> ModelDriver:
-    nodes = nodes_of(request.group.n, scene)
-    before = owners_left(nodes)
-    io = ModelDriver(nodes, at, when, error)
-    keeper = ModelKeeper(io)
-    try:
-        run(mutex.acquire(io, request, request.settings.terms, 0.05, keeper))
-    except NotAcquired:
-        pass
-    except error:
-        io.drain()
-        assert owners_left(nodes) == before
-        check_log(io)
-    io.drain()
-    assert keeper.lines.by_keys == {}
-    return io
+# -- one attempt -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("when", WHEN)
-@pytest.mark.parametrize("fence", [True, False], ids=["fenced", "unfenced"])
+def prepare(scene: Scene, state: str) -> None:
+    """free; split: counters differ, so that a token must be agreed on; minority, majority: a rival holds it there."""
+    count = len(scene.nodes)
+    if state == "split":
+        for i, node in enumerate(scene.nodes):
+            node.put(KEY + b":f", b"%d" % (node.now_us() + 2000 + 10 * i))
+    held = {"minority": count // 2, "majority": count // 2 + 1}.get(state, 0)
+    if held:
+        scene.rival.acquire(*range(held))
+
+
+def votes_of_rival(scene: Scene) -> list[bytes | None]:
+    return [node.holder(KEY) for node in scene.nodes]
+
+
+@by_any_interrupt
+@anywhere
+@fenced_or_not
 @pytest.mark.parametrize("count", [1, 3, 5])
-@pytest.mark.parametrize("scene", ["free", "split", "minority", "majority"])
-def test_an_acquire_interrupted_anywhere_leaves_no_key(
-    count: int, fence: bool, when: str, error: type[BaseException], scene: str
+@pytest.mark.parametrize("state", ["free", "split", "minority", "majority"])
+@pytest.mark.parametrize("wait", [0, 0.05])
+def test_interrupted_acquire_leaves_nothing(
+    wait: float, count: int, fence: bool, when: str, error: type[BaseException], state: str
 ) -> None:
-    points = 0
-    for at in range(1, MOST_EFFECTS):
-        io = interrupted_acquire(lock_request(count, fence=fence), scene, at, when, error)
-        if not io.struck:
-            break
-        points += 1
-    else:
-        raise AssertionError("more effects than this test has patience for")
-    assert points >= 2
+    def play(at: int) -> bool:
+        scene = Scene(count, at, when, error, fence=fence)
+        prepare(scene, state)
+        before = votes_of_rival(scene)
+        try:
+            lease = scene.acquire(wait)
+        except NotAcquired:
+            lease = None
+        if lease is None:
+            scene.check_nothing_is_left()
+            scene.check_order_of_release()
+            assert votes_of_rival(scene) == before
+        assert scene.client.queues.by_key == {}
+        return scene.io.struck
+
+    every_point(play, least=2)
 
 
-@pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("fence", [True, False], ids=["fenced", "unfenced"])
+@by_any_interrupt
+@anywhere
+@pytest.mark.parametrize("count", [1, 3])
+def test_interrupted_acquire_on_guarded_nodes_leaves_nothing(count: int, when: str, error: type[BaseException]) -> None:
+    def play(at: int) -> bool:
+        scene = Scene(count, at, when, error, guard=True)
+        opener = FakeClient(scene.nodes, guard=True)
+        assert set(opener.bootstrap().values()) == {"opened"}
+        scene.rival.acquire()
+        scene.io.later(0.1, scene.follow)
+        scene.io.later(0.3, scene.rival.release)
+        lease = scene.acquire()
+        if lease is None:
+            scene.check_nothing_is_left()
+            scene.check_order_of_release()
+        else:
+            scene.check_queue_goes_on()
+        return lease is None
+
+    every_point(play, least=4)
+
+
+@by_any_interrupt
+@fenced_or_not
 @pytest.mark.parametrize("count", [1, 5])
-def test_an_interrupt_while_the_lease_is_handed_over_leaves_no_key(
-    count: int, fence: bool, error: type[BaseException]
+@pytest.mark.parametrize("state", ["free", "majority"])
+def test_interrupt_while_the_lease_is_made_leaves_nothing(
+    state: str, count: int, fence: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = lock_request(count, fence=fence)
-    nodes = nodes_of(count, "free")
-    io = ModelDriver(nodes)
-    with pytest.raises(error):
-        run(mutex.acquire(io, request, request.settings.terms, 0, ModelKeeper(error=error)))
-    io.drain()
-    assert owners_left(nodes) == []
-    check_log(io)
+    class Struck(Lease):
+        def __init__(self, *args: Any) -> None:
+            raise error
+
+    monkeypatch.setattr(FakeClient, "_lease_type", Struck)
+    scene = Scene(count, error=error, fence=fence)
+    prepare(scene, state)
+    scene.io.later(0.1, scene.follow)
+    scene.io.later(0.3, scene.rival.release)
+    assert scene.acquire() is None
+    scene.check_nothing_is_left()
 
 
+def generations(node: FakeNode) -> set[bytes]:
+    return set(node.data.get(KEY + b":g", {})) - {b"t"}
+
+
+@anywhere
 @pytest.mark.parametrize("count", [1, 5])
-def test_an_interrupted_attempt_of_an_explicit_owner_keeps_what_others_hold_under_that_name(count: int) -> None:
-    for when in WHEN:
-        request = lock_request(count, owner=b"job-42")
-        nodes = nodes_of(count, "free")
-        for node in nodes:
-            node.data[KEY], node.data[FENCE] = b"job-42", b"7"
-        io = ModelDriver(nodes, 2, when, KeyboardInterrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run(mutex.acquire(io, request, request.settings.terms, 0, ModelKeeper()))
-        io.drain()
-        assert owners_left(nodes) == [b"job-42"] * count
+def test_interrupted_attempt_of_an_explicit_owner_keeps_what_others_hold_under_it(count: int, when: str) -> None:
+    def play(at: int) -> bool:
+        scene = Scene(count, at, when, owner="job-42")
+        other = FakeClient(scene.nodes)
+        with other.virtual_time():
+            held = other.lock("a", owner="job-42").acquire(wait=0)
+        before = [generations(node) for node in scene.nodes]
+        assert all(len(each) == 1 for each in before)
+        lease = scene.acquire(0)
+        if lease is None:
+            scene.io.drain()
+            scene.client.watchdog.finish_all(scene.nodes)
+            assert [generations(node) for node in scene.nodes] == before
+        assert votes_of_rival(scene) == [b"job-42"] * count
+        with other.virtual_time():
+            assert held.release()
+        return lease is None
+
+    every_point(play, least=2)
 
 
-def held(count: int, fence: bool, scene: str = "free") -> tuple[list[ModelNode], Hold]:
-    request = lock_request(count, fence=fence)
-    nodes = nodes_of(count, scene)
-    hold = run(mutex.acquire(ModelDriver(nodes), request, request.settings.terms, 0, ModelKeeper()))
-    return nodes, hold
+def test_undo_reaches_the_connected_nodes_and_the_watchdog_does_the_rest() -> None:
+    scene = Scene(3, 3, "sent")
+    scene.io.down = {0}
+    assert scene.acquire(0) is None
+    scene.io.drain()
+    assert scene.ours() == []
+    assert len(scene.client.watchdog.to_finish) == 1, "node 0 may come back with what it was sent"
 
 
-@pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("when", WHEN)
-@pytest.mark.parametrize("fence", [True, False], ids=["fenced", "unfenced"])
+# -- a release and an extension ----------------------------------------------------------------------------------------
+
+
+def held(scene: Scene, at: int) -> Lease:
+    """A lease. The k-th operation from now on is interrupted."""
+    with scene.client.virtual_time():
+        lease = scene.lock.acquire(wait=0)
+    scene.io.at = at and scene.io.count + at
+    scene.io.sent.clear()
+    return lease
+
+
+@by_any_interrupt
+@anywhere
+@fenced_or_not
 @pytest.mark.parametrize("count", [1, 5])
-def test_a_release_interrupted_anywhere_is_final_and_left_to_be_finished(
+@pytest.mark.parametrize("names", [("a",), ("a", "b")], ids=["one name", "two names"])
+def test_interrupted_release_is_final_and_the_watchdog_finishes_it(
+    names: tuple[str, ...], count: int, fence: bool, when: str, error: type[BaseException]
+) -> None:
+    def play(at: int) -> bool:
+        scene = Scene(count, 0, when, error, names=names, fence=fence)
+        lease = held(scene, at)
+        stranger = Rival(scene.nodes, scene.client.lock(names[0]), 2)
+        stranger.acquire(ticket=b"7")
+        with scene.client.virtual_time():
+            try:
+                assert lease.release()
+            except error:
+                assert len(scene.client.watchdog.to_finish) == 1
+            assert not lease.release(), "the second release sends nothing"
+        scene.io.drain()
+        assert scene.io.names_sent() <= {"pass"}
+        scene.check_nothing_is_left()
+        assert {node.holder(KEY) for node in scene.nodes} == {stranger.owner}
+        assert len(stranger.hand_overs()) == count, "the next waiter hears once of each vote"
+        return scene.io.struck
+
+    every_point(play, least=1)
+
+
+@by_any_interrupt
+@anywhere
+@fenced_or_not
+@pytest.mark.parametrize("count", [1, 5])
+def test_interrupted_extend_leaves_the_lease_as_it_was(
     count: int, fence: bool, when: str, error: type[BaseException]
 ) -> None:
-    for at in range(1, MOST_EFFECTS):
-        nodes, hold = held(count, fence)
-        io, keeper = ModelDriver(nodes, at, when, error), ModelKeeper()
-        try:
-            assert run(mutex.release(io, hold, keeper))
-        except error:
-            assert keeper.left == [hold]
-        # Who finishes it makes the last move; nobody can hold or lose it any more.
-        assert hold.state == RELEASED
-        assert not run(mutex.release(io, hold, keeper)), "the second release sends nothing"
-        io.drain()
-        assert {name for log in io.log for name, _, _ in log} <= {"release"}
-        for left in keeper.left:
-            # As the watchdog does it, over connections of its own.
-            again = ModelDriver(nodes)
-            again.post(commands.release(left, left.owner, left.token))
-            again.drain()
-        assert owners_left(nodes) == []
-        if not io.struck:
-            return
-    raise AssertionError("more effects than this test has patience for")
+    def play(at: int) -> bool:
+        scene = Scene(count, 0, when, error, fence=fence)
+        lease = held(scene, at)
+        with scene.client.virtual_time():
+            left, before = lease.remaining(), scene.io.time
+            try:
+                lease.extend(1.0)
+            except error:
+                assert lease.remaining() == pytest.approx(left - (scene.io.time - before), abs=1e-3)
+            struck, scene.io.at = scene.io.struck, 0
+            scene.io.drain()
+            assert lease.valid
+            assert {node.holder(KEY) for node in scene.nodes} == {lease.owner.encode()}
+            assert scene.io.names_sent() <= {"extend"}
+            assert lease.release()
+        return struck
 
-
-@pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("when", WHEN)
-@pytest.mark.parametrize("fence", [True, False], ids=["fenced", "unfenced"])
-@pytest.mark.parametrize("count", [1, 5])
-def test_an_extend_interrupted_anywhere_leaves_the_lease_as_it_was(
-    count: int, fence: bool, when: str, error: type[BaseException]
-) -> None:
-    for at in range(1, MOST_EFFECTS):
-        nodes, hold = held(count, fence)
-        deadline, owners = hold.deadline, owners_left(nodes)
-        io = ModelDriver(nodes, at, when, error)
-        io.time = 0.01
-        try:
-            run(mutex.extend(io, hold, 1.0))
-        except error:
-            assert hold.deadline == deadline
-        assert hold.state == HELD
-        io.drain()
-        assert owners_left(nodes) == owners == [hold.owner] * count
-        assert {name for log in io.log for name, _, _ in log} <= {"extend"}
-        assert run(mutex.release(ModelDriver(nodes), hold, ModelKeeper()))
-        if not io.struck:
-            return
-    raise AssertionError("more effects than this test has patience for")
+    every_point(play, least=1)
 
 
 @pytest.mark.parametrize("when", ["before", "sent"])
-def test_a_shorter_extend_that_is_interrupted_shortens_the_promise_or_was_never_sent(when: str) -> None:
+def test_interrupted_shorter_extend_shortens_the_promise_unless_it_was_never_sent(when: str) -> None:
     """Once sent it may be carried out, and the key then ends with it."""
-    nodes, hold = held(1, True)
-    io = ModelDriver(nodes, 2, when, KeyboardInterrupt)
-    with pytest.raises(KeyboardInterrupt):
-        run(mutex.extend(io, hold, 0.1))
-    io.drain()
-    if io.log[0]:
-        assert hold.deadline <= io.time + 0.1
-
-
-def test_the_effects_of_this_test_answer_faults_too() -> None:
-    """A node that is down is asked for nothing and refuses nothing: the undo reaches the others."""
-    request = lock_request(3)
-    nodes = nodes_of(3, "free")
-    io, keeper = ModelDriver(nodes, 2, "sent", KeyboardInterrupt), ModelKeeper()
-    io.down = {0}
-    with pytest.raises(KeyboardInterrupt):
-        run(mutex.acquire(io, request, request.settings.terms, 0, keeper))
-    io.drain()
-    assert owners_left(nodes) == []
-    assert len(keeper.left) == 1, "and is released there later, if it comes back with what it was sent"
+    scene = Scene(1, 0, when)
+    lease = held(scene, 1)
+    with scene.client.virtual_time():
+        with pytest.raises(KeyboardInterrupt):
+            lease.extend(0.1)
+        scene.io.drain()
+        if scene.io.sent:
+            assert lease.remaining() <= 0.1
 
 
 # -- while waiting -----------------------------------------------------------------------------------------------------
 
 
-class Waiting:
-    """An acquisition that has to wait, interrupted at its k-th effect; others of its process wait behind it."""
-
-    def __init__(
-        self,
-        request: Request,
-        nodes: list[ModelNode],
-        at: int,
-        when: str = "all",
-        error: type[BaseException] = KeyboardInterrupt,
-    ) -> None:
-        self.request = request
-        self.terms = request.settings.terms
-        self.nodes = nodes
-        self.io = ModelDriver(nodes, at, when, error)
-        self.keeper = ModelKeeper(self.io)
-        self.lines = self.keeper.lines
-        self.error = error
-        self.behind: Place | None = None
-        self.io.visitors.append(self.follow)
-
-    def follow(self) -> None:
-        self.behind = self.lines.join(self.request, self.terms, ModelBell(), self.io.time, None, "behind")
-
-    def run(self, wait: float | None = 5.0) -> Hold | None:
-        """What it got; None if it was interrupted."""
-        io, terms = self.io, self.terms
-        work: Awaitable[Any] = (
-            self.keeper._line_up(self.request, terms, wait, io.now())
-            if self.request.settings.fair
-            else mutex.acquire(io, self.request, terms, wait, self.keeper)
-        )
-        try:
-            return run(work)  # type: ignore[arg-type]
-        except self.error:
-            return None
-
-    def ours(self) -> list[bytes]:
-        """What the servers know of this process: locks it holds, claims in queues."""
-        start = self.request.settings.owner_start
-        keys = [node.data[KEY] for node in self.nodes if node.data.get(KEY, b"").startswith(start)]
-        return keys + [claim for node in self.nodes for claim in node.queues.get(QUEUE, []) if start in claim]
-
-    def finish(self) -> None:
-        """What the watchdog does with all that was left to it."""
-        for hold in self.keeper.left:
-            hold.leave()
-            again = ModelDriver(self.nodes)
-            again.post(commands.release(hold, hold.owner, hold.floor, hold.claim))
-            again.drain()
-            hold.end()
-        self.keeper.left.clear()
-
-    def check_nothing_is_left(self) -> None:
-        self.io.drain()
-        self.finish()
-        assert self.ours() == []
-        assert [hold.state for hold in self.keeper.watched if hold.state == HELD] == [], "nobody has it"
-        assert not self.io.mail, "nobody reads it"
-        assert not self.io._watches, "nobody wants to know"
-        self.check_the_line_goes_on()
-
-    def check_the_line_goes_on(self) -> None:
-        if self.behind is not None:
-            assert self.behind.line.head is self.behind
-            assert self.behind.bell.rung  # type: ignore[attr-defined]
-            given = self.lines.leave(self.behind)
-            assert given is None
-        assert self.lines.by_keys == {}
+WAYS: Final[dict[str, dict[str, Any]]] = {
+    "queue": {},
+    "barging": {"fair": False},
+    "tries": {"tries": 9},
+    "keys shared with other programs": {"prefix": "", "fence": False},
+}
 
 
-def every_point(play: Callable[[int], bool], least: int) -> None:
-    """Interrupt the first effect, the second, and so on until there is none left to interrupt."""
-    for at in range(1, MOST_EFFECTS):
-        if not play(at):
-            assert at > least, "fewer effects than this scene has"
-            return
-    raise AssertionError("more effects than this test has patience for")
-
-
-def release_rival(nodes: list[ModelNode]) -> None:
-    for node in nodes:
-        if node.data.get(KEY) == RIVAL:
-            node.drop(KEY)
-
-
-@pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("when", WHEN)
-@pytest.mark.parametrize("fence", [True, False], ids=["fenced", "unfenced"])
+@by_any_interrupt
+@anywhere
+@fenced_or_not
 @pytest.mark.parametrize("count", [1, 3, 5])
-def test_a_wait_interrupted_anywhere_leaves_no_key_and_wakes_the_next(
-    count: int, fence: bool, when: str, error: type[BaseException]
+@pytest.mark.parametrize("way", ["queue", "barging", "tries"])
+def test_interrupted_wait_leaves_nothing_and_wakes_the_next(
+    way: str, count: int, fence: bool, when: str, error: type[BaseException]
 ) -> None:
     """A rival holds a majority, and releases it half way."""
 
     def play(at: int) -> bool:
-        nodes = nodes_of(count, "majority")
-        waiting = Waiting(lock_request(count, fence=fence), nodes, at, when, error)
-        waiting.io.later(0.3, lambda: release_rival(nodes))
-        hold = waiting.run()
-        if hold is None:
-            waiting.check_nothing_is_left()
-            check_log(waiting.io)
+        scene = Scene(count, at, when, error, fence=fence, **WAYS[way])
+        prepare(scene, "majority")
+        scene.io.later(0.02, scene.follow)
+        scene.io.later(0.3, scene.rival.release)
+        lease = scene.acquire()
+        if lease is None:
+            scene.check_nothing_is_left()
+            scene.check_order_of_release()
             return True
-        waiting.io.drain()
-        assert [owner for owner in owners_left(nodes) if owner != hold.owner] == []
-        waiting.check_the_line_goes_on()
+        scene.io.drain()
+        assert {node.holder(KEY) for node in scene.nodes} <= {lease.owner.encode(), None}
+        scene.check_queue_goes_on()
         return False
-
-    every_point(play, least=6)
-
-
-@pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("when", WHEN)
-@pytest.mark.parametrize("fair", [True, False], ids=["fair", "plain"])
-def test_one_that_is_interrupted_in_the_middle_of_the_line_disturbs_nobody(
-    fair: bool, when: str, error: type[BaseException]
-) -> None:
-    def play(at: int) -> bool:
-        nodes = nodes_of(1, "majority")
-        waiting = Waiting(lock_request(1, fair=fair), nodes, at, when, error)
-        lines, io = waiting.lines, waiting.io
-        before = lines.join(waiting.request, waiting.terms, ModelBell(), 0.0, None, "before")
-        io.later(0.2, lambda: lines.leave(before))
-        io.later(0.3, lambda: nodes[0].run(commands.release(waiting.request, RIVAL, 0)))
-        hold = waiting.run()
-        if hold is not None:
-            assert nodes[0].data[KEY] == hold.owner
-            waiting.check_the_line_goes_on()
-            return False
-        if before in before.line.places:
-            assert before.line.head is before
-            assert before.bell.rings == 0  # type: ignore[attr-defined]
-            lines.leave(before)
-        waiting.check_nothing_is_left()
-        return True
 
     every_point(play, least=5)
 
 
-# -- while waiting in a fair lock's queue ------------------------------------------------------------------------------
-
-
-class Queueing(Waiting):
-    """The same in the queue of a fair lock: a rival holds it, and one of another process comes to stand behind us."""
-
-    def __init__(self, at: int, when: str, error: type[BaseException], **options: Any) -> None:
-        super().__init__(lock_request(1, fair=True, **options), nodes_of(1, "majority"), at, when, error)
-        self.node = self.nodes[0]
-        self.inbox: list[Any] = []
-        self.node.channels[b"stranger"] = self.inbox.append
-        self.io.later(0.2, self.stranger_comes)
-        self.io.later(0.3, self.rival_goes)
-
-    def stranger_comes(self) -> None:
-        self.node.run(commands.claim(self.request, STRANGER, self.terms, b"stranger", b""))
-
-    def rival_goes(self) -> None:
-        self.node.run(commands.pass_on(self.request, RIVAL, b""))
-
-
-@pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("when", WHEN)
-@pytest.mark.parametrize("fence", [True, False], ids=["fenced", "unfenced"])
-@pytest.mark.parametrize("after", ["undone", "handed over"])
-def test_a_wait_in_the_queue_interrupted_anywhere_leaves_no_claim_and_the_lock_goes_to_the_next(
-    after: str, fence: bool, when: str, error: type[BaseException]
-) -> None:
-    """The lock is handed over to us by a push just before the interrupt (at the last effects), between the interrupt and
-    the arrival of what undoes it, or would have been after that."""
+@by_any_interrupt
+@anywhere
+@pytest.mark.parametrize("count", [1, 3])
+def test_interrupted_wait_without_pushes_leaves_nothing(count: int, when: str, error: type[BaseException]) -> None:
+    """A server that speaks RESP2 only: attempts are repeated."""
 
     def play(at: int) -> bool:
-        queueing = Queueing(at, when, error, fence=fence)
-        io, node = queueing.io, queueing.node
-        hold = queueing.run()
-        if hold is not None:
-            assert node.data[KEY] == hold.owner
-            assert run(mutex.release(ModelDriver([node]), hold, queueing.keeper))
-        elif after == "undone":
-            io.drain()
-            queueing.finish()
-            assert queueing.ours() == []
-        io.all_happens()
-        io.drain()
-        assert node.data[KEY] == STRANGER
-        assert len(queueing.inbox) == 1
-        assert node.queues[QUEUE] == []
-        if hold is not None:
+        scene = Scene(count, at, when, error)
+        for node in scene.nodes:
+            node.refuses_hello = True
+        prepare(scene, "majority")
+        scene.io.later(0.02, scene.follow)
+        scene.io.later(0.3, scene.rival.release)
+        lease = scene.acquire()
+        if lease is None:
+            scene.check_nothing_is_left()
+            scene.check_order_of_release()
+        return lease is None
+
+    every_point(play, least=5)
+
+
+def drop_all(nodes: list[FakeNode], key: bytes) -> None:
+    for node in nodes:
+        node.drop(key)
+
+
+@by_any_interrupt
+@anywhere
+@pytest.mark.parametrize("count", [1, 3])
+def test_interrupted_wait_for_another_programs_key_leaves_nothing(
+    count: int, when: str, error: type[BaseException]
+) -> None:
+    """The published protocol: a plain SET, and a plain DEL half way."""
+
+    def play(at: int) -> bool:
+        scene = Scene(count, at, when, error, **WAYS["keys shared with other programs"])
+        for node in scene.nodes:
+            node.put(b"a", b"another program")
+        scene.io.later(0.02, scene.follow)
+        scene.io.later(0.3, lambda: drop_all(scene.nodes, b"a"))
+        lease = scene.acquire()
+        if lease is None:
+            scene.check_nothing_is_left()
+            return True
+        assert {node.holder(b"a") for node in scene.nodes} == {lease.owner.encode()}
+        scene.check_queue_goes_on()
+        return False
+
+    every_point(play, least=5)
+
+
+@by_any_interrupt
+@anywhere
+def test_interrupted_waiter_in_the_middle_of_the_local_queue_disturbs_nobody(
+    when: str, error: type[BaseException]
+) -> None:
+    def play(at: int) -> bool:
+        scene = Scene(1, at, when, error)
+        prepare(scene, "majority")
+        before = scene.enter("before")
+        scene.io.later(0.1, scene.follow)
+        scene.io.later(0.2, lambda: scene.client.queues.leave(before))
+        scene.io.later(0.3, scene.rival.release)
+        lease = scene.acquire()
+        if lease is not None:
+            assert scene.nodes[0].holder(KEY) == lease.owner.encode()
+            scene.check_queue_goes_on()
             return False
-        queueing.check_nothing_is_left()
+        if before in before.queue.waiters:
+            assert before.queue.head is before
+            assert before.wakeup.calls == 0
+            if scene.behind is not None:
+                assert scene.behind.wakeup.calls == 0
+            scene.client.queues.leave(before)
+        scene.check_nothing_is_left()
         return True
 
     every_point(play, least=4)
 
 
-@pytest.mark.parametrize("error", ERRORS)
-def test_an_interrupted_wait_whose_connection_is_gone_leaves_its_claim_to_be_finished(error: type[BaseException]) -> None:
-    queueing = Queueing(5, "before", error)
-    queueing.io.visitors.append(lambda: queueing.io.answered.append(lambda: queueing.io.down.add(0)))
-    assert queueing.run() is None
-    assert [hold.state for hold in queueing.keeper.left] == [RELEASED]
-    assert len(queueing.ours()) == 1
-    queueing.io.down.clear()
-    queueing.check_nothing_is_left()
+# -- in the queues of the nodes ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("fence", [True, False], ids=["fenced", "unfenced"])
-def test_an_interrupt_while_a_fair_lease_is_made_hands_the_lock_on(fence: bool, error: type[BaseException]) -> None:
-    queueing = Queueing(0, "all", error, fence=fence)
-    queueing.keeper.error = error
-    assert queueing.run() is None
-    queueing.io.drain()
-    assert queueing.node.data[KEY] == STRANGER
-    queueing.check_nothing_is_left()
+class Queueing(Scene):
+    """A rival holds the lock, and an acquisition of another process comes to wait behind us."""
+
+    def __init__(self, count: int, at: int, when: str, error: type[BaseException], **options: Any) -> None:
+        super().__init__(count, at, when, error, **options)
+        self.rival.acquire()
+        self.stranger = Rival(self.nodes, self.client.lock("a"), 2)
+        self.io.later(0.2, self.stranger_comes)
+        self.io.later(0.3, self.rival.release)
+
+    def stranger_comes(self) -> None:
+        self.stranger.acquire(ticket=b"%d" % self.nodes[0].now_us())
 
 
-# -- while a sibling passes the lock on --------------------------------------------------------------------------------
+@by_any_interrupt
+@anywhere
+@fenced_or_not
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("owner", [None, "job-42"])
+@pytest.mark.parametrize("undone", ["before the hand-over", "after the hand-over"])
+def test_interrupted_wait_in_the_queue_passes_the_lock_on(
+    undone: str, owner: str | None, count: int, fence: bool, when: str, error: type[BaseException]
+) -> None:
+    """The rival hands over just before the interrupt (at the last operations), between the interrupt and the arrival
+    of what undoes the claim, or after that."""
+
+    def play(at: int) -> bool:
+        scene = Queueing(count, at, when, error, fence=fence, owner=owner)
+        lease = scene.acquire()
+        if lease is not None:
+            assert {node.holder(KEY) for node in scene.nodes} == {lease.owner.encode()}
+            with scene.client.virtual_time():
+                assert lease.release()
+        elif undone == "before the hand-over":
+            scene.io.drain()
+            scene.client.watchdog.finish_all(scene.nodes)
+            assert scene.ours() == []
+        scene.io.finish_events()
+        scene.io.drain()
+        scene.client.watchdog.finish_all(scene.nodes)
+        assert {node.holder(KEY) for node in scene.nodes} == {scene.stranger.owner}
+        assert len(scene.stranger.hand_overs()) == count, "the stranger hears once of each vote"
+        assert [node.queued(KEY) for node in scene.nodes] == [[]] * count
+        scene.check_nothing_is_left()
+        return lease is None
+
+    every_point(play, least=4)
 
 
-class Passing(Waiting):
-    """The same behind a sibling of our cohort, which passes the lock on to us at some time."""
+@by_any_interrupt
+@pytest.mark.parametrize("count", [1, 3])
+def test_interrupted_wait_whose_connections_are_gone_leaves_its_claims_to_the_watchdog(
+    count: int, error: type[BaseException]
+) -> None:
+    def cut() -> None:
+        for i in range(count):
+            scene.io.lose_connection(i)
+            scene.io.down.add(i)
+        scene.io.at = scene.io.count + 1
+
+    scene = Queueing(count, 0, "before", error)
+    scene.io.later(0.25, cut)
+    assert scene.acquire() is None
+    assert [hold.state for hold in scene.client.watchdog.to_finish] == [RELEASED]
+    assert [len(node.queued(KEY)) for node in scene.nodes] == [2] * count
+    scene.check_nothing_is_left()
+
+
+class Yielding(Scene):
+    """A rival holds two of three nodes. We have the vote of the third when a lower ticket comes and asks for it."""
+
+    def __init__(self, at: int, when: str, error: type[BaseException]) -> None:
+        super().__init__(3, at, when, error)
+        self.lower = Rival(self.nodes, self.client.lock("a"), 2)
+        self.rival.acquire(0, 1)
+        self.io.later(0.2, lambda: self.lower.acquire(2, ticket=b"5"))
+        self.io.later(0.3, lambda: self.rival.release(0))
+        self.io.later(0.4, lambda: self.lower.release(2))
+        self.io.later(0.6, self.rival.release)
+
+
+@by_any_interrupt
+@anywhere
+def test_interrupted_yield_leaves_nothing(when: str, error: type[BaseException]) -> None:
+    def play(at: int) -> bool:
+        scene = Yielding(at, when, error)
+        lease = scene.acquire()
+        scene.io.finish_events()
+        if lease is None:
+            scene.check_nothing_is_left()
+            assert [node.holder(KEY) for node in scene.nodes] == [None] * 3
+        else:
+            assert "yield" in scene.io.names_sent(), "or this test is about something else"
+        return lease is None
+
+    every_point(play, least=6)
+
+
+# -- several names -----------------------------------------------------------------------------------------------------
+
+
+@by_any_interrupt
+@anywhere
+@fenced_or_not
+@pytest.mark.parametrize("count", [1, 3])
+def test_interrupted_wait_for_several_names_leaves_nothing(
+    count: int, fence: bool, when: str, error: type[BaseException]
+) -> None:
+    """A rival holds the last of three names, and releases it half way."""
+
+    def play(at: int) -> bool:
+        scene = Scene(count, at, when, error, names=("a", "b", "c"), fence=fence)
+        scene.rival.acquire()
+        scene.io.later(0.1, scene.follow)
+        scene.io.later(0.3, scene.rival.release)
+        lease = scene.acquire()
+        if lease is None:
+            scene.check_nothing_is_left()
+            return True
+        scene.io.drain()
+        for name in (b"a", b"b", b"c"):
+            assert {node.holder(b"handfast:{%b}" % name) for node in scene.nodes} == {lease.owner.encode()}
+        assert len(scene.client.watched()) == 1, "the parts are renewed no more"
+        with scene.client.virtual_time():
+            assert lease.release()
+        scene.check_nothing_is_left()
+        return False
+
+    every_point(play, least=7)
+
+
+# -- while a sibling hands the lock over -------------------------------------------------------------------------------
+
+
+class HandingOver(Scene):
+    """A sibling of our cohort holds the lock, and hands it over to us at some time."""
 
     def __init__(
-        self, count: int, fair: bool, known: bool, at: int, when: str, error: type[BaseException], passing: float = 0.3
+        self, count: int, known: bool, at: int, when: str, error: type[BaseException], after: float = 0.3
     ) -> None:
-        request = lock_request(count, cohort=3, fair=fair)
-        nodes = nodes_of(count, "free")
-        super().__init__(request, nodes, at, when, error)
-        first = ModelDriver(nodes)
-        keeper = ModelKeeper(first)
-        begin = (
-            keeper._line_up(request, self.terms, 0.1, 0.0)
-            if fair
-            else mutex.acquire(first, request, self.terms, 0, keeper)
-        )
-        self.sibling: Hold = run(begin)  # type: ignore[arg-type]
-        self.lines.took(self.sibling)
+        super().__init__(count, 0, when, error, cohort=3)
+        with self.client.virtual_time():
+            self.sibling = self.lock.acquire(wait=0)
+        self.io.at = at and self.io.count + at
+        self.first: Waiter | None = None
         if known:
-            self.io.visitors.append(self.introduce)
-        self.io.later(passing, self.pass_on)
+            # The waiter comes to the head of a queue whose last head is the holder.
+            self.first = self.enter("first")
+            self.first.queue.holder = next(iter(self.client.watched()))
+            self.io.later(self.io.time + 0.002, self.first_leaves)
+        self.io.later(self.io.time + 0.003, self.follow)
+        self.io.later(self.io.time + after, self.hand_over)
 
-    def introduce(self) -> None:
-        """It got the lock from this very line."""
-        assert self.behind is not None
-        self.behind.line.holder = self.sibling
+    def first_leaves(self) -> None:
+        if self.first is not None:
+            self.client.queues.leave(self.first)
+            self.first = None
 
-    def pass_on(self) -> None:
-        assert self.lines.pass_on(self.sibling, self.io.time) is not None
-
-
-SIBLINGS = pytest.mark.parametrize(
-    ("count", "fair", "known"),
-    [(1, False, True), (1, False, False), (3, False, True), (3, False, False), (1, True, True), (1, True, False)],
-    ids=["one node, known", "one node", "three nodes, known", "three nodes", "fair, known", "fair"],
-)
+    def hand_over(self) -> None:
+        assert self.sibling.release()
 
 
-@pytest.mark.parametrize("error", ERRORS)
-@pytest.mark.parametrize("when", WHEN)
-@pytest.mark.parametrize("passing", [0.002, 0.3], ids=["at once", "later"])
-@SIBLINGS
-def test_a_wait_for_a_sibling_interrupted_anywhere_keeps_nothing_of_what_it_was_given(
-    count: int, fair: bool, known: bool, passing: float, when: str, error: type[BaseException]
+HAND_OVERS = pytest.mark.parametrize("known", [True, False], ids=["known holder", "unknown holder"])
+
+
+@by_any_interrupt
+@anywhere
+@pytest.mark.parametrize("after", [0.005, 0.3], ids=["at once", "later"])
+@pytest.mark.parametrize("count", [1, 3])
+@HAND_OVERS
+def test_interrupted_wait_for_a_sibling_keeps_nothing_of_what_was_handed_over(
+    count: int, known: bool, after: float, when: str, error: type[BaseException]
 ) -> None:
     def play(at: int) -> bool:
-        scene = Passing(count, fair, known, at, when, error, passing)
-        hold = scene.run()
-        if hold is not None:
-            assert (hold.owner, hold.token) == (scene.sibling.owner, scene.sibling.token + 1)
+        scene = HandingOver(count, known, at, when, error, after)
+        lease = scene.acquire()
+        if lease is not None:
+            assert lease.owner == scene.sibling.owner
+            assert lease.token == (scene.sibling.token or 0) + 1
             scene.io.drain()
-            assert len(scene.ours()) == count, "the lock, and no claim"
-            scene.check_the_line_goes_on()
+            assert [node.queued(KEY) for node in scene.nodes] == [[]] * count
+            assert {node.holder(KEY) for node in scene.nodes} == {lease.owner.encode()}
+            scene.check_queue_goes_on()
             return False
-        if scene.sibling.state == HELD:  # interrupted before it was given anything
-            scene.io.drain()
-            assert len(scene.ours()) == count
-            assert run(mutex.release(ModelDriver(scene.nodes), scene.sibling, ModelKeeper()))
+        scene.first_leaves()
+        with scene.client.virtual_time():
+            if scene.sibling.valid:  # interrupted before it was given anything
+                scene.io.drain()
+                assert {node.holder(KEY) for node in scene.nodes} == {scene.sibling.owner.encode()}
+                assert [node.queued(KEY) for node in scene.nodes] == [[]] * count
+                scene.check_queue_goes_on()
+                scene.behind = None
+                assert scene.sibling.release()
         scene.check_nothing_is_left()
         return True
 
     every_point(play, least=2)
 
 
-@pytest.mark.parametrize("error", ERRORS)
-@SIBLINGS
-def test_an_interrupt_while_a_lease_is_made_of_a_siblings_lock_leaves_no_key(
-    count: int, fair: bool, known: bool, error: type[BaseException]
+@by_any_interrupt
+@pytest.mark.parametrize("count", [1, 3])
+@HAND_OVERS
+def test_interrupt_while_a_lease_is_made_of_a_siblings_hold_leaves_nothing(
+    count: int, known: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene = Passing(count, fair, known, 0, "all", error)
-    scene.keeper.error = error
-    assert scene.run() is None
+    class Struck(Lease):
+        def __init__(self, *args: Any) -> None:
+            raise error
+
+    scene = HandingOver(count, known, 0, "all", error)
+    monkeypatch.setattr(FakeClient, "_lease_type", Struck)
+    assert scene.acquire() is None
     scene.check_nothing_is_left()
 
 
-def test_one_that_is_interrupted_while_it_wakes_the_next_wakes_it_all_the_same() -> None:
-    """Ctrl-C may strike anywhere: whoever leaves a line does it again if it has not come to its end."""
+def test_interrupt_while_the_next_waiter_is_woken_wakes_it_all_the_same() -> None:
+    """Ctrl-C may strike anywhere: a waiter that leaves does it again if it has not come to its end."""
 
-    class Struck(ModelBell):
-        def ring(self) -> None:
-            if not self.struck:
-                self.struck = True
+    class Struck(FakeWakeup):
+        def set(self) -> None:
+            if not self.is_struck:
+                self.is_struck = True
                 raise KeyboardInterrupt
-            super().ring()
+            super().set()
 
-        struck = False
+        is_struck = False
 
-    nodes = nodes_of(1, "majority")
-    waiting = Waiting(lock_request(1), nodes, 0)
-    bell = Struck()
-    waiting.io.visitors[:] = [
-        lambda: waiting.lines.join(waiting.request, waiting.terms, bell, 0.0, None, "behind"),
-    ]
-    waiting.io.later(0.3, lambda: release_rival(nodes))
-    with pytest.raises(KeyboardInterrupt):
-        run(mutex.acquire(waiting.io, waiting.request, waiting.terms, 5.0, waiting.keeper))
-    assert bell.struck
-    assert bell.rings == 1, "or it would sleep for ever"
+    scene = Scene(1)
+    prepare(scene, "majority")
+    wakeup = Struck()
+    acquisition = Acquisition(scene.lock, scene.lock.config.timing, None, 0.0)
+    scene.io.later(0.1, lambda: scene.client.queues.enter(acquisition, wakeup, "behind"))
+    scene.io.later(0.3, scene.rival.release)
+    assert scene.acquire() is None
+    assert wakeup.is_struck
+    assert wakeup.calls == 1, "or it would sleep for ever"
+    scene.io.drain()
+    scene.client.watchdog.finish_all(scene.nodes)
+    assert scene.ours() == []

@@ -20,8 +20,8 @@ import pytest
 import handfast
 import handfast.aio
 from handfast import ConfigError
-from handfast.endpoints import locate
-from handfast.urls import parse
+from handfast.discovery.endpoints import locate
+from handfast.discovery.urls import parse
 
 NOT_SECONDS = {
     "zero": 0,
@@ -508,9 +508,11 @@ def test_neither_repr_nor_errors_nor_logs_show_a_password(caplog: pytest.LogCapt
 def test_examples_in_docstrings_are_true() -> None:
     for name, least in (
         ("handfast.backoff", 4),
-        ("handfast.core.quorum", 1),
-        ("handfast.core.resp", 1),
-        ("handfast.wire.faults", 2),
+        ("handfast.core.votes", 1),
+        ("handfast.net.faults", 2),
+        ("handfast.protocol.claims", 1),
+        ("handfast.protocol.keys", 2),
+        ("handfast.protocol.resp", 2),
     ):
         result = doctest.testmod(importlib.import_module(name))
         assert result.failed == 0, name

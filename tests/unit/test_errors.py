@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from tests.waiting import eventually, renewal_of
 
 import handfast
 import handfast.aio
 from handfast import Contended, LeaseLost, NoQuorum, StaleToken
 from handfast.testing import Server, Servers
 from handfast.testing.servers import reserve_port
+from tests.support.eventually import eventually, renewal_of
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_contended_names_the_holder_and_how_long_it_has_left(client: handfast.Cl
     lease.release()
 
 
-def test_contended_says_so_where_the_key_has_no_end(client: handfast.Client, one: Server) -> None:
+def test_contended_says_that_the_key_has_no_end(client: handfast.Client, one: Server) -> None:
     one.command("SET", "handfast:{orders}", "a stranger")
     with pytest.raises(Contended) as caught:
         client.lock("orders", wait=0).acquire()
@@ -70,7 +70,7 @@ def test_contended_names_the_holder_in_the_published_protocol_too(client: handfa
     assert 4 < caught.value.remaining <= 5
 
 
-def test_contended_on_several_names_names_who_is_in_the_way(client: handfast.Client) -> None:
+def test_contended_on_several_names_names_the_holder_of_one(client: handfast.Client) -> None:
     with client.lock("b", label="billing") as lease, pytest.raises(Contended) as caught:
         client.lock(["a", "b", "c"], wait=0).acquire()
     assert caught.value.name == "a, b, c"
@@ -95,7 +95,7 @@ def test_contended_in_a_quorum_lists_every_node(three: Servers) -> None:
 # -- outage -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_dead_port_refused_the_connection(dead: str) -> None:
+def test_dead_port_is_reported_as_a_refused_connection(dead: str) -> None:
     with handfast.connect(dead) as client:
         error = refused(client)
     assert str(error) == f"orders: 0 of 1 node granted, 1 needed ({dead}: refused the connection)"
@@ -103,18 +103,18 @@ def test_a_dead_port_refused_the_connection(dead: str) -> None:
     assert error.nodes == {dead: "refused the connection"}
 
 
-def test_a_host_that_does_not_exist_is_named(one: Server) -> None:
+def test_unknown_host_name_is_reported(one: Server) -> None:
     with handfast.connect("redis://no-such-host.invalid") as client:
         error = refused(client)
     assert error.nodes["redis://no-such-host.invalid:6379"].startswith("host name not found")
 
 
-def test_a_missing_socket_is_named() -> None:
+def test_missing_socket_is_reported() -> None:
     with handfast.connect("unix:///no/such.sock") as client:
         assert refused(client).nodes == {"unix:///no/such.sock": "no such socket"}
 
 
-def test_a_paused_server_gave_no_answer_and_how_long_was_waited(own: Server) -> None:
+def test_silent_server_is_reported_with_the_time_waited(own: Server) -> None:
     with handfast.connect(own.url, ttl=0.4) as client:
         client.lock("warm").acquire().release()
         own.pause()
@@ -122,7 +122,7 @@ def test_a_paused_server_gave_no_answer_and_how_long_was_waited(own: Server) -> 
         own.resume()
 
 
-def test_no_answer_names_the_time_that_this_call_waited(own: Server) -> None:
+def test_silent_server_is_reported_with_the_time_that_this_call_waited(own: Server) -> None:
     with handfast.connect(own.url, ttl=10) as client:
         client.lock("warm").acquire().release()
         own.pause()
@@ -131,7 +131,7 @@ def test_no_answer_names_the_time_that_this_call_waited(own: Server) -> None:
         own.resume()
 
 
-def test_a_server_that_accepts_and_says_nothing_gave_no_answer(own: Server) -> None:
+def test_server_that_accepts_and_says_nothing_is_reported_as_silent(own: Server) -> None:
     own.pause()
     with handfast.connect(own.url, ttl=0.4) as client:
         (said,) = refused(client).nodes.values()
@@ -139,7 +139,7 @@ def test_a_server_that_accepts_and_says_nothing_gave_no_answer(own: Server) -> N
     own.resume()
 
 
-def test_a_wrong_password_is_named_and_not_waited_for() -> None:
+def test_wrong_password_is_reported_at_once() -> None:
     with Server(config={"requirepass": "right"}) as server:
         place = server.url.replace(":right@", "")
         for url, said in (
@@ -147,12 +147,12 @@ def test_a_wrong_password_is_named_and_not_waited_for() -> None:
             (place, "NOAUTH: wants a password"),
         ):
             with handfast.connect(url) as client, pytest.raises(NoQuorum) as caught:
-                client.lock("orders", wait=30).acquire()  # time will not mend it
+                client.lock("orders", wait=30).acquire()  # waiting does not help
             assert caught.value.nodes == {place: said}
             assert "wrong@" not in str(caught.value)
 
 
-def test_a_user_without_the_right_to_the_key_is_told_which(one: Server) -> None:
+def test_missing_permission_is_reported(one: Server) -> None:
     one.command("ACL", "SETUSER", "limited", "on", ">pw", "~other:*", "+@all")
     try:
         with handfast.connect(one.url.replace("redis://", "redis://limited:pw@")) as client:
@@ -162,7 +162,7 @@ def test_a_user_without_the_right_to_the_key_is_told_which(one: Server) -> None:
         one.command("ACL", "DELUSER", "limited")
 
 
-def test_a_key_that_is_no_lock_is_named(client: handfast.Client, one: Server) -> None:
+def test_key_of_another_type_is_reported(client: handfast.Client, one: Server) -> None:
     one.command("LPUSH", "handfast:{orders}", "x")
     assert refused(client).nodes == {one.url: "WRONGTYPE: the key holds something that is not a lock"}
 
@@ -184,7 +184,7 @@ def test_no_quorum_lists_each_node_with_its_own_reason(three: Servers, dead: str
     assert str(error).startswith(f"orders: 2 of 5 nodes granted, 3 needed ({three.urls[0]}: no answer in 50 ms; ")
 
 
-def test_a_node_in_quarantine_says_for_how_long(three: Servers) -> None:
+def test_quarantined_node_says_for_how_long(three: Servers) -> None:
     with handfast.connect(three.urls, max_ttl=5) as client:
         error = refused(client)
     for said in error.nodes.values():
@@ -192,7 +192,7 @@ def test_a_node_in_quarantine_says_for_how_long(three: Servers) -> None:
         assert 4 < float(left[1]) <= 6
 
 
-def test_an_outage_is_never_taken_for_contention(own: Server) -> None:
+def test_outage_is_never_reported_as_contention(own: Server) -> None:
     with handfast.connect(own.url, ttl=0.4) as client:
         lock = client.lock("orders")
         lock.acquire().release()
@@ -202,7 +202,7 @@ def test_an_outage_is_never_taken_for_contention(own: Server) -> None:
         own.resume()
 
 
-def test_asyncio_says_the_same(dead: str) -> None:
+def test_asyncio_client_reports_the_same(dead: str) -> None:
     async def main() -> None:
         async with handfast.aio.connect(dead) as client:
             with pytest.raises(NoQuorum) as caught:
@@ -226,18 +226,18 @@ def loss(lease: handfast.Lease) -> LeaseLost:
     return error
 
 
-def test_a_lease_that_was_not_to_be_renewed_says_that_its_ttl_ended(client: handfast.Client) -> None:
+def test_lease_without_renewal_says_that_its_ttl_ended(client: handfast.Client) -> None:
     lease = client.lock("orders", ttl=0.1, renew=False).acquire()
     assert loss(lease).reason == "the ttl ended and it was not renewed"
 
 
-def test_a_lease_whose_key_was_taken_says_that_the_nodes_no_longer_hold_it(client: handfast.Client, one: Server) -> None:
+def test_lease_whose_key_was_taken_names_the_new_holder(client: handfast.Client, one: Server) -> None:
     lease = client.lock("orders", ttl=0.3).acquire()
     one.command("SET", "handfast:{orders}", "a stranger")
-    assert loss(lease).reason == "a majority of the nodes no longer holds it for this owner"
+    assert loss(lease).reason == "now held by a stranger"
 
 
-def test_a_lease_whose_server_hangs_says_that_no_majority_confirmed(own: Server) -> None:
+def test_lease_whose_server_hangs_says_that_no_majority_confirmed(own: Server) -> None:
     with handfast.connect(own.url) as client:
         lease = client.lock("orders", ttl=0.5).acquire()
         # Renewed at least once, so that the watchdog is known to be connected.
@@ -247,12 +247,12 @@ def test_a_lease_whose_server_hangs_says_that_no_majority_confirmed(own: Server)
         own.resume()
 
 
-def test_a_lease_that_was_held_too_long_names_max_hold(client: handfast.Client) -> None:
+def test_lease_that_was_held_too_long_names_max_hold(client: handfast.Client) -> None:
     lease = client.lock("orders", ttl=0.2, max_hold=0.25).acquire()
     assert loss(lease).reason == "max_hold was reached"
 
 
-def test_a_released_lease_says_that_it_was_released(client: handfast.Client) -> None:
+def test_released_lease_says_that_it_was_released(client: handfast.Client) -> None:
     for lock in (client.lock("orders"), client.rlock("orders")):
         lease = lock.acquire()
         lease.release()
@@ -260,13 +260,13 @@ def test_a_released_lease_says_that_it_was_released(client: handfast.Client) -> 
             lease.check()
 
 
-def test_too_little_time_left_says_how_much(client: handfast.Client) -> None:
+def test_check_says_how_much_time_is_left(client: handfast.Client) -> None:
     with client.lock("orders", ttl=5, renew=False) as lease, pytest.raises(LeaseLost) as caught:
         lease.check(need=60)
     assert re.fullmatch(r"4\.9\d\d s left, 60 s needed", caught.value.reason)
 
 
-def test_an_unfenced_loss_names_no_token(client: handfast.Client) -> None:
+def test_loss_of_an_unfenced_lease_names_no_token(client: handfast.Client) -> None:
     lease = client.lock("orders", fence=False).acquire()
     lease.release()
     with pytest.raises(LeaseLost) as caught:
@@ -275,14 +275,14 @@ def test_an_unfenced_loss_names_no_token(client: handfast.Client) -> None:
     assert str(caught.value) == f"orders: lease lost (it was released); owner {lease.owner}"
 
 
-def test_a_lease_shows_its_state(client: handfast.Client) -> None:
+def test_repr_of_a_lease_shows_its_state(client: handfast.Client) -> None:
     lease = client.lock("orders", ttl=5).acquire()
     assert re.fullmatch(rf"<Lease 'orders' held, 4\.9 s left, token {lease.token}, owner {lease.owner}>", repr(lease))
     lease.release()
     assert repr(lease) == f"<Lease 'orders' released, token {lease.token}, owner {lease.owner}>"
 
 
-def test_a_stale_token_says_what_was_seen() -> None:
+def test_stale_token_says_what_was_seen() -> None:
     error = StaleToken("invoice 7", token=3, seen=9)
     assert (error.resource, error.token, error.seen) == ("invoice 7", 3, 9)
     assert str(error) == "invoice 7: token 3 is stale, 9 was seen; nothing was changed"
@@ -290,7 +290,7 @@ def test_a_stale_token_says_what_was_seen() -> None:
 
 
 @pytest.mark.parametrize("kind", [Contended, NoQuorum])
-def test_every_failure_to_acquire_is_one_type_and_a_loss_is_another(kind: type[Exception]) -> None:
+def test_failures_to_acquire_share_a_type_and_a_loss_has_another(kind: type[Exception]) -> None:
     assert issubclass(kind, handfast.NotAcquired)
     assert issubclass(handfast.NotAcquired, handfast.HandfastError)
     assert not issubclass(LeaseLost, handfast.NotAcquired)

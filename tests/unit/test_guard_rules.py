@@ -9,19 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handfast.core import guard
-from handfast.core.effects import Fault
-from handfast.core.group import Group, Node
+from handfast.core.clocks import clock_stepped
 from handfast.core.guard import Marker
-from handfast.core.quorum import majority
-from handfast.errors import ConfigError
+from handfast.core.io import Fault
+from handfast.core.nodes import Node, NodeGroup
+from handfast.core.votes import majority
 from handfast.options import policy
+from handfast.protocol.claims import Proof
 
 US = 1_000_000
 VOTER, FORGOT, SILENT = "voter", "forgot", "silent"
 
 
-def group_of(nodes: int, **options: float) -> Group:
-    group = Group([f"node-{i}" for i in range(nodes)], policy({**options}), guard=True)
+def group_of(nodes: int, **options: float) -> NodeGroup:
+    group = NodeGroup([f"node-{i}" for i in range(nodes)], policy({**options}), guard=True)
     for node in group.nodes:
         node.incarnation = b"run:replid"
     return group
@@ -36,7 +37,7 @@ def group_of(nodes: int, **options: float) -> Group:
     max_ttl=st.integers(1, 10**9),
     floor=st.none() | st.integers(0, 2**53),
 )
-def test_a_marker_says_what_was_written(incarnation: bytes, ready_at: int, max_ttl: int, floor: int | None) -> None:
+def test_marker_is_read_as_it_was_written(incarnation: bytes, ready_at: int, max_ttl: int, floor: int | None) -> None:
     word = b"-" if floor is None else b"%d" % floor
     marker = Marker.parse(guard.text(incarnation, b"%d" % ready_at, max_ttl, word))
     assert marker == Marker(incarnation, ready_at, max_ttl, word)
@@ -44,7 +45,7 @@ def test_a_marker_says_what_was_written(incarnation: bytes, ready_at: int, max_t
 
 
 @given(st.binary(max_size=60))
-def test_garbage_is_no_marker_or_one_that_was_written_that_way(raw: bytes) -> None:
+def test_garbage_is_not_a_marker(raw: bytes) -> None:
     marker = Marker.parse(raw)
     if marker is not None:
         assert raw.split(b" ")[0] == b"1"
@@ -68,12 +69,12 @@ def test_garbage_is_no_marker_or_one_that_was_written_that_way(raw: bytes) -> No
         b"somebody's lock",
     ],
 )
-def test_what_no_version_wrote_is_no_marker(raw: bytes | None) -> None:
+def test_text_that_no_version_wrote_is_not_a_marker(raw: bytes | None) -> None:
     assert Marker.parse(raw) is None
 
 
 @pytest.mark.parametrize("floor", [b"", b"x", b"1.5", b"-1"])
-def test_a_marker_whose_floor_is_no_number_gives_no_vote(floor: bytes) -> None:
+def test_marker_with_a_malformed_floor_gives_no_vote(floor: bytes) -> None:
     marker = Marker.parse(b"1 run:replid 5 6 " + floor)
     assert marker is None or not marker.votes
 
@@ -81,7 +82,7 @@ def test_a_marker_whose_floor_is_no_number_gives_no_vote(floor: bytes) -> None:
 # -- who may vote --------------------------------------------------------------------------------------------------
 
 
-def test_a_marker_of_this_incarnation_with_a_floor_opens_the_node() -> None:
+def test_marker_of_this_incarnation_with_a_floor_lets_the_node_vote() -> None:
     group = group_of(3, max_ttl=5.0)
     node = group.nodes[1]
     raw = guard.text(b"run:replid", b"%d" % (7 * US), 5000, b"41")
@@ -89,10 +90,10 @@ def test_a_marker_of_this_incarnation_with_a_floor_opens_the_node() -> None:
     assert (node.marker, node.floor) == (raw, b"41")
     assert group.closed(node, 100.0) is None
     assert group.voters() == 1
-    assert not group.all_vote
+    assert not group.all_nodes_vote
 
 
-def test_a_marker_without_a_floor_keeps_it_closed_until_its_time_and_beyond() -> None:
+def test_marker_without_a_floor_gives_no_vote_even_after_the_quarantine() -> None:
     group = group_of(3, max_ttl=5.0)
     node = group.nodes[1]
     node.fault = None  # connected
@@ -107,7 +108,7 @@ def test_a_marker_without_a_floor_keeps_it_closed_until_its_time_and_beyond() ->
 
 
 @pytest.mark.parametrize("raw", [None, b"", b"garbage", b"1 other:replid 1 5000 41", b"1 run:other 1 5000 41"])
-def test_no_marker_or_that_of_another_incarnation_closes_the_node(raw: bytes | None) -> None:
+def test_missing_marker_or_one_of_another_incarnation_gives_no_vote(raw: bytes | None) -> None:
     group = group_of(3, max_ttl=5.0)
     node = group.nodes[1]
     group.set_marker(node, b"1 run:replid 1 5000 41", b"41")
@@ -115,15 +116,26 @@ def test_no_marker_or_that_of_another_incarnation_closes_the_node(raw: bytes | N
     assert node.marker == b""
 
 
-def test_another_max_ttl_is_a_mistake_and_closes_the_node() -> None:
+def test_marker_with_another_max_ttl_gives_no_vote() -> None:
     group = group_of(3, max_ttl=5.0)
     node = group.nodes[1]
-    with pytest.raises(ConfigError, match=r"node-1: .*max_ttl=8, this client has max_ttl=5"):
-        guard.adopt(group, node, guard.text(b"run:replid", b"1", 8000, b"41"), 9 * US, 100.0)
+    assert guard.adopt(group, node, guard.text(b"run:replid", b"1", 8000, b"41"), 9 * US, 100.0)
     assert node.marker == b""
+    assert group.config_error() is None, "a majority may still agree with this client"
 
 
-def test_a_suspect_stays_closed_when_another_connection_reads_its_old_marker() -> None:
+def test_client_whose_max_ttl_no_majority_can_share_is_misconfigured() -> None:
+    group = group_of(3, max_ttl=5.0)
+    for node in group.nodes[1:]:
+        guard.adopt(group, node, guard.text(b"run:replid", b"1", 8000, b"41"), 9 * US, 100.0)
+    error = group.config_error()
+    assert error is not None
+    assert "node-1" in error
+    assert "max_ttl=8" in error
+    assert "max_ttl=5" in error
+
+
+def test_suspect_stays_closed_when_another_connection_reads_its_old_marker() -> None:
     group = group_of(3, max_ttl=5.0)
     raw = guard.text(b"run:replid", b"1", 5000, b"41")
     for node in group.nodes:
@@ -134,19 +146,71 @@ def test_a_suspect_stays_closed_when_another_connection_reads_its_old_marker() -
     assert group.closed(group.nodes[1], 100.1) is not None
 
 
-def test_the_reason_of_a_node_that_was_never_reached_is_its_own() -> None:
-    group = Group(["node-0"], policy({}), guard=True)
+def test_unreachable_node_is_closed_for_its_own_reason() -> None:
+    group = NodeGroup(["node-0"], policy({}), guard=True)
     group.failed(0, Fault("refused", "refused the connection"))
     closed = group.closed(group.nodes[0], 0.0)
     assert closed is not None
     assert closed.text == "refused the connection"
 
 
+# -- votes --------------------------------------------------------------------------------------------------------
+
+MARKER = b"1 run:0 17 30000 0"
+SENT, RECEIVED = 10.0, 10.001
+
+
+def guarded() -> NodeGroup:
+    group = group_of(3)
+    group.nodes[1].incarnation = b"run:0"
+    group.set_marker(group.nodes[1], MARKER)
+    return group
+
+
+def check(group: NodeGroup, proof: Proof | None, server_us: int = 5 * US) -> Fault | None:
+    return guard.check_vote(group, 1, proof, server_us, SENT, RECEIVED)
+
+
+def test_vote_with_the_expected_marker_counts() -> None:
+    group = guarded()
+    assert check(group, Proof(b"0", MARKER)) is None
+    assert group.closed(group.nodes[1], 10.0) is None
+
+
+@pytest.mark.parametrize(
+    "proof",
+    [Proof(b"0", b"1 another:0 17 30000 0"), Proof(b"0", b""), Proof(b"5f", MARKER), None],
+    ids=["another marker", "no marker", "another promotion", "no proof"],
+)
+def test_vote_without_the_expected_proof_is_a_fault_and_closes_the_node(proof: Proof | None) -> None:
+    group = guarded()
+    fault = check(group, proof)
+    assert fault is not None
+    assert fault.kind == "UNREADY"
+    assert group.nodes[1].marker == b""
+
+
+def test_vote_of_a_node_whose_clock_stepped_forward_is_a_fault_and_makes_it_a_suspect() -> None:
+    group = guarded()
+    assert check(group, Proof(b"0", MARKER)) is None
+    assert check(group, Proof(b"0", MARKER)) is None
+    fault = check(group, Proof(b"0", MARKER), 9 * US)
+    assert fault is not None
+    assert fault.kind == "clock"
+    assert group.suspects == {1}
+    assert group.nodes[1].marker == b""
+
+
+def test_any_proof_counts_without_a_guard() -> None:
+    group = NodeGroup(["node-0"], policy({}), guard=False)
+    assert guard.check_vote(group, 0, None, 0, SENT, RECEIVED) is None
+
+
 # -- Q -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("max_ttl", "drift"), [(30.0, 0.01), (0.8, 0.01), (30.0, 0.0), (10.0, 0.2)])
-def test_q_is_longer_than_any_lease_that_may_have_been_forgotten(max_ttl: float, drift: float) -> None:
+def test_quarantine_is_longer_than_any_forgotten_lease(max_ttl: float, drift: float) -> None:
     group = group_of(3, ttl=max_ttl, max_ttl=max_ttl, drift=drift)
     q = guard.period(group)
     assert q == pytest.approx(max_ttl * (1 + 2 * drift) + 0.1)
@@ -158,83 +222,36 @@ def test_q_is_longer_than_any_lease_that_may_have_been_forgotten(max_ttl: float,
 
 
 def state_of(kind: str, mark: int) -> guard._State:
-    floor = b"0" if kind == VOTER else b"-"
-    return guard._State(b"raw", Marker(b"run:replid", 0, 30000, floor), mark, 0)
-
-
-@pytest.mark.parametrize("nodes", [3, 5])
-def test_the_floor_in_every_situation(nodes: int) -> None:
-    """Of the node 0, which forgot; every other one votes, forgot too, or cannot be asked."""
-    need = majority(nodes)
-    group = group_of(nodes)
-    for others in itertools.product((VOTER, FORGOT, SILENT), repeat=nodes - 1):
-        states = {0: state_of(FORGOT, 0)}
-        for i, kind in enumerate(others, start=1):
-            if kind != SILENT:
-                states[i] = state_of(kind, 10 * i)
-        voters = [10 * i for i, kind in enumerate(others, start=1) if kind == VOTER]
-        for ready in range(1, others.count(FORGOT) + 2):
-            floor = guard.floor_for(group, 0, states, ready)
-            if len(voters) >= need:
-                assert floor == max(voters), others
-            elif others.count(FORGOT) + 1 > nodes - need and len(voters) + ready >= need:
-                # A majority forgot: M others that remember cannot exist any more.
-                assert floor == max(state.mark for state in states.values()), others
-            else:
-                assert floor is None, others
+    raw = guard.text(b"run:replid", b"0", 30000, b"0" if kind == VOTER else b"-")
+    return guard._State(raw, Marker.parse(raw), mark, 0)
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 5])
-def test_a_forgetful_majority_opens_in_whatever_order_its_nodes_are_ready(nodes: int) -> None:
+def test_forgetful_majority_is_readmitted_in_whatever_order_its_nodes_are_ready(nodes: int) -> None:
     """One that opened alone would look to the next like a node that had always remembered, and close its way back."""
     need = majority(nodes)
     group = group_of(nodes)
     for kinds in itertools.product((VOTER, FORGOT, SILENT), repeat=nodes):
         forgetful = [i for i, kind in enumerate(kinds) if kind == FORGOT]
-        if kinds.count(SILENT) > nodes - need or len(forgetful) <= nodes - need:
+        if kinds.count(SILENT) > nodes - need or len(forgetful) < need:
             continue
         for order in itertools.permutations(forgetful):
             states = {i: state_of(kind, 10 * i) for i, kind in enumerate(kinds) if kind != SILENT}
             for last in range(1, len(order) + 1):
                 ready = [i for i in order[:last] if not states[i].votes]
-                floors = {i: guard.floor_for(group, i, states, len(ready)) for i in ready}
-                for i, floor in floors.items():
-                    if floor is not None:
-                        states[i] = state_of(VOTER, floor)
+                floor = guard.floor_for(group, states, len(ready)) if ready else None
+                if floor is not None:
+                    states.update({i: state_of(VOTER, floor) for i in ready})
             assert all(state.votes for state in states.values()), (kinds, order)
 
 
-def test_a_node_whose_clock_has_stepped_is_not_counted_among_those_that_will_vote() -> None:
+def test_node_whose_clock_stepped_is_not_counted_as_a_voter() -> None:
     group = group_of(3)
     states = {0: state_of(VOTER, 10), 1: state_of(FORGOT, 0), 2: state_of(FORGOT, 0)}
-    assert guard.floor_for(group, 1, states, 1) == 10
+    assert guard.floor_for(group, states, 1) == 10
     group.suspect(0)
-    assert guard.floor_for(group, 1, states, 1) is None
-    assert guard.floor_for(group, 1, states, 2) == 10
-
-
-@pytest.mark.parametrize("nodes", [3, 5])
-def test_with_a_minority_forgetful_the_floor_covers_every_token_that_it_voted_for(nodes: int) -> None:
-    """A token is at M nodes, the forgetful one among them; whichever M others are asked, one knows it."""
-    need = majority(nodes)
-    group = group_of(nodes)
-    for knows in itertools.combinations(range(1, nodes), need - 1):
-        for forgot in itertools.product((False, True), repeat=nodes - 1):
-            if sum(forgot) + 1 > nodes - need:
-                continue
-            for answering in itertools.product((False, True), repeat=nodes - 1):
-                states = {0: state_of(FORGOT, 0)}
-                for i in range(1, nodes):
-                    if answering[i - 1]:
-                        lost = forgot[i - 1]
-                        states[i] = state_of(FORGOT if lost else VOTER, 99 if i in knows and not lost else 0)
-                floor = guard.floor_for(group, 0, states, 1 + sum(forgot))
-                assert floor is None or floor >= 99 or all(forgot[i - 1] for i in knows)
-
-
-def test_a_single_node_takes_its_own_mark() -> None:
-    group = group_of(1)
-    assert guard.floor_for(group, 0, {0: state_of(FORGOT, 77)}, 1) == 77
+    assert guard.floor_for(group, states, 1) is None
+    assert guard.floor_for(group, states, 2) == 10
 
 
 # -- clocks --------------------------------------------------------------------------------------------------------
@@ -243,12 +260,12 @@ def test_a_single_node_takes_its_own_mark() -> None:
 def node_at(offset: float, at: float, trip: float = 0.0) -> Node:
     """A node whose clock was read once: `offset` ahead of ours, with a round trip of `trip`."""
     node = Node(0, "node-0")
-    assert not guard.clock_stepped(node, at, at + trip, round((at + trip / 2 + offset) * 1e6), 0.01)
+    assert not clock_stepped(node, at, at + trip, round((at + trip / 2 + offset) * 1e6), 0.01)
     return node
 
 
-def test_a_first_reading_is_never_a_step() -> None:
-    assert not guard.clock_stepped(Node(0, "node-0"), 1.0, 1.0, 10**15, 0.01)
+def test_first_reading_is_never_a_step() -> None:
+    assert not clock_stepped(Node(0, "node-0"), 1.0, 1.0, 10**15, 0.01)
 
 
 @pytest.mark.parametrize(
@@ -265,18 +282,18 @@ def test_a_first_reading_is_never_a_step() -> None:
         (-3600.0, 1.0, False),
     ],
 )
-def test_a_step_forward_beyond_drift_and_margin_is_noticed(step: float, after: float, stepped: bool) -> None:
+def test_step_forward_beyond_drift_and_margin_is_noticed(step: float, after: float, stepped: bool) -> None:
     node = node_at(5.0, 100.0)
     at = 100.0 + after
-    assert guard.clock_stepped(node, at, at, round((at + 5.0 + step) * 1e6), 0.01) is stepped
+    assert clock_stepped(node, at, at, round((at + 5.0 + step) * 1e6), 0.01) is stepped
 
 
-def test_a_slow_round_trip_is_not_taken_for_a_step() -> None:
+def test_slow_round_trip_is_not_taken_for_a_step() -> None:
     node = node_at(5.0, 100.0, trip=0.4)
-    assert not guard.clock_stepped(node, 101.0, 101.5, round((101.01 + 5.0) * 1e6), 0.01)
+    assert not clock_stepped(node, 101.0, 101.5, round((101.01 + 5.0) * 1e6), 0.01)
 
 
-def test_the_step_is_measured_from_the_latest_reading() -> None:
+def test_step_is_measured_from_the_latest_reading() -> None:
     node = node_at(5.0, 100.0)
-    assert guard.clock_stepped(node, 101.0, 101.0, round((101.0 + 6.0) * 1e6), 0.01)
-    assert not guard.clock_stepped(node, 102.0, 102.0, round((102.0 + 6.0) * 1e6), 0.01)
+    assert clock_stepped(node, 101.0, 101.0, round((101.0 + 6.0) * 1e6), 0.01)
+    assert not clock_stepped(node, 102.0, 102.0, round((102.0 + 6.0) * 1e6), 0.01)

@@ -8,53 +8,77 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.model import lock_request
 
-from handfast.core import renewal
+from handfast.core import hold as hold_module
+from handfast.core import renew
 from handfast.core.hold import HELD, LOST, RELEASED, RELEASING, TRANSITIONS, Hold
+from handfast.protocol.commands import Identity
+from tests.support.fake_io import lock_request
 
 STATES = (HELD, RELEASING, RELEASED, LOST)
-PATHS = {HELD: (), RELEASING: (RELEASING,), RELEASED: (RELEASING, RELEASED), LOST: (LOST,)}
+EVENTS = ("begin_release", "finish_release", "mark_lost")
+PATHS = {HELD: (), RELEASING: EVENTS[:1], RELEASED: EVENTS[:2], LOST: EVENTS[2:]}
 
 
 def hold_of(ttl: float = 1.0, sent: float = 100.0) -> Hold:
     request = lock_request(1, ttl=ttl)
-    return Hold(request, b"host:1::nonce", ttl, sent + request.settings.terms.validity, sent, 1, 7)
+    deadline = sent + request.config.timing.validity
+    return Hold(request, Identity(b"host:1::nonce", b"host:1::nonce"), ttl, deadline, sent, 1, 7)
 
 
-def move(hold: Hold, to: str) -> bool:
-    """Try to bring it there; True if it moved."""
+def fire(hold: Hold, event: str) -> bool:
+    """Fire an event; True if it made a transition."""
     before = hold.state
-    if to == RELEASED:
-        hold.end()
-        return hold.state != before
-    return hold.leave() if to == RELEASING else hold.lose("because")
+    if event == "mark_lost":
+        moved = hold.mark_lost("because")
+    elif event == "begin_release":
+        moved = hold.begin_release()
+    else:
+        hold.finish_release()
+        moved = hold.state != before
+    return moved
 
 
 def in_state(state: str) -> Hold:
     hold = hold_of()
-    for step in PATHS[state]:
-        assert move(hold, step)
+    for event in PATHS[state]:
+        assert fire(hold, event)
     assert hold.state == state
     return hold
 
 
-@pytest.mark.parametrize(("at", "to"), list(itertools.product(STATES, [RELEASING, RELEASED, LOST])))
-def test_only_the_transitions_of_the_table_are_made(at: str, to: str) -> None:
-    hold = in_state(at)
-    assert move(hold, to) is ((at, to) in TRANSITIONS)
-    assert hold.state == (to if (at, to) in TRANSITIONS else at)
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(STATES, EVENTS)))
+def test_hold_makes_the_transitions_of_the_table_and_no_other(state: str, event: str) -> None:
+    hold = in_state(state)
+    assert fire(hold, event) is ((state, event) in TRANSITIONS)
+    assert hold.state == TRANSITIONS.get((state, event), state)
+
+
+def test_table_is_what_a_hold_looks_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hold_module, "TRANSITIONS", {(HELD, "begin_release"): LOST})
+    hold = hold_of()
+    assert not fire(hold, "mark_lost")
+    assert fire(hold, "begin_release")
+    assert hold.state == LOST
 
 
 @pytest.mark.parametrize("final", [RELEASED, LOST])
 def test_released_and_lost_are_final(final: str) -> None:
-    assert not any(at == final for at, _ in TRANSITIONS)
+    assert not any(state == final for state, _ in TRANSITIONS)
     hold = in_state(final)
     hold.confirm(200.0, 201.0, 1)
-    renewal.expire(hold, 1e9)
-    for to in (RELEASING, LOST, RELEASED):
-        move(hold, to)
+    renew.expire(hold, 1e9)
+    for event in EVENTS:
+        fire(hold, event)
+    hold.give_up()
     assert hold.state == final
+
+
+@pytest.mark.parametrize("state", [HELD, RELEASING, RELEASED])
+def test_give_up_releases_a_hold_that_is_not_lost(state: str) -> None:
+    hold = in_state(state)
+    hold.give_up()
+    assert hold.state == RELEASED
 
 
 @pytest.fixture
@@ -67,46 +91,46 @@ def restless() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("restless")
-def test_of_two_threads_that_race_to_leave_exactly_one_wins() -> None:
+def test_exactly_one_of_two_racing_threads_leaves_the_held_state() -> None:
     rounds = 1500
     holds = [hold_of() for _ in range(rounds)]
-    won: dict[str, list[bool]] = {RELEASING: [], LOST: []}
+    won: dict[str, list[bool]] = {"begin_release": [], "mark_lost": []}
     start = threading.Barrier(2)
 
-    def race(to: str) -> None:
+    def race(event: str) -> None:
         for hold in holds:
             start.wait()
-            won[to].append(move(hold, to))
+            won[event].append(fire(hold, event))
 
-    threads = [threading.Thread(target=race, args=(to,)) for to in won]
+    threads = [threading.Thread(target=race, args=(event,)) for event in won]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     for i, hold in enumerate(holds):
-        assert won[RELEASING][i] + won[LOST][i] == 1
-        assert hold.state == (RELEASING if won[RELEASING][i] else LOST)
+        assert won["begin_release"][i] + won["mark_lost"][i] == 1
+        assert hold.state == (RELEASING if won["begin_release"][i] else LOST)
 
 
-def test_watchers_are_called_once_for_a_loss_and_never_for_a_release() -> None:
+def test_listeners_are_called_once_for_a_loss_and_never_for_a_release() -> None:
     lost, released = hold_of(), hold_of()
     calls: list[str] = []
     for hold, word in ((lost, "lost"), (released, "released")):
-        hold.watch(lambda word=word: calls.append(word))
-        hold.watch(lambda word=word: calls.append(word))
-    assert lost.lose("because")
-    assert not lost.lose("again")
-    assert released.leave()
-    released.end()
+        hold.when_lost(lambda word=word: calls.append(word))
+        hold.when_lost(lambda word=word: calls.append(word))
+    assert lost.mark_lost("because")
+    assert not lost.mark_lost("again")
+    assert released.begin_release()
+    released.finish_release()
     assert calls == ["lost", "lost"]
     assert lost.reason == "because"
 
 
-def test_of_many_that_declare_a_loss_the_watchers_hear_once() -> None:
+def test_listeners_are_called_once_when_several_threads_declare_the_loss() -> None:
     for _ in range(100):
         hold, calls = hold_of(), []
-        hold.watch(lambda calls=calls: calls.append(1))
-        threads = [threading.Thread(target=hold.lose, args=("because",)) for _ in range(4)]
+        hold.when_lost(lambda calls=calls: calls.append(1))
+        threads = [threading.Thread(target=hold.mark_lost, args=("because",)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -114,20 +138,20 @@ def test_of_many_that_declare_a_loss_the_watchers_hear_once() -> None:
         assert calls == [1]
 
 
-def test_who_begins_to_watch_a_lost_hold_is_told_at_once() -> None:
+def test_new_listener_of_a_lost_hold_is_called_at_once() -> None:
     hold = in_state(LOST)
     calls: list[int] = []
-    hold.watch(lambda: calls.append(1))
+    hold.when_lost(lambda: calls.append(1))
     assert calls == [1]
 
 
 @pytest.mark.usefixtures("restless")
-def test_who_begins_to_watch_while_it_is_being_lost_is_told() -> None:
+def test_listener_that_is_added_during_the_loss_is_called() -> None:
     for _ in range(300):
         hold, told = hold_of(), threading.Event()
-        loser = threading.Thread(target=hold.lose, args=("because",))
+        loser = threading.Thread(target=hold.mark_lost, args=("because",))
         loser.start()
-        hold.watch(told.set)
+        hold.when_lost(told.set)
         loser.join()
         assert told.is_set()
 
@@ -135,28 +159,22 @@ def test_who_begins_to_watch_while_it_is_being_lost_is_told() -> None:
 # -- deadlines -----------------------------------------------------------------------------------------------------
 
 
-def test_a_renewal_counts_from_its_send() -> None:
+def test_renewal_counts_from_the_moment_it_was_sent() -> None:
     hold = hold_of(sent=100.0)
     hold.confirm(100.4, 100.4 + 0.988, 1)
     assert hold.deadline == pytest.approx(101.388)
     assert hold.renew_from == 100.4
 
 
-def test_an_older_renewal_confirmed_late_does_not_shorten_a_newer_one() -> None:
+def test_older_renewal_confirmed_late_does_not_shorten_a_newer_one() -> None:
     hold = hold_of(sent=100.0)
     hold.confirm(100.6, 101.588, 1)
     hold.confirm(100.3, 101.288, 1)
     assert hold.deadline == pytest.approx(101.588)
-
-
-def test_an_older_renewal_confirmed_late_does_not_bring_the_next_one_forward() -> None:
-    hold = hold_of(sent=100.0)
-    hold.confirm(100.6, 101.588, 1)
-    hold.confirm(100.3, 101.288, 1)
     assert hold.renew_from == 100.6
 
 
-def test_a_longer_renewal_under_way_does_not_undo_a_shorter_extension() -> None:
+def test_longer_renewal_under_way_does_not_undo_a_shorter_extension() -> None:
     """The servers may have carried out the renewal first and the extension last: the key then ends with that."""
     hold = hold_of(ttl=3.0, sent=100.0)
     hold.promise(101.05, 0.5, 101.55 - 0.007)
@@ -164,23 +182,23 @@ def test_a_longer_renewal_under_way_does_not_undo_a_shorter_extension() -> None:
     assert hold.deadline <= 101.55
 
 
-def test_due_is_a_third_of_the_ttl_then_every_twentieth_and_never_beyond_the_deadline() -> None:
+def test_renewal_is_due_after_a_third_of_the_ttl_then_every_twentieth_and_never_after_the_deadline() -> None:
     hold = hold_of(sent=100.0)
-    assert renewal.due(hold, 100.0) == pytest.approx(100.0 + 1 / 3)
+    assert renew.due(hold, 100.0) == pytest.approx(100.0 + 1 / 3)
     hold.retrying = True
-    assert renewal.due(hold, 100.4) == pytest.approx(100.45)
-    assert renewal.due(hold, 100.98) == hold.deadline
+    assert renew.due(hold, 100.4) == pytest.approx(100.45)
+    assert renew.due(hold, 100.98) == hold.deadline
     hold.retrying = False
     hold.renew_until = 0.0
-    assert renewal.due(hold, 100.0) == hold.deadline
+    assert renew.due(hold, 100.0) == hold.deadline
     hold.renew_until = 100.2
-    assert renewal.due(hold, 100.0) == hold.deadline
+    assert renew.due(hold, 100.0) == hold.deadline
 
 
-def test_a_hold_expires_at_its_deadline_and_not_before() -> None:
+def test_hold_expires_at_its_deadline_and_not_before() -> None:
     hold = hold_of(sent=100.0)
-    assert not renewal.expire(hold, hold.deadline - 1e-6)
+    assert not renew.expire(hold, hold.deadline - 1e-6)
     assert hold.state == HELD
-    assert renewal.expire(hold, hold.deadline)
-    assert not renewal.expire(hold, hold.deadline + 1)
+    assert renew.expire(hold, hold.deadline)
+    assert not renew.expire(hold, hold.deadline + 1)
     assert hold.state == LOST

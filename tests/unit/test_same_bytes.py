@@ -1,179 +1,188 @@
 """Both drivers send the same bytes for the same replies (invariant 15 of SAFETY).
 
 Each operation of the core runs twice against the same servers in the same state, once over blocking sockets and once on
-a loop, through relays that write down what each connection carried. Of three nodes the last one answers late, always:
-otherwise it would be chance who is heard before the outcome is certain, and what is undone follows from that.
+an event loop. Relays record what each connection carried. Of three nodes the last one always answers late. Otherwise
+chance would decide which nodes are heard before the outcome is certain, and what is undone depends on that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.relay import Relay
-from tests.waiting import eventually
 
-from handfast import lua
-from handfast.core import fair, guard, mutex, waiting
-from handfast.core.commands import Request
-from handfast.core.group import Group
+from handfast.backoff import steady
+from handfast.core import guard, inspect
+from handfast.core.acquire import acquire
+from handfast.core.config import LockConfig, LockRequest
 from handfast.core.handshake import Steps, handshake
 from handfast.core.hold import Hold
-from handfast.core.line import Lines
-from handfast.core.quorum import Ballot
-from handfast.core.resp import encode
-from handfast.core.terms import Settings, Terms
-from handfast.drivers import clock
-from handfast.drivers.aio import AioDriver
-from handfast.drivers.threads import ThreadDriver, run
+from handfast.core.local_queue import Acquisition
+from handfast.core.nodes import NodeGroup
+from handfast.core.release import release
+from handfast.core.renew import extend
+from handfast.core.votes import Ballot
+from handfast.discovery.urls import parse
 from handfast.errors import Contended, NoQuorum
+from handfast.net import clock, connection
+from handfast.net.aio import AsyncIO
+from handfast.net.threads import ThreadAccess, ThreadIO, run
 from handfast.options import policy
+from handfast.protocol.resp import encode
+from handfast.protocol.scripts import NAMES
 from handfast.testing import Server, Servers, available
-from handfast.urls import parse
-from handfast.wire import channel
-from handfast.wire.bells import ThreadBell
+from tests.support.eventually import eventually
+from tests.support.fake_io import fake_queues
+from tests.support.tcp_relay import Relay
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
-Scenario = Callable[[Any, Group], Awaitable[Any]]
-WALL = 1_800_000_000_000_000
+Scenario = Callable[[Any, NodeGroup], Awaitable[Any]]
+WALL = 1_900_000_000_000_000
+SERVER_TIME = re.compile(rb"\$16\r\n1[78]\d{14}\r\n")
+"""A ticket or a stamp: the time of a server, which differs from run to run."""
+WAIT = 0.2
+"""Seconds for which a scenario waits in vain."""
 
 
 @pytest.fixture(autouse=True)
-def _no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a seal asks for promotions depends on how long a connection has rested; here only the first one does."""
-    monkeypatch.setattr(channel, "REST", 1e9)
-    monkeypatch.setattr(channel, "_random", bytes)
+def _known_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of channels are random; here all are the same."""
+    monkeypatch.setattr(connection, "os", SimpleNamespace(urandom=bytes))
 
 
-class Kept:
-    """A keeper that hands out the hold itself."""
-
-    def _granted(self, hold: Hold) -> Hold:
-        return hold
-
-    def _ending(self, hold: Hold) -> None: ...
-    def _unfinished(self, hold: Hold) -> None: ...
-    def _letting_go(self, hold: Hold, now: float) -> None: ...
-    def _let_go(self, hold: Hold, others: bool) -> None: ...
-
-    def _line_up(self, request: Request, terms: Terms, wait: float | None, since: float) -> Awaitable[Any]:
-        raise AssertionError("who waits here stands at the head of a line already")
+async def take(
+    io: Any, group: NodeGroup, *names: str, owner: bytes | None = None, wait: float = 0, **options: Any
+) -> Hold:
+    config = LockConfig(group, policy(options, group.policy), b"host:1::")
+    acquisition = Acquisition(LockRequest(config, names, owner), config.timing, wait, io.now())
+    access = ThreadAccess(lambda operation, *args: run(operation(io, *args))) if isinstance(io, ThreadIO) else io
+    return await acquire(access, fake_queues(), acquisition)
 
 
-KEPT = Kept()
-
-
-async def take(io: Any, group: Group, *names: str, owner: bytes | None = None, **options: Any) -> Hold:
-    settings = Settings(group, policy(options, group.policy), b"host:1::")
-    hold: Hold = await mutex.acquire(io, Request(settings, names, owner), settings.terms, 0, KEPT)
-    return hold
+async def take_in_vain(io: Any, group: NodeGroup, *names: str, **options: Any) -> None:
+    with pytest.raises(Contended):
+        await take(io, group, *names, **options)
 
 
 # -- what is done ------------------------------------------------------------------------------------------------------
 
 
-async def fenced(io: Any, group: Group) -> Any:
+async def fenced(io: Any, group: NodeGroup) -> Any:
     hold = await take(io, group, "a")
-    await mutex.extend(io, hold, 7.0)
-    return await mutex.release(io, hold, KEPT)
+    await extend(io, hold, 7.0)
+    return await release(io, hold)
 
 
-async def unfenced(io: Any, group: Group) -> Any:
+async def unfenced(io: Any, group: NodeGroup) -> Any:
     hold = await take(io, group, "a", fence=False)
-    await mutex.extend(io, hold, 7.0)
-    return await mutex.release(io, hold, KEPT)
+    await extend(io, hold, 7.0)
+    return await release(io, hold)
 
 
-async def published(io: Any, group: Group) -> Any:
+async def published(io: Any, group: NodeGroup) -> Any:
     hold = await take(io, group, "a", fence=False, prefix="")
-    return await mutex.release(io, hold, KEPT)
+    return await release(io, hold)
 
 
-async def several(io: Any, group: Group) -> Any:
+async def several(io: Any, group: NodeGroup) -> Any:
     hold = await take(io, group, "a", "b", "c")
-    await mutex.extend(io, hold, 7.0)
-    return await mutex.release(io, hold, KEPT)
+    await extend(io, hold, 7.0)
+    return await release(io, hold)
 
 
-async def contended(io: Any, group: Group) -> Any:
+async def contended(io: Any, group: NodeGroup) -> Any:
     hold = await take(io, group, "a")
-    for options in ({}, {"fence": False}):
-        with contextlib.suppress(Contended):
-            await take(io, group, "a", **options)
-    return await mutex.release(io, hold, KEPT)
+    for options in ({}, {"fence": False}, {"fair": False}):
+        await take_in_vain(io, group, "a", **options)
+    return await release(io, hold)
 
 
-async def contended_in_part(io: Any, group: Group) -> Any:
+async def contended_in_part(io: Any, group: NodeGroup) -> Any:
     hold = await take(io, group, "b")
-    with contextlib.suppress(Contended):
-        await take(io, group, "a", "b")
-    return await mutex.release(io, hold, KEPT)
+    await take_in_vain(io, group, "a", "b")
+    return await release(io, hold)
 
 
-async def reentered(io: Any, group: Group) -> Any:
-    await take(io, group, "a", owner=b"job-42")
-    hold = await take(io, group, "a", owner=b"job-42")
-    return await mutex.release(io, hold, KEPT)
+async def reentered(io: Any, group: NodeGroup) -> Any:
+    first = await take(io, group, "a", owner=b"job-42")
+    second = await take(io, group, "a", owner=b"job-42")
+    return [await release(io, second), await release(io, first)]
 
 
-async def refused_by_a_wrong_key(io: Any, group: Group) -> Any:
+async def refused_by_a_wrong_key(io: Any, group: NodeGroup) -> Any:
     """An error from every node, and the undoing."""
     with contextlib.suppress(NoQuorum):
         await take(io, group, "list")
     return None
 
 
-async def copied(io: Any, group: Group) -> Any:
+async def copied(io: Any, group: NodeGroup) -> Any:
     """Nobody has replicas here: granted, not confirmed, taken back."""
     with contextlib.suppress(NoQuorum):
         await take(io, group, "a", replicas=1, node_timeout=0.2)
     return None
 
 
-async def cohort(io: Any, group: Group) -> Any:
-    """More tokens at once, and at the end the question whether others wait."""
+async def cohort(io: Any, group: NodeGroup) -> Any:
+    """More tokens at once."""
     hold = await take(io, group, "a", cohort=7)
-    return await mutex.release(io, hold, KEPT)
+    return await release(io, hold)
 
 
-async def waited_for(io: Any, group: Group) -> Any:
-    """One look, with the wish to be told; and in vain."""
+async def queued(io: Any, group: NodeGroup) -> Any:
+    """A wait in the queues of the nodes, and in vain."""
     hold = await take(io, group, "a")
-    for options in ({}, {"cohort": 3}):
-        settings = Settings(group, policy(options, group.policy), b"host:2::")
-        lines = Lines(contextlib.nullcontext(), lambda text: None, lambda place, seconds, outcome: None)
-        bell = ThreadBell() if isinstance(io, ThreadDriver) else io.bell()
-        place = lines.join(Request(settings, "a", None), settings.terms, bell, io.now(), 0.2, "me")
-        with pytest.raises(Contended) as raised:
-            await waiting.at_the_head(io, lines, place, KEPT)
-        assert raised.value.holder == hold.owner.decode()
-        lines.leave(place)
-    return await mutex.release(io, hold, KEPT)
+    for options in ({}, {"cohort": 3}, {"fair": False}):
+        await take_in_vain(io, group, "a", wait=WAIT, **options)
+    return await release(io, hold)
 
 
-async def fairly(io: Any, group: Group) -> Any:
-    settings = Settings(group, policy({"fair": True}, group.policy), b"host:1::")
-    request = Request(settings, "a", None)
-    hold = await fair.try_acquire(io, request, settings.terms, KEPT)
-    with pytest.raises(Contended):
-        await fair.try_acquire(io, request, settings.terms, KEPT)
-    await mutex.extend(io, hold, 7.0)
-    return await mutex.release(io, hold, KEPT)
+async def queued_for_several(io: Any, group: NodeGroup) -> Any:
+    """The first name is free, the second is not."""
+    hold = await take(io, group, "b")
+    await take_in_vain(io, group, "a", "b", wait=5 * WAIT)
+    return await release(io, hold)
 
 
-async def surveyed(io: Any, group: Group) -> Any:
+async def tracked(io: Any, group: NodeGroup) -> Any:
+    """A wait for a key that another program may hold, and in vain."""
+    hold = await take(io, group, "a", fence=False, prefix="")
+    await take_in_vain(io, group, "a", fence=False, prefix="", wait=WAIT)
+    return await release(io, hold)
+
+
+async def repeated(io: Any, group: NodeGroup) -> Any:
+    """Attempts with pauses between them."""
+    hold = await take(io, group, "a")
+    await take_in_vain(io, group, "a", wait=5.0, tries=3, backoff=steady(0.01))
+    return await release(io, hold)
+
+
+async def inspected(io: Any, group: NodeGroup) -> Any:
+    config = LockConfig(group, group.policy, b"host:1::")
+    request = LockRequest(config, ("a",))
+    hold = await take(io, group, "a")
+    holder = await inspect.holder(io, request)
+    assert holder is not None
+    waiters = await inspect.waiters(io, request, str, ["me"])
+    return [holder.owner, waiters, await release(io, hold)]
+
+
+async def surveyed(io: Any, group: NodeGroup) -> Any:
     await guard.repair(io, group)
     return group.voters()
 
 
-async def many(io: Any, group: Group) -> Any:
+async def many(io: Any, group: NodeGroup) -> Any:
     holds = [await take(io, group, f"n{i}") for i in range(20)]
-    return [await mutex.release(io, hold, KEPT) for hold in holds]
+    return [await release(io, hold) for hold in holds]
 
 
 SCENARIOS: tuple[Scenario, ...] = (
@@ -187,7 +196,10 @@ SCENARIOS: tuple[Scenario, ...] = (
     refused_by_a_wrong_key,
     copied,
     cohort,
-    waited_for,
+    queued,
+    queued_for_several,
+    tracked,
+    repeated,
     many,
 )
 
@@ -195,8 +207,8 @@ SCENARIOS: tuple[Scenario, ...] = (
 # -- how it is compared ------------------------------------------------------------------------------------------------
 
 
-class Stage:
-    """Servers behind relays, and the state in which each performance begins."""
+class Deployment:
+    """Servers behind relays, and the state in which each run begins."""
 
     def __init__(self, servers: list[Server], guarded: bool, stack: ExitStack) -> None:
         self.servers = servers
@@ -210,15 +222,15 @@ class Stage:
             self._open()
             self.markers = [server.command("GET", "handfast:guard") for server in servers]
 
-    def group(self) -> Group:
-        return Group([a.label for a in self.addresses], policy({"node_timeout": 5.0}), guard=self.guarded)
+    def group(self) -> NodeGroup:
+        return NodeGroup([a.label for a in self.addresses], policy({"node_timeout": 5.0}), guard=self.guarded)
 
-    def shake(self, group: Group) -> Callable[[int], Steps]:
+    def shake(self, group: NodeGroup) -> Callable[[int], Steps]:
         return lambda i: handshake(group, group.nodes[i], self.addresses[i].login(), clock.now, lambda text: None)
 
     def _open(self) -> None:
         group = self.group()
-        driver = ThreadDriver(group, self.addresses, self.shake(group))
+        driver = ThreadIO(group, self.addresses, self.shake(group))
         assert set(run(guard.bootstrap(driver, group)).values()) == {"opened"}
         driver.close()
 
@@ -235,29 +247,32 @@ class Stage:
             relay.sent.clear()
 
     def recorded(self) -> list[list[bytes]]:
-        return [[bytes(stream) for stream in relay.sent] for relay in self.relays]
+        return [[SERVER_TIME.sub(b"$TIME", bytes(stream)) for stream in relay.sent] for relay in self.relays]
 
-    async def perform(self, io: Any, group: Group, scenario: Scenario) -> tuple[Any, list[list[bytes]]]:
+    async def execute(self, io: Any, group: NodeGroup, scenario: Scenario) -> tuple[Any, list[list[bytes]]]:
         serial = iter(range(10_000))
         io.nonce = lambda: b"%032x" % next(serial)
         io.wall = lambda: WALL
-        await io.settle(group.n, 5.0)
+        io.random = lambda: 0.5
+        await io.connect(group.n, 5.0)
         if group.n > 1:
+            # Beforehand: whether a late answer to it comes before or after the next step would be chance.
+            await io.subscribe(5.0)
             self.relays[-1].answers_late = True
         result = await scenario(io, group)
         # Everything before this has arrived when this is answered.
         self.relays[-1].punctual()
-        poll = Ballot(group.n, group.n)
-        await io.exchange([encode(b"PING")] * group.n, poll, 5.0)
-        assert poll.yeses == group.n, poll.answers
+        ballot = Ballot(group.n, group.n)
+        await io.broadcast([encode(b"PING")] * group.n, ballot, 5.0)
+        assert ballot.yeses == group.n, ballot.answers
         return result, self.recorded()
 
     def by_threads(self, scenario: Scenario) -> tuple[Any, list[list[bytes]]]:
         self.reset()
         group = self.group()
-        io = ThreadDriver(group, self.addresses, self.shake(group))
+        io = ThreadIO(group, self.addresses, self.shake(group))
         try:
-            return run(self.perform(io, group, scenario))
+            return run(self.execute(io, group, scenario))
         finally:
             io.close()
 
@@ -266,9 +281,9 @@ class Stage:
 
         async def main() -> tuple[Any, list[list[bytes]]]:
             group = self.group()
-            io = AioDriver(group, self.addresses, self.shake(group), asyncio.get_running_loop())
+            io = AsyncIO(group, self.addresses, self.shake(group), asyncio.get_running_loop())
             try:
-                return await self.perform(io, group, scenario)
+                return await self.execute(io, group, scenario)
             finally:
                 await io.close()
 
@@ -281,7 +296,7 @@ def trio() -> Iterator[Servers]:
         yield servers
 
 
-STAGES = [
+DEPLOYMENTS = [
     pytest.param((1, False), id="one node"),
     pytest.param((1, True), id="one node, guarded"),
     pytest.param((3, False), id="three nodes"),
@@ -289,52 +304,47 @@ STAGES = [
 ]
 
 
-@pytest.fixture(scope="module", params=STAGES)
-def stage(request: pytest.FixtureRequest, trio: Servers) -> Iterator[Stage]:
+@pytest.fixture(scope="module", params=DEPLOYMENTS)
+def deployment(request: pytest.FixtureRequest, trio: Servers) -> Iterator[Deployment]:
     count, guarded = request.param
     with ExitStack() as stack:
-        yield Stage(trio.nodes[:count], guarded, stack)
+        yield Deployment(trio.nodes[:count], guarded, stack)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__.replace("_", " "))
-def test_both_drivers_send_the_same_bytes_for_the_same_replies(stage: Stage, scenario: Scenario) -> None:
-    result, sent = stage.by_threads(scenario)
-    assert stage.by_asyncio(scenario) == (result, sent)
+def test_both_drivers_send_the_same_bytes_for_the_same_replies(deployment: Deployment, scenario: Scenario) -> None:
+    result, sent = deployment.by_threads(scenario)
+    assert deployment.by_asyncio(scenario) == (result, sent)
     assert all(len(streams) == 1 for streams in sent), "one connection to each node"
     assert all(stream.endswith(encode(b"PING")) for (stream,) in sent)
 
 
-@pytest.mark.parametrize("guarded", [False, True], ids=["one node", "one node, guarded"])
-def test_a_fair_lock_asks_the_same_of_both(trio: Servers, guarded: bool) -> None:
+@pytest.mark.parametrize(("scenario", "guarded"), [(surveyed, True), (inspected, False)], ids=["guard", "inspection"])
+def test_both_drivers_ask_the_same_questions(trio: Servers, scenario: Scenario, guarded: bool) -> None:
     with ExitStack() as stack:
-        stage = Stage(trio.nodes[:1], guarded, stack)
-        assert stage.by_threads(fairly) == stage.by_asyncio(fairly)
-
-
-def test_the_guard_asks_the_same_of_both(trio: Servers) -> None:
-    with ExitStack() as stack:
-        stage = Stage(trio.nodes[:1], True, stack)
-        assert stage.by_threads(surveyed) == stage.by_asyncio(surveyed)
+        deployment = Deployment(trio.nodes[:1], guarded, stack)
+        assert deployment.by_threads(scenario) == deployment.by_asyncio(scenario)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in available() if kind != "valkey-9.1"])
-def test_the_same_holds_where_all_is_scripts(kind: str) -> None:
+def test_both_drivers_send_the_same_bytes_to_older_servers(kind: str) -> None:
     with Server(available()[kind]) as server, ExitStack() as stack:
-        stage = Stage([server], False, stack)
-        for scenario in (fenced, unfenced, contended, several, cohort, waited_for, fairly):
-            assert stage.by_threads(scenario) == stage.by_asyncio(scenario)
+        deployment = Deployment([server], False, stack)
+        for scenario in (fenced, unfenced, published, contended, several, cohort, queued, tracked):
+            assert deployment.by_threads(scenario) == deployment.by_asyncio(scenario)
 
 
-def test_scripts_forgotten_in_the_middle_are_loaded_in_the_same_place(trio: Servers) -> None:
+def test_both_drivers_load_missing_scripts_in_the_same_place(trio: Servers) -> None:
     with ExitStack() as stack:
-        stage = Stage(trio.nodes[:1], False, stack)
+        deployment = Deployment(trio.nodes[:1], False, stack)
 
-        async def forgetful(io: Any, group: Group) -> Any:
-            stage.servers[0].command("SCRIPT", "FLUSH")
+        async def forgetful(io: Any, group: NodeGroup) -> Any:
+            deployment.servers[0].command("SCRIPT", "FLUSH")
             hold = await take(io, group, "a", "b")
-            stage.servers[0].command("SCRIPT", "FLUSH")
-            return await mutex.release(io, hold, KEPT)
+            deployment.servers[0].command("SCRIPT", "FLUSH")
+            return await release(io, hold)
 
-        result, sent = stage.by_threads(forgetful)
-        assert (result, sent) == stage.by_asyncio(forgetful)
-        assert sent[0][0].count(b"LOAD\r\n") == 3 * len(lua.NAMES)
+        result, sent = deployment.by_threads(forgetful)
+        assert (result, sent) == deployment.by_asyncio(forgetful)
+        # In the handshake, for the claim, and for the release.
+        assert sent[0][0].count(b"LOAD\r\n") == 3 * len(NAMES)

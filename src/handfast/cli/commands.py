@@ -7,15 +7,25 @@ from typing import Any, Final
 
 import click
 
-COMMANDS: Final = {"lab": "handfast.cli.lab"}
-"""Where each command is; the module calls it `command`."""
+COMMANDS: Final[dict[str, str]] = {}
+"""The module of each command; the module calls it `command`."""
 
 
 class ClosedPipe(Exception):
-    """Nobody reads the output any more. click ends with status 1 on a BrokenPipeError, before we hear of it."""
+    """Nobody reads the output any more. click ends with status 1 on a BrokenPipeError, before the caller sees it."""
 
 
-class Commands(click.Group):
+class Command(click.Command):
+    """A command whose output may be closed early."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ClosedPipe from error
+
+
+class Commands(Command, click.Group):
     """Imports a subcommand only when it is wanted: most need extras that others do not."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -26,12 +36,6 @@ class Commands(click.Group):
             return None
         command: click.Command = importlib.import_module(COMMANDS[cmd_name]).command
         return command
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError as error:
-            raise ClosedPipe from error
 
 
 @click.group(cls=Commands, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...")

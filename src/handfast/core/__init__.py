@@ -1,16 +1,17 @@
 """The algorithms, with no I/O, clock or randomness of their own.
 
-They are `async def` functions over an `Effects` object (effects.py), which a driver implements: blocking sockets or an
-asyncio loop here, a simulation where one is wanted. With the blocking driver no await ever suspends, so the same code
-runs straight through.
+They are `async def` functions over an `IO` object (io.py), which a driver implements: blocking sockets, an asyncio
+loop, or the simulator. With the blocking driver no await ever suspends, so the same code runs straight through.
 
-  effects    the seam: what the algorithms ask of a driver    group      the nodes of one client, what is known of each
-  resp       commands as bytes                                terms      a ttl and all that follows from it
-  commands   which bytes each node gets                       quorum     pure vote counting
-  handshake  what a new connection says first                 guard      restart guard: who may vote
-  hold       the state of one acquisition                     fencing    agreement on a token
-  mutex      acquire, extend, release                         renewal    renew and heal many holds at once
-  line       who waits in this process, in which order        lineup     from the end of a line to the lock
-  waiting    at the head of a line: wake-ups by the servers   fair       at the head of a line: a queue on the server
-  census     who holds a lock, and who waits for it
+  io           the interface to a driver                      acquire      start reading here
+  config       settings, timing and keys of a lock            attempt      one broadcast, and a hold if it succeeds
+  nodes        the nodes of one client, and what is known     local_queue  waiters of this process, in order of arrival
+  hold         the state machine of one acquisition           queue        waiting in the queues of the nodes
+  votes        vote counting                                  several      several names at once
+  tokens       agreement on a token                           foreign      waiting for other programs' keys
+  guard        restart guard: who may vote                    release      every release there is
+  clocks       whose clock has stepped
+  renew        renewing and healing many holds at once        explain      errors for acquisitions that failed
+  schedule     when renewals are due                          inspect      who holds a lock, and who waits for it
+  eviction     servers that may evict locks
 """

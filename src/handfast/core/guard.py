@@ -3,38 +3,67 @@
 Each node carries a marker: `1 <incarnation> <ready-at, server µs> <max_ttl ms> <floor>`. The incarnation is the server's
 run_id and its last promotion. A connection reads both when it is made, and the promotion again when it has rested; a
 marker of another incarnation, or none (FLUSHALL), starts a quarantine of Q = max_ttl * (1 + 2*drift) + margin. The
-floor is `-` until the node's counters are repaired; only a marker with a floor lets a node vote. The marker is read
-behind the votes of every write, so forgetting on a live connection shows: had the node forgotten before a vote, the
-marker behind it would be gone, or another.
+floor is a number once the node's counters are repaired; only a marker with a floor lets a node vote. Before that it is
+`-` if the node had no marker, so it has forgotten for certain (an empty restart, FLUSHALL), or `?` if the node still had
+a marker of an earlier incarnation, so it kept its data, perhaps without the last writes (a restart from an append-only
+file or a snapshot, a promotion). The marker is read behind the votes of every write, so forgetting on a live connection
+shows: had the node forgotten before a vote, the marker behind it would be gone, or another.
 
-Waiting heals locks, never counters: after Q the largest token known to at least M *other* voting nodes becomes the floor
-of this one's counters, before its first vote. Where a majority forgot, that can no longer be had; then the maximum
-of a majority of whatever answers must do, which is what "with a minority of forgetful nodes" in the promise means.
+Waiting heals locks, never counters. After Q the largest token known to enough nodes becomes the floor of this one's
+counters, before its first vote. The promise is that tokens stay in order while fewer than M nodes forget. A token was
+stored by M nodes, so N-M+1 nodes that remember are enough: one of them has it. Of the nodes that answer:
+- a node that votes remembers;
+- a node with `-` has forgotten;
+- of the nodes with `?` as many may have forgotten as the promise allows beside those with `-`. A durable restart
+  loses nothing, but a node cannot prove that its last writes are there.
+If too few remember, the node waits for the others, which may only be out of reach. Where M nodes have `-`, a majority
+forgot for certain. Then nothing is promised, and waiting would be for ever: the maximum of whatever answers must do.
+
+All clients of a namespace must have the same max_ttl, or Q would be too short for some leases. A client counts no votes
+of a node whose marker has another max_ttl. If no majority can agree with the client, it is the odd one: it gets a
+ConfigError and writes nothing. If a majority agrees with it, the odd marker is the mistake of a client that met the node
+first after a restart: a new quarantine with the majority's max_ttl replaces it.
 
 A node whose clock stepped forward has forgotten too: its keys ended early. So its time is read with the marker, behind
-votes and renewals; whoever has met the node before notices, does not count the votes, and puts it in quarantine again.
+votes and renewals. A client that has met the node before notices the step (clocks.py), does not count the votes, and
+puts the node in quarantine again.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from handfast.core.commands import script
-from handfast.core.effects import Effects, Fault
-from handfast.core.group import Group, Node
-from handfast.core.quorum import Ballot, Census
-from handfast.core.resp import encode
+from handfast.core.clocks import read_clock
+from handfast.core.io import IO, Fault
+from handfast.core.nodes import Node, NodeGroup
+from handfast.core.votes import AllReplies, Ballot
 from handfast.errors import ConfigError
+from handfast.protocol import commands
+from handfast.protocol.claims import Proof
+from handfast.protocol.resp import encode
 
-__all__ = ["Marker", "adopt", "bootstrap", "clock_stepped", "quarantine", "repair", "server_time"]
+__all__ = [
+    "Marker",
+    "adopt",
+    "bootstrap",
+    "check_vote",
+    "incarnation",
+    "quarantine",
+    "repair",
+    "sealed_proof",
+    "server_time",
+]
 
 MARGIN: Final = 0.1
 """Seconds added to Q for the roundings of both sides."""
-PATIENCE: Final = 0.5
-BOOTSTRAP_PATIENCE: Final = 12.0
+TIMEOUT: Final = 0.5
+BOOTSTRAP_TIMEOUT: Final = 12.0
 """Seconds: an embedded server may have to be started first."""
-STEP_MARGIN: Final = 0.02
-"""Seconds by which a clock may be set right without being called stepped; less than the drift of a ttl of 2 s."""
+
+
+FORGOT: Final = b"-"
+KEPT: Final = b"?"
+"""Instead of a floor, in the marker of a node in quarantine."""
 
 
 class Marker(NamedTuple):
@@ -51,42 +80,48 @@ class Marker(NamedTuple):
         words = (text or b"").split(b" ")
         if len(words) != 5 or words[0] != b"1" or not words[2].isdigit() or not words[3].isdigit():
             return None
-        if words[4] != b"-" and not words[4].isdigit():
+        if words[4] not in (FORGOT, KEPT) and not words[4].isdigit():
             return None
         return cls(words[1], int(words[2]), int(words[3]), words[4])
 
     @property
     def votes(self) -> bool:
-        return self.floor != b"-"
+        return self.floor not in (FORGOT, KEPT)
 
 
 def text(incarnation: bytes, ready_at: bytes, max_ttl_ms: int, floor: bytes) -> bytes:
     return b"1 %b %b %d %b" % (incarnation, ready_at, max_ttl_ms, floor)
 
 
-def period(group: Group) -> float:
+def period(group: NodeGroup) -> float:
     """Q: the longest that a forgotten lease can still be valid for somebody."""
     return group.policy.max_ttl * (1 + 2 * group.policy.drift) + MARGIN
 
 
-def quarantine(group: Group, node: Node, seen: bytes | None) -> bytes:
+def memory(seen: bytes | None) -> bytes:
+    """What a node remembers that shows this marker, of whichever incarnation: FORGOT, or KEPT if it may be everything."""
+    marker = Marker.parse(seen)
+    return FORGOT if marker is None or marker.floor == FORGOT else KEPT
+
+
+def quarantine(group: NodeGroup, node: Node, seen: bytes | None) -> bytes:
     """The command that starts a quarantine, unless another client was first."""
-    marker = text(node.incarnation, b"@", group.max_ttl_ms, b"-")
-    return script("mark", (group.marker_key,), seen or b"", marker, b"%d" % round(period(group) * 1e6))
+    marker = text(node.incarnation, b"@", group.max_ttl_ms, memory(seen))
+    return commands.set_marker(group.marker_key, seen or b"", marker, round(period(group) * 1e6))
 
 
-def adopt(group: Group, node: Node, raw: bytes | None, server_us: int, now: float) -> bool:
+def adopt(group: NodeGroup, node: Node, raw: bytes | None, server_us: int, now: float) -> bool:
     """Take over what a marker says of this node; False if it is not of this incarnation."""
     marker = Marker.parse(raw)
+    node.other_max_ttl = 0
     if marker is None or raw is None or marker.incarnation != node.incarnation:
         group.set_marker(node, b"")
         return False
     if marker.max_ttl_ms != group.max_ttl_ms:
+        node.other_max_ttl = marker.max_ttl_ms
+        node.opens_at = now  # nothing to wait for: either we are the odd one, or the marker is replaced
         group.set_marker(node, b"")
-        raise ConfigError(
-            f"{node.label}: this namespace was set up with max_ttl={marker.max_ttl_ms / 1000:g}, this client has "
-            f"max_ttl={group.max_ttl_ms / 1000:g}; all clients of a namespace must have the same"
-        )
+        return True
     if raw != node.waiting:
         # Counted on our own clock from the first sight: a step of the server's clock does not end a quarantine.
         node.opens_at = now + (marker.ready_at - server_us) / 1e6
@@ -111,8 +146,12 @@ class _State(NamedTuple):
     def votes(self) -> bool:
         return self.marker is not None and self.marker.votes
 
+    @property
+    def forgot(self) -> bool:
+        return memory(self.raw) == FORGOT
 
-async def _survey(io: Effects, group: Group, patience: float = PATIENCE) -> tuple[dict[int, _State], Ballot]:
+
+async def _survey(io: IO, group: NodeGroup, timeout: float = TIMEOUT) -> tuple[dict[int, _State], Ballot]:
     """Marker, high-water mark and time of every node that answers."""
     question = encode(b"GET", group.marker_key) + encode(b"GET", group.mark_key) + encode(b"TIME")
     question += encode(b"INFO", b"replication")
@@ -132,14 +171,42 @@ async def _survey(io: Effects, group: Group, patience: float = PATIENCE) -> tupl
             marker = None
         known = max(int(mark or 0), int(marker.floor) if marker and marker.votes else 0)
         server_us = server_time(time)
-        if clock_stepped(node, sent, io.now(), server_us, group.policy.drift):
-            group.suspect(index)
+        read_clock(group, index, sent, io.now(), server_us)
         states[index] = _State(raw or b"", marker, known, server_us)
         return 1
 
-    poll = Census(group.n, 4, judge)
-    await io.exchange(question, poll, patience)
+    poll = AllReplies(group.n, 4, judge)
+    await io.broadcast(question, poll, timeout)
     return states, poll
+
+
+UNREADY: Final = Fault("UNREADY", "forgot its data while connected, no vote until it is checked again")
+STEPPED: Final = Fault(
+    "clock", "its clock stepped forward against ours, so it may have ended leases early; no vote until it is checked"
+)
+
+
+def check_vote(
+    group: NodeGroup, index: int, proof: Proof | None, server_us: int, sent: float, received: float
+) -> Fault | None:
+    """Why a vote does not count, or None. The node showed `proof` in the same step in which it gave the vote."""
+    if not group.guard:
+        return None
+    node = group.nodes[index]
+    promotion = node.incarnation.partition(b":")[2]
+    if proof is None or not node.marker or proof != (promotion, node.marker):
+        group.set_marker(node, b"")
+        return UNREADY
+    return STEPPED if read_clock(group, index, sent, received, server_us) else None
+
+
+def sealed_proof(replies: list[Any]) -> tuple[Proof, int]:
+    """Proof and server time from the replies to `commands.seal`."""
+    marker, time, info = replies
+    fields = incarnation("", info)
+    if b"role:master" not in info:
+        marker = b""
+    return Proof(fields.partition(b":")[2], marker or b""), server_time(time)
 
 
 def incarnation(run_id: str, info: bytes) -> bytes:
@@ -153,7 +220,7 @@ def incarnation(run_id: str, info: bytes) -> bytes:
     return run_id.encode() + b":" + (fields.get(b"master_replid", b"") if promoted else b"0")
 
 
-def _stuck(group: Group, state: _State) -> bool:
+def _stuck(group: NodeGroup, state: _State) -> bool:
     """A quarantine that ends later than one that begins now: the server's clock was set back since."""
     marker = state.marker
     if marker is None or marker.votes:
@@ -161,60 +228,83 @@ def _stuck(group: Group, state: _State) -> bool:
     return marker.ready_at - state.server_us > (period(group) + MARGIN) * 1e6
 
 
-def floor_for(group: Group, node: int, states: dict[int, _State], ready: int) -> int | None:
-    """The floor that makes this node safe to vote, or None if too little is known; so many have waited for their Q."""
-    others = [s for i, s in states.items() if i != node and s.votes]
-    if len(others) >= group.need:
-        return max(s.mark for s in [*others, states[node]])
-    forgetful = sum(1 for i, s in states.items() if i != node and not s.votes)
-    # M others can be out of reach for now (wait), or can no longer exist at all: a majority forgot. Then as many as make
-    # a majority open together: of one that opened earlier the next could not tell that it had forgotten.
-    # Who is about to be put in quarantine is none of them.
-    voting = sum(1 for i, s in states.items() if i != node and s.votes and i not in group.suspects)
-    if group.n - 1 - forgetful < group.need and voting + ready >= group.need:
-        return max(s.mark for s in states.values())
-    return None
+def floor_for(group: NodeGroup, states: dict[int, _State], ready: int) -> int | None:
+    """The floor that makes a node safe to vote whose quarantine is over, or None if too little is known.
+
+    `ready`: how many nodes have waited for their Q.
+    """
+    known = max(state.mark for state in states.values())
+    forgot = sum(1 for state in states.values() if state.forgot)
+    if forgot >= group.need:
+        # As many as make a majority open together: of one that opened earlier the next could not tell that it had
+        # forgotten. A node that is about to be put in quarantine is none of them.
+        voting = sum(1 for i, state in states.items() if state.votes and i not in group.suspects)
+        return known if voting + ready >= group.need else None
+    doubtful = sum(1 for state in states.values() if not state.votes and not state.forgot)
+    remember = len(states) - forgot - min(doubtful, group.need - 1 - forgot)
+    return known if remember > group.n - group.need else None
 
 
-async def repair(io: Effects, group: Group, until: float | None = None) -> None:
+def _to_quarantine(group: NodeGroup, node: Node, state: _State, states: dict[int, _State]) -> bool:
+    """Its quarantine begins now, or anew."""
+    if node.other_max_ttl:
+        agreeing = sum(1 for each in states.values() if each.marker and each.marker.max_ttl_ms == group.max_ttl_ms)
+        return agreeing >= group.need
+    return state.marker is None or node.index in group.suspects or _stuck(group, state)
+
+
+def _is_over(node: Node, marker: Marker, server_us: int, now: float) -> bool:
+    """It is in quarantine, and the quarantine is over, by the node's clock and by ours."""
+    if marker.votes or node.other_max_ttl:
+        return False
+    return server_us >= marker.ready_at and now >= node.opens_at
+
+
+def _adopt_all(group: NodeGroup, states: dict[int, _State], now: float) -> None:
+    for i, state in states.items():
+        adopt(group, group.nodes[i], state.raw, state.server_us, now)
+
+
+async def repair(io: IO, group: NodeGroup, until: float | None = None) -> None:
     """Let nodes vote whose quarantine is over. Safe to run at any time, by any number of clients."""
 
-    def patience() -> float:
-        return PATIENCE if until is None else max(0.0, min(PATIENCE, until - io.now()))
+    def timeout() -> float:
+        return TIMEOUT if until is None else max(0.0, min(TIMEOUT, until - io.now()))
 
-    if not io.settled:
-        await io.settle(group.need, patience())
-    states, _ = await _survey(io, group, patience())
+    if not io.ready:
+        await io.connect(group.need, timeout())
+    states, _ = await _survey(io, group, timeout())
+    _adopt_all(group, states, io.now())
+    if group.config_error() is not None:
+        return
     payloads: list[bytes | None] = [None] * group.n
     ready: dict[int, Marker] = {}
     for i, state in states.items():
         node, marker = group.nodes[i], state.marker
-        if marker is None or i in group.suspects or _stuck(group, state):
+        if _to_quarantine(group, node, state, states):
             payloads[i] = quarantine(group, node, state.raw)
-            continue
-        adopt(group, node, state.raw, state.server_us, io.now())
-        if not marker.votes and state.server_us >= marker.ready_at and io.now() >= node.opens_at:
+        elif marker is not None and _is_over(node, marker, state.server_us, io.now()):
             ready[i] = marker
-    for i, marker in ready.items():
-        floor = floor_for(group, i, states, len(ready))
-        if floor is not None:
+    floor = floor_for(group, states, len(ready)) if ready else None
+    if floor is not None:
+        for i, marker in ready.items():
             opened = text(marker.incarnation, b"%d" % marker.ready_at, group.max_ttl_ms, b"%d" % floor)
-            payloads[i] = script("mark", (group.marker_key,), states[i].raw, opened, b"0")
-    await _write(io, group, payloads, states, patience())
+            payloads[i] = commands.set_marker(group.marker_key, states[i].raw, opened, 0)
+    await _write(io, group, payloads, states, timeout())
 
 
 async def _write(
-    io: Effects,
-    group: Group,
+    io: IO,
+    group: NodeGroup,
     payloads: list[bytes | None],
     states: dict[int, _State],
-    patience: float = PATIENCE,
+    timeout: float = TIMEOUT,
 ) -> list[int]:
     """Send marker changes, take over what is there afterwards; the nodes that were asked."""
     asked = [i for i, payload in enumerate(payloads) if payload is not None]
     if asked:
         poll = Ballot(group.n, len(asked), len(asked))
-        await io.exchange(payloads, poll, patience)
+        await io.broadcast(payloads, poll, timeout)
         for i in asked:
             if type(poll.answers[i]) is bytes:
                 group.cleared(i)
@@ -222,13 +312,20 @@ async def _write(
     return asked
 
 
-async def bootstrap(io: Effects, group: Group) -> dict[str, str]:
+async def bootstrap(io: IO, group: NodeGroup) -> dict[str, str]:
     """Open a new deployment: let its nodes vote at once. Only where no lease can be outstanding.
 
     A deployment in which some node votes already is not new: its other nodes open by themselves, after Q and repair.
     """
-    await io.settle(group.n, BOOTSTRAP_PATIENCE)
+    if not group.guard:
+        # Not even a look at the marker: on a member of a quorum there is one, and it is not this client's.
+        raise ConfigError("this client has no restart guard, so there is nothing to open: name all members of the quorum")
+    await io.connect(group.n, BOOTSTRAP_TIMEOUT)
     states, poll = await _survey(io, group)
+    _adopt_all(group, states, io.now())
+    error = group.config_error()
+    if error is not None:
+        raise ConfigError(error)
     # As many answers as meet every majority: if the deployment were in use, one of them would vote.
     seen = len(states) > group.n - group.need
     in_use = any(state.votes for state in states.values())
@@ -240,34 +337,19 @@ async def bootstrap(io: Effects, group: Group) -> dict[str, str]:
             fault = poll.answers[i]
             result[node.label] = fault.text if type(fault) is Fault else "no answer"
         elif state.votes:
-            adopt(group, node, state.raw, state.server_us, io.now())
-            result[node.label] = "open already"
+            closed = group.closed(node, io.now())
+            result[node.label] = "open already" if closed is None else closed.text
         elif in_use:
             result[node.label] = "joins by itself after its quarantine, since other nodes are in use"
         elif not seen:
             result[node.label] = "not opened: too few nodes answer to tell whether the deployment is in use"
         else:
             opened = text(node.incarnation, b"@", group.max_ttl_ms, b"%d" % state.mark)
-            payloads[i] = script("mark", (group.marker_key,), state.raw, opened, b"0")
+            payloads[i] = commands.set_marker(group.marker_key, state.raw, opened, 0)
     for i in await _write(io, group, payloads, states):
         node = group.nodes[i]
         result[node.label] = "opened" if node.marker else "changed by somebody else meanwhile"
     return result
-
-
-def clock_stepped(node: Node, sent: float, received: float, server_us: int, drift: float) -> bool:
-    """Notice a forward step of a node's clock against ours, beyond drift and the round trip."""
-    low, high = server_us / 1e6 - received, server_us / 1e6 - sent
-    known = node.clock
-    if known is None:
-        node.clock = (low, high, received)
-        return False
-    # Between two readings the offset may move as far as the rates may differ. A slow round trip tells little: what was
-    # known before may still be known better.
-    most = known[1] + drift * max(0.0, received - known[2])
-    stepped = low > most + STEP_MARGIN
-    node.clock = (low, high if stepped else min(high, most), received)
-    return stepped
 
 
 def server_time(reply: Any) -> int:

@@ -7,17 +7,19 @@ connection. It ends when the connection may be used, or raises `Rejected` with t
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Any, Final
 
-from handfast import lua
-from handfast.core import guard
-from handfast.core.effects import Fault
-from handfast.core.group import Group, Node
-from handfast.core.resp import encode
-from handfast.errors import ConfigError
+from handfast.core import clocks, eviction, guard
+from handfast.core.eviction import ABOUT, ABOUT_REPLIES
+from handfast.core.io import Fault
+from handfast.core.nodes import Node, NodeGroup
+from handfast.protocol.commands import INFO_REPLICATION
+from handfast.protocol.resp import encode
+from handfast.protocol.scripts import LOAD_REPLIES, load_scripts
 
-__all__ = ["Login", "Rejected", "Steps", "handshake", "load_scripts"]
+__all__ = ["Login", "Rejected", "Steps", "handshake"]
 
+NO_RESP3: Final = Fault("RESP2", "speaks RESP2 only, so it cannot push to waiters")
 Steps = Generator[tuple[bytes, int], list[Any], None]
 """Yields (commands, how many), receives as many replies."""
 
@@ -42,12 +44,8 @@ class Login:
         self.client_name = client_name
 
 
-def load_scripts() -> bytes:
-    return b"".join(encode(b"SCRIPT", b"LOAD", lua.TEXT[name]) for name in lua.NAMES)
-
-
 def handshake(
-    group: Group, node: Node, login: Login, now: Callable[[], float], warn: Callable[[str], None], moves: bool = False
+    group: NodeGroup, node: Node, login: Login, now: Callable[[], float], warn: Callable[[str], None], moves: bool = False
 ) -> Steps:
     """`moves`: this is only where the node was last seen, so it has to show that it is a master."""
     name, password = (login.username or "default").encode(), login.password.encode()
@@ -58,11 +56,12 @@ def handshake(
         hello += [b"SETNAME", login.client_name.encode()]
     select = [encode(b"SELECT", b"%d" % login.db)] if login.db else []
     replies = yield encode(*hello), 1
-    node.pushes = type(replies[0]) is not Fault
-    if not node.pushes:
+    node.no_push = None
+    if type(replies[0]) is Fault:
         if not _old(replies[0]):
             _refuse(replies)
-        # A proxy, or a server without RESP3: it can do all but tell us something of its own accord.
+        # A proxy, or a server without RESP3: it can do all but push.
+        node.no_push = NO_RESP3
         if login.password or login.username:
             select.insert(0, encode(b"AUTH", name, password) if login.username else encode(b"AUTH", password))
         if login.client_name:
@@ -73,35 +72,37 @@ def handshake(
     probe = group.marker_key + b":probe"
     # Asked for rather than guessed from a version: an absent key is compared and not deleted.
     questions = encode(b"DELIFEQ", probe, b"-") + encode(b"DELEX", probe, b"IFEQ", b"-")
-    # For those who come to wait; costs nothing until a read asks for it.
+    # For waiters; it costs nothing until a read asks for it.
     questions += encode(b"CLIENT", b"TRACKING", b"ON", b"OPTIN")
-    replies = yield questions + load_scripts(), 3 + len(lua.NAMES)
+    replies = yield questions + load_scripts() + ABOUT, 3 + LOAD_REPLIES + ABOUT_REPLIES
+    about = replies[-ABOUT_REPLIES:]
+    info = eviction.fields(about)
+    eviction.note(node, info, warn)
     node.ladder = "delifeq" if _knows(replies[0]) else "delex" if _knows(replies[1]) else ""
-    node.tracks = node.pushes and type(replies[2]) is not Fault
-    _refuse(replies[3:])
+    node.tracks = node.no_push is None and type(replies[2]) is not Fault
+    _refuse(replies[3:-ABOUT_REPLIES])
     if moves:
         (role,) = yield encode(b"ROLE"), 1
         if type(role) is list and role[0] != b"master":
             raise Rejected(Fault("replica", "is a replica, not a master: it cannot vote"))
         # A user who may not ask meets the replica's errors instead.
     if group.n > 1 or group.guard:
-        yield from _identify(group, node, now, warn)
+        _refuse(about)
+        yield from _identify(group, node, info.get("run_id", ""), now)
+    else:
+        # A server that will not tell, or a proxy that does not know the question, will do.
+        node.run_id = info.get("run_id", "")
 
 
-def _identify(group: Group, node: Node, now: Callable[[], float], warn: Callable[[str], None]) -> Steps:
+def _identify(group: NodeGroup, node: Node, run_id: str, now: Callable[[], float]) -> Steps:
     """Which incarnation of which server this is, and whether it may vote."""
-    sections = (b"server", b"replication", b"memory")
-    asked = b"".join(encode(b"INFO", section) for section in sections)
+    asked = INFO_REPLICATION
     if group.guard:
         asked += encode(b"TIME") + encode(b"GET", group.marker_key)
     sent = now()
-    replies = yield asked, len(sections) + 2 * group.guard
+    replies = yield asked, 1 + 2 * group.guard
     _refuse(replies)
-    info: dict[str, str] = {}
-    for text in replies[: len(sections)]:
-        info.update(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
-    run_id = info.get("run_id", "")
-    if info.get("role") != "master":
+    if eviction.fields(replies[:1]).get("role") != "master":
         raise Rejected(Fault("replica", "is a replica, not a master: it cannot vote"))
     # First said, then compared: of two connections at the same time at least one sees the other.
     node.run_id = run_id
@@ -109,22 +110,16 @@ def _identify(group: Group, node: Node, now: Callable[[], float], warn: Callable
         if other is not node and other.run_id == run_id:
             node.run_id = ""
             raise Rejected(Fault("config", f"is the same server as {other.label}", lasting=True))
-    if info.get("maxmemory", "0") != "0" and info.get("maxmemory_policy") != "noeviction":
-        warn(f"{node.label} may evict locks (maxmemory-policy {info.get('maxmemory_policy')}): set it to noeviction")
-    node.incarnation = guard.incarnation(run_id, replies[1])
+    node.incarnation = guard.incarnation(run_id, replies[0])
     if not group.guard:
         return
     time, raw = replies[-2:]
     server_us = guard.server_time(time)
-    if guard.clock_stepped(node, sent, now(), server_us, group.policy.drift):
-        group.suspect(node.index)
-    try:
-        if not guard.adopt(group, node, raw, server_us, now()):
-            (raw,) = yield guard.quarantine(group, node, raw), 1
-            _refuse([raw])
-            guard.adopt(group, node, raw, server_us, now())
-    except ConfigError as error:
-        raise Rejected(Fault("config", str(error).removeprefix(f"{node.label}: "), lasting=True)) from None
+    clocks.read_clock(group, node.index, sent, now(), server_us)
+    if not guard.adopt(group, node, raw, server_us, now()):
+        (raw,) = yield guard.quarantine(group, node, raw), 1
+        _refuse([raw])
+        guard.adopt(group, node, raw, server_us, now())
 
 
 def _knows(reply: Any) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final, Protocol, TypeGuard
 
+from handfast._lease import BaseLease
 from handfast.errors import ConfigError
-from handfast.lease import LeaseView
 from handfast.options import names_of
 
 __all__ = ["MAX_TOKEN", "Tokened", "claims_of", "is_token", "token_of"]
@@ -47,7 +47,7 @@ def claims_of(lease: Tokened | str, token: int | None) -> tuple[tuple[str, ...],
         raise ConfigError(f"check takes a lease, or a name and a token; not the token {lease!r} alone")
     found = token_of(lease)
     # A lease of several names has one token, larger than all before it of each name: each of them is checked.
-    return lease._hold.names if isinstance(lease, LeaseView) else names_of(lease.name), found
+    return lease._hold.names if isinstance(lease, BaseLease) else names_of(lease.name), found
 
 
 def _attribute(lease: Tokened) -> int:

@@ -2,11 +2,11 @@
 front of them, and leases that are lost on demand. `plugin` has them as pytest fixtures. See docs/testing.md."""
 
 from .cluster import Cluster
-from .kinds import available
-from .loss import lose
+from .lose import lose
 from .proxy import Flow, Proxy
 from .replicated import Replicated
 from .sentinel import SentinelGroup
+from .server_versions import available
 from .servers import Server, Servers, TlsFiles
 
 __all__ = [

@@ -13,10 +13,10 @@ from typing import Final, Self
 from urllib.parse import quote
 
 from .cluster_node import SLOTS, ClusterNode, View
-from .kinds import any_binary
 from .ports import LOOPBACK
 from .replicated import cut_link, settings
 from .resharding import SlotMove
+from .server_versions import any_binary
 from .servers import Server, Servers
 from .waiting import until_nothing_is_missing
 

@@ -6,9 +6,9 @@ import socket
 from dataclasses import dataclass, field
 from typing import Final
 
-from ..topology.resp import Reply
-from .kinds import older_than_7
+from ..embedded.resp import Reply
 from .ports import reserve_with_bus
+from .server_versions import older_than_7
 from .servers import Server
 
 __all__ = ["SLOTS", "ClusterNode", "View"]

@@ -28,7 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from ..drivers.clock import now
+from ..net.clock import now
 
 __all__ = ["Failure", "History", "Holding", "Recorder", "Violation", "Write", "now", "read"]
 

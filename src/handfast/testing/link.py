@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from ..wire.dial import Address
+from ..net.address import Address
 
 __all__ = ["CHUNK", "Faults", "Flow", "Link", "Way"]
 

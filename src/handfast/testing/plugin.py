@@ -16,12 +16,12 @@ import pytest
 
 import handfast
 
-from ..topology.resp import ReplyError
+from ..embedded.resp import ReplyError
 from .cluster import Cluster
-from .kinds import available
 from .proxy import HasUrl, Proxy
 from .replicated import Replicated
 from .sentinel import SentinelGroup
+from .server_versions import available
 from .servers import Server, Servers
 
 __all__ = [

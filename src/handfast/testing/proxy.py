@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
-from ..urls import parse
+from ..discovery.urls import parse
 from .link import Faults, Flow, Link, Way
 from .servers import LOOPBACK, reserve_port
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from .kinds import any_binary, older_than_7
 from .ports import LOOPBACK
+from .server_versions import any_binary, older_than_7
 from .servers import Server, Servers
 from .waiting import until_nothing_is_missing
 

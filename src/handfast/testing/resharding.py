@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from ..topology.resp import ReplyError
+from ..embedded.resp import ReplyError
 from .cluster_node import ClusterNode
 from .ports import LOOPBACK
 

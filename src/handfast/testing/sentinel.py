@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import quote
 
-from ..topology.resp import ReplyError
-from .kinds import any_binary, older_than_7
+from ..embedded.resp import ReplyError
 from .ports import LOOPBACK
 from .replicated import READY_WITHIN, Configured, Replicated, cut_link
+from .server_versions import any_binary, older_than_7
 from .servers import Server
 from .waiting import until_nothing_is_missing
 

@@ -20,11 +20,11 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 from urllib.parse import quote
 
-from ..topology.process import ServerProcess, StartError
-from ..topology.resp import Address, Connection, Reply
-from . import warden
-from .kinds import any_binary, available
+from ..embedded.process import ServerProcess, StartError
+from ..embedded.resp import Address, Connection, Reply
+from . import reaper
 from .ports import LOOPBACK, reserve_port
+from .server_versions import any_binary, available
 
 __all__ = ["LOOPBACK", "Server", "Servers", "TlsFiles", "available", "reserve_port"]
 
@@ -126,7 +126,7 @@ class Server:
         self._process = ServerProcess(Path(program), arguments, self.folder, self._address(), tls=self._context())
         self._process.spawn()
         self._paused = False
-        warden.watch(self.pid, self.folder if self._own_folder else None)
+        reaper.watch(self.pid, self.folder if self._own_folder else None)
 
     def wait_ready(self) -> None:
         self._running().wait_ready()
@@ -137,13 +137,13 @@ class Server:
         """The orderly way (SIGTERM): an append-only file is complete afterwards."""
         self.resume()
         os.kill(self.pid, signal.SIGTERM)
-        warden.forget(self.pid)
+        reaper.forget(self.pid)
         self._running().wait_gone(within=5.0)
 
     def kill(self) -> None:
         """SIGKILL. What was not on disk is forgotten."""
         if self._process:
-            warden.forget(self.pid)
+            reaper.forget(self.pid)
             self._process.kill()
 
     def pause(self) -> None:
@@ -335,5 +335,5 @@ class Servers:
 
 def _words(name: str, value: str) -> list[str]:
     """`replicaof` and their like take several words; a password or a path with a blank is one."""
-    several = name in {"replicaof", "client-output-buffer-limit", "save", "user"}
+    several = name in {"replicaof", "client-output-buffer-limit", "rename-command", "save", "user"}
     return value.split() or [""] if several else [value]

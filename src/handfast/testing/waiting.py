@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from ..topology.resp import ReplyError
+from ..embedded.resp import ReplyError
 
 __all__ = ["until_nothing_is_missing"]
 

@@ -1,0 +1,345 @@
+"""One scenario while it runs: what a fault script can do, and what is seen of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+
+from handfast.testing import Server
+from lab import LabError
+from lab.database import Database
+from lab.environment import Environment, Pair, in_thread
+from lab.frontend import PATIENCE as FRONTEND_PATIENCE
+from lab.ledger import Ledger, Mark, Score, overlaps_of, score
+from lab.load import Tally, ab, crowd
+from lab.process import WorkerProcess
+from lab.rung import Rung, Scenario
+from lab.shop import Settings, window
+
+__all__ = ["Run", "Victim"]
+
+WORK: Final = 0.005
+"""Seconds of an order between reading the stock and writing it."""
+PATIENCE: Final = 0.75
+"""Seconds an order waits for the lock; less than the balancer's patience, so that the buyer is told."""
+VICTIM_WITHIN: Final = 20.0
+UNANSWERED: Final = 0.05
+GRACE: Final = 60.0
+"""Seconds beyond the crowd's own time after which a scenario is given up: something hangs that must not."""
+
+
+@dataclass(frozen=True)
+class Victim:
+    """An order that is held at some point of its way."""
+
+    order: str
+    worker: str
+    answer: asyncio.Task[int | None]
+
+    def __str__(self) -> str:
+        return f"{self.order} ({self.worker})"
+
+
+class Run:
+    def __init__(
+        self,
+        environment: Environment,
+        sale: int,
+        rung: type[Rung],
+        scenario: Scenario,
+        stock: int,
+        seconds: float,
+        free: bool = False,
+    ) -> None:
+        self.environment, self.scenario, self.rung = environment, scenario, rung
+        self.name = f"{rung.name}/{scenario.name}"
+        self.sale, self.stock, self.seconds = sale, stock, seconds
+        self.free, self.struck = free, False
+        self.database = Database(environment.engine, environment.prefix, sale)
+        self.ledger = Ledger([stock], time.monotonic())
+        self.tally = Tally()
+        self.evidence: list[str] = []
+        self._victims: list[Victim] = []
+        self._names = (f"o{number}" for number in itertools.count(1))
+        self._approached: set[str] = set()
+        """Workers that an order is on its way to."""
+        self._striking = asyncio.Lock()
+        self._crowd: asyncio.Task[None] | None = None
+        self._happened = asyncio.Event()
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def t(self) -> float:
+        return time.monotonic() - self.ledger.began
+
+    # -- from the first to the last moment
+
+    async def perform(self) -> Score:
+        rung = self.rung()
+        await in_thread(rung.prepare, self.database, self.stock)
+        settings = Settings(self.sale, rung.name, self.scenario.ttl, PATIENCE, WORK, "", "", "", [])
+        await self.environment.open(settings, rung.servers, self.scenario.cut)
+        left = await in_thread(self.database.left)
+        await self.ask("MSET", *itertools.chain(*zip(window(len(left)), map(str, left), strict=True)), server=self._redis)
+        self.ledger = Ledger(left, time.monotonic())
+        timeout = aiohttp.ClientTimeout(total=self.seconds + GRACE)
+        try:
+            async with asyncio.timeout(self.seconds + GRACE), aiohttp.ClientSession(timeout=timeout) as self._session:
+                await self.scenario.fault(self)
+                await self.crowd_gone()
+                await self._wind_up()
+        except TimeoutError:
+            raise LabError(f"{self.name}: given up after {self.t:.0f} s; something hangs that should not") from None
+        finally:
+            self._abandon()
+        database = await in_thread(lambda: (sum(self.database.left()), self.database.orders()))
+        seen = self.ledger, self.tally, database, self.t, self.evidence
+        return score(self.name, self.scenario, *seen, self.free, self.struck)
+
+    @property
+    def _redis(self) -> Server:
+        """The one that the shop uses when the sale opens."""
+        return self.environment.pair.master if self.environment.pair else self.environment.one
+
+    def _abandon(self) -> None:
+        """However it ended: nobody stays paused or held up."""
+        if self._crowd is not None:
+            self._crowd.cancel()
+        for worker in self.environment.workers:
+            if worker.state == "paused":
+                self.environment.kill(worker)
+        for victim in self._victims:
+            self.environment.worker(victim.worker).send(do="go", order=victim.order)
+            victim.answer.cancel()
+
+    async def _wind_up(self) -> None:
+        for victim in self._victims:
+            if self.paused(victim):
+                self.resume(victim)
+            self.environment.worker(victim.worker).send(do="go", order=victim.order)
+        await self.environment.rest(self.sale)
+        for victim in self._victims:
+            status = await victim.answer
+            if status == 200:
+                self.tally.confirmed.add(victim.order)
+
+    def hear(self, worker: str, event: dict[str, Any]) -> None:
+        if event.get("sale", self.sale) == self.sale:  # else of a scenario that was stopped
+            self.ledger.hear(worker, event)
+            self._happened.set()
+
+    # -- for the scripts: the crowd
+
+    def open_doors(self) -> None:
+        plan = self.environment.plan
+        place = self.environment.workers[0] if self.scenario.one_worker else self.environment.frontend
+        url = f"{place.url}/buy/{self.sale}"
+        self.tally.began = self.t
+        self.mark(f"the doors open: {plan.buyers} buyers")
+        if plan.ab:
+            load = ab(url, self.stock * 4, plan.buyers, self.seconds, self.tally)
+        else:
+            load = crowd(url, plan.buyers, self.seconds, self.tally, patience=2 * FRONTEND_PATIENCE)
+        self._crowd = asyncio.create_task(load)
+        self._crowd.add_done_callback(self._over)
+
+    def _over(self, _: object) -> None:
+        self.tally.ended = self.t
+        self._happened.set()
+
+    async def crowd_gone(self) -> None:
+        if self._crowd is not None:
+            await self._crowd
+
+    async def sold(self, share: float) -> None:
+        """Until so much of the stock is sold, or the crowd has gone."""
+        before = len(self.ledger.sales)
+        wanted = max(before + 1, self.stock * share)
+        await self._until(lambda: len(self.ledger.sales) >= wanted or self._crowd is None or self._crowd.done())
+
+    async def crowd_gets_in(self, within: float) -> str | None:
+        """Who of the crowd gets the lock, if anybody does within so many seconds."""
+        known = {victim.order for victim in self._victims}
+
+        def others() -> list[str]:
+            everyone = [*self.ledger.open.values(), *self.ledger.finished]
+            return [f"{each.order} ({each.worker})" for each in everyone if each.order not in known]
+
+        try:
+            async with asyncio.timeout(within):
+                await self._until(lambda: bool(others()))
+        except TimeoutError:
+            return None
+        return others()[0]
+
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        while not reached():
+            self._happened.clear()
+            await self._happened.wait()
+
+    # -- for the scripts: single orders
+
+    async def order(self, at: str) -> Victim:
+        """An order, sent to a worker of its own, and held when it comes to that point."""
+        victim = await self.try_order(at, VICTIM_WITHIN)
+        if victim is None:
+            raise LabError(f"{self.name}: no order came to {at!r} within {VICTIM_WITHIN:g} s")
+        return victim
+
+    async def try_order(self, at: str, within: float) -> Victim | None:
+        """The same; None if it is told "busy", again and again, for so many seconds."""
+        worker, name = self._spare_worker(), next(self._names)
+        self._approached.add(worker.name)
+        try:
+            return await self._tried(worker, name, at, self.t + within)
+        finally:
+            self._approached.discard(worker.name)
+
+    async def _tried(self, worker: WorkerProcess, name: str, at: str, deadline: float) -> Victim | None:
+        while self.t < deadline:
+            if self._session is None or self._session.closed:
+                raise LabError(f"{self.name}: the sale is not open")
+            arrived = self.environment.expect("at", worker.name, order=name, sale=self.sale)
+            answer = asyncio.create_task(self._send(f"{worker.url}/buy/{self.sale}", name, at))
+            either: list[asyncio.Future[Any]] = [arrived, answer]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if arrived.done():
+                victim = Victim(name, worker.name, answer)
+                self._victims.append(victim)
+                self.mark(f"{victim} holds the lock and is held up: {at}")
+                return victim
+            arrived.cancel()
+            if answer.result() is None:
+                await asyncio.sleep(UNANSWERED)  # its process is dying, or the sale is being stopped
+            elif answer.result() == 410:
+                raise LabError(f"{self.name}: sold out before an order came to {at!r}")
+        return None
+
+    def _spare_worker(self) -> WorkerProcess:
+        """One that serves, and none of whose orders is held up."""
+        busy = self._approached | {victim.worker for victim in self._victims if not victim.answer.done()}
+        spare = [worker for worker in self.environment.workers if worker.ready and worker.name not in busy]
+        if not spare:
+            raise LabError(f"{self.name}: all workers are busy or dead")
+        return spare[len(self._victims) % len(spare)]
+
+    async def _send(self, url: str, order: str, hold: str) -> int | None:
+        assert self._session is not None
+        try:
+            async with self._session.post(url, params={"order": order, "hold": hold}) as answer:
+                await answer.read()
+                return answer.status
+        except aiohttp.ClientError:
+            return None
+
+    async def answered(self, victim: Victim) -> None:
+        """Until its buyer has been answered; what became of it is noted."""
+        if await victim.answer is None:
+            self.note(f"{victim} was never answered")
+            return
+        await self._until(lambda: victim.order in self.ledger.fates)
+        self.note(f"{victim} {self.ledger.fates[victim.order]}")
+
+    def go(self, victim: Victim) -> None:
+        self.environment.worker(victim.worker).send(do="go", order=victim.order)
+        self.mark(f"{victim} goes on")
+
+    def pause(self, victim: Victim) -> None:
+        worker = self.environment.worker(victim.worker)
+        worker.pause()
+        worker.send(do="go", order=victim.order)  # it reads that when it is awake again
+        self.mark(f"{victim.worker} is paused (SIGSTOP)")
+        self.environment.changed()
+
+    def resume(self, victim: Victim) -> None:
+        self.environment.worker(victim.worker).resume()
+        self.mark(f"{victim.worker} goes on (SIGCONT)")
+        self.environment.changed()
+
+    def kill(self, victim: Victim) -> None:
+        worker = self.environment.worker(victim.worker)
+        self.environment.kill(worker)
+        self.ledger.killed(worker.name, self.t)
+        self.mark(f"{victim.worker} is killed (SIGKILL)")
+
+    async def strike(self, what: str) -> None:
+        """For those who watch: kill or pause whoever holds the lock, between read and write; resume who is paused."""
+        if what == "resume":
+            asleep = {victim.worker: victim for victim in self._victims if self.paused(victim)}
+            if not asleep:
+                raise LabError("nobody is paused")
+            self.struck = True
+            for victim in asleep.values():
+                self.resume(victim)
+        elif what in ("kill", "pause"):
+            self.struck = True
+            async with self._striking:
+                victim = await self.order(at="writing")
+                (self.kill if what == "kill" else self.pause)(victim)
+        else:
+            raise ValueError(f"a holder can be killed, paused or resumed, not {what!r}")
+
+    def paused(self, victim: Victim) -> bool:
+        return self.environment.worker(victim.worker).state == "paused"
+
+    # -- for the scripts: servers, and words
+
+    @property
+    def pair(self) -> Pair:
+        assert self.environment.pair is not None
+        return self.environment.pair
+
+    async def node(self, name: str, what: str) -> None:
+        assert self.environment.nodes is not None
+        await self.do(f"{name}: {what.replace('_', ' ')}", self.environment.nodes.do, name, what)
+        self.environment.changed()
+
+    async def do(self, text: str, what: Callable[..., object], *args: Any) -> None:
+        await in_thread(what, *args)
+        self.mark(text)
+
+    async def ask(self, *command: str, server: Server | None = None) -> object:
+        return await in_thread((server or self.environment.one).command, *command)
+
+    def mark(self, text: str) -> None:
+        self.ledger.marks.append(Mark(round(self.t, 4), text))
+
+    def note(self, text: str) -> None:
+        """What was seen, for the record."""
+        self.mark(text)
+        self.evidence.append(text)
+
+    # -- for those who watch
+
+    @property
+    def progress(self) -> float:
+        if self._crowd is None:
+            return 0.0
+        return min(1.0, max(len(self.ledger.sales) / self.stock, (self.t - self.tally.began) / self.seconds))
+
+    def live(self) -> dict[str, Any]:
+        ledger, now = self.ledger, self.t
+        holders = ledger.holders(now)
+        selling = now - ledger.sales[0] if ledger.sales else 0.0
+        return {
+            "scenario": self.name,
+            "free": self.free,
+            "struck": self.struck,
+            "t": round(now, 3),
+            "progress": round(self.progress, 3),
+            "stock": self.stock,
+            "sold": len(ledger.sales),
+            "left": ledger.left,
+            "oversold": ledger.oversold,
+            "rate": round(len(ledger.sales) / selling, 1) if selling > 0.1 else 0.0,
+            "overlaps": overlaps_of(holders),
+            "holders": [holder.shown() for holder in holders],
+            "stock_line": [(round(at, 4), left) for at, left in ledger.stock_line],
+            "marks": [{"t": mark.t, "text": mark.text} for mark in ledger.marks],
+        }

@@ -1,0 +1,28 @@
+"""SETNX: whoever creates the key has the lock, in whichever process; DEL gives it back.
+
+But a process that is killed does not give anything back. The key stays, and the shop stands still until somebody deletes
+it by hand.
+"""
+
+from __future__ import annotations
+
+from lab import faults
+from lab.rung import Rung, Scenario, shown_by
+from lab.shop import Answer, Order, Shop
+
+KEY = "redis_lock"
+
+
+class Setnx(Rung):
+    name = "setnx"
+    title = "SETNX"
+    scenarios = shown_by(Scenario("killed", "the holder is killed", faults.killed_while_writing, "stuck"))
+
+    def sell(self, shop: Shop, order: Order) -> Answer:
+        if not shop.wait_for(lambda: shop.redis.setnx(KEY, 1)):
+            return "busy"
+        try:
+            with order.holding():
+                return shop.take_one(order)
+        finally:
+            shop.redis.delete(KEY)

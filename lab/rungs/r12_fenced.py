@@ -1,0 +1,48 @@
+"""handfast, and the database checks the token: every lease has a number, larger than that of all leases before it, and
+the database refuses who comes with a smaller one than it has seen.
+
+Now it does not matter what the lock did, who slept, died or forgot: the late write changes nothing, and says so.
+"""
+
+from __future__ import annotations
+
+import handfast
+from handfast.fenced import SqlFence
+from lab import faults
+from lab.database import Database, Fence
+from lab.rung import Scenario, shown_by
+from lab.rungs.r11_guarded import Guarded
+from lab.shop import Answer, Order, Shop
+
+
+class Fenced(Guarded):
+    name = "fenced"
+    title = "handfast, fenced at the database"
+    scenarios = shown_by(
+        Scenario(
+            "all-faults",
+            "paused, killed, forgotten, cut off: all at once",
+            faults.everything,
+            "safe",
+            must_be_safe=True,
+            cut=("n4", "n5"),
+        ),
+        Scenario("sale", "throughput, to compare", faults.nothing, "safe", must_be_safe=True),
+    )
+
+    def prepare(self, database: Database, stock: int) -> None:
+        super().prepare(database, stock)
+        with database.engine.begin() as connection:
+            SqlFence(database.fence_table).create(connection)
+
+    def open(self, shop: Shop) -> None:
+        super().open(shop)
+        self.fence = SqlFence(shop.database.fence_table)
+
+    def sell(self, shop: Shop, order: Order) -> Answer:
+        with self.client.lock("stock") as lease, order.holding():
+            return shop.take_one(order, fence=self.fence_of(lease))
+
+    def fence_of(self, lease: handfast.Lease) -> Fence:
+        """Run in the transactions of both the read and the write."""
+        return lambda connection: self.fence.check(connection, lease)

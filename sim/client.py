@@ -1,0 +1,224 @@
+"""A simulated process: the asyncio client and the watchdog of production, with another driver below them.
+
+Its users are tasks of one actor and share one SimIO, as asyncio's tasks do. The watchdog is an actor of its own with a
+SimIO of its own. SIGSTOP stops both, a blocked event loop only the first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from handfast import _client, aio, watchdog
+from handfast.core.config import LockConfig
+from handfast.core.hold import Hold
+from handfast.core.local_queue import Acquisition
+from handfast.core.nodes import NodeGroup
+from handfast.core.schedule import FOREVER, Schedule
+from handfast.discovery.endpoints import Endpoints
+from handfast.given import ClientOptions
+from handfast.net.address import Address
+from handfast.options import Policy
+from sim.io import SimIO
+from sim.net import Net
+from sim.node import Node
+from sim.world import Actor, Clock, Task, Timer, World
+
+if TYPE_CHECKING:
+    from sim.observer import Observer
+
+__all__ = ["Client", "Watchdog"]
+
+
+class Lease(aio.Lease):
+    """Users keep the hold; nobody drops a lease in here."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        pass
+
+
+class Client(aio.Client):
+    """A process with one handfast client in it."""
+
+    _lease_type = Lease
+    _io: Any
+    _dog: Any
+
+    def __init__(
+        self,
+        world: World,
+        net: Net,
+        nodes: Sequence[Node],
+        observer: Observer,
+        where: int,
+        options: ClientOptions,
+        clock: Clock,
+        *,
+        life: int = 0,
+    ) -> None:
+        self.world = world
+        self.name = f"c{where}" if not life else f"c{where}.{life}"
+        self.life = life
+        """Which process of this machine it is."""
+        self.where = where
+        self.clock = clock
+        self.observer = observer
+        self._now = clock.now
+        super().__init__(Endpoints([Address(f"n{node.index}", host=f"n{node.index}") for node in nodes]), options)
+        _client._clients.discard(self)  # it ends with its world, not with this process
+        self.group = self._group
+        self.queues = self._queues
+        self.queues.warn = self._warn
+        self.actor = Actor(world, self.name)
+        self.tasks: list[Task] = []
+        """Of users."""
+
+        def io(actor: Actor) -> SimIO:
+            return SimIO(actor, clock, where, self.group, net, nodes, self._shake, partial(observer.told, self))
+
+        self.io = self._io = io(self.actor)
+        self.dog = self._dog = Watchdog(self, io(Actor(world, f"{self.name} watchdog")))
+
+    def _warn(self, text: str) -> None:
+        self.world.note("warns", self.name, text)
+
+    def stop(self) -> None:
+        self.actor.stop()
+        self.dog.actor.stop()
+
+    def go_on(self) -> None:
+        self.actor.go_on()
+        self.dog.actor.go_on()
+
+    def went_on_for(self, seconds: float) -> bool:
+        """Nobody has stopped it for so long."""
+        return not self.actor.stopped and self.world.now - self.actor.went_on > seconds
+
+    def crash(self, *, silently: bool = False) -> None:
+        """kill -9: the kernel closes its connections. If the whole machine loses its power, nobody does."""
+        for io in (self.io, self.dog.io):
+            io.actor.die()
+            for link in io.links:
+                if link.tcp is not None and not silently:
+                    link.tcp.give_up()
+
+    # -- what users do ---------------------------------------------------------------------------------------------
+
+    async def acquire(self, lock: aio.Lock, wait: float | None, ttl: float | None = None) -> Hold:
+        return (await self._acquire(lock, lock._timing(ttl), wait))._hold
+
+    async def release(self, hold: Hold) -> bool:
+        if hold in self.dog.renewing:
+            self.world.happened["30"] += 1
+        return await self._release(hold)
+
+    async def extend(self, hold: Hold, ttl: float) -> None:
+        self.observer.renews(self, hold)
+        try:
+            await self._extend(hold, ttl)
+        finally:
+            self.observer.renewed(self, hold)
+
+    # -- where production asks its surroundings, or the observer looks on --------------------------------------------
+
+    def _io_for(self, key: bytes) -> Any:
+        return self.io
+
+    def _prepared(self, settings: Policy) -> LockConfig:
+        return LockConfig(self._group, settings, f"{self.name}:1::".encode())
+
+    def _grant(self, hold: Hold, acquisition: Acquisition) -> aio.Lease:
+        self.observer.granted(self, hold)
+        return super()._grant(hold, acquisition)
+
+    def _take_back(self, acquisition: Acquisition) -> None:
+        super()._take_back(acquisition)
+        self.observer.failed(acquisition)
+
+    def _watch(self, hold: Hold) -> None:
+        if hold.handovers:
+            self.world.note("hands over", self.name, hold.name, hold.token)
+            self.observer.granted(self, hold)
+        super()._watch(hold)
+
+
+class Watchdog(watchdog.Watchdog):
+    """Production's, without a thread and a loop of its own: the world calls it."""
+
+    def __init__(self, client: Client, io: SimIO) -> None:
+        self.client = client
+        self.io = io
+        self.actor = io.actor
+        self.renewing: dict[Hold, None] = {}
+        """Those of which a renewal is under way."""
+        lock: Any = nullcontext()
+        self._lock = lock
+        self.schedule = Schedule(lock, self._wake, client.clock.now)
+        registration = watchdog.Registration(client.group, client._addresses, client._shake)
+        registration.io = io  # type: ignore[assignment]
+        self._registrations = {client.group: registration}
+        self._ended = False
+        self._to_finish = deque()
+        self._tasks = set()
+        self._timer: Timer | None = None
+
+    def _wake(self) -> None:
+        self._look_at(self.actor.world.now)
+
+    def _look_at(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.actor.at(when, self._look)
+
+    def _look(self) -> None:
+        """One turn of `_watch`."""
+        self._timer = None
+        self._release_abandoned()
+        for config, holds in self.schedule.take_due().items():
+            self._start(self._process_due(config.group, holds))
+        wakes_at = self.schedule.next_wake()
+        if wakes_at < FOREVER:
+            self._look_at(self.client.clock.when(wakes_at))
+
+    def nudge(self, group: NodeGroup) -> None:
+        self._repair_soon(group)
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return Task(self.actor, work, f"{self.actor.name}: {getattr(work, '__name__', '')}", self._done)
+
+    def _done(self, task: Any) -> None:
+        if task.error is not None:
+            raise task.error
+
+    @staticmethod
+    async def _together(work: Sequence[Coroutine[Any, Any, Any]]) -> None:
+        for each in work:
+            await each
+
+    def _batches(self, registration: watchdog.Registration, holds: list[Hold]) -> Any:
+        return [(self.io, holds)]
+
+    async def _io_for(self, registration: watchdog.Registration, key: bytes = b"") -> Any:
+        io: Any = self.io
+        return await self._connected(io, registration.group)
+
+    async def _renew(self, io: Any, group: NodeGroup, holds: list[Hold]) -> None:
+        deadlines = [hold.deadline for hold in holds]
+        for hold in holds:
+            self.client.observer.renews(self.client, hold)
+        self.renewing.update(dict.fromkeys(holds))
+        await super()._renew(io, group, holds)
+        now = self.io.now()
+        for hold, deadline in zip(holds, deadlines, strict=True):
+            self.renewing.pop(hold, None)
+            self.client.world.happened["31"] += now >= deadline
+            self.client.observer.renewed(self.client, hold)
+
+    def _report(self, lost: list[Hold]) -> None:
+        for hold in lost:
+            self.client.world.note("lost", self.client.name, hold.name, hold.token, hold.reason)

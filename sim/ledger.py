@@ -1,0 +1,162 @@
+"""What was sent for whom: nothing for what is over (invariant 7), and a release behind every attempt that failed (9).
+
+A lock or a claim that is left behind ends by itself in time, and nobody else would notice; so it is looked at what was
+*sent*. A client that asked a node to hold something for an acquisition must, once that acquisition has failed or its hold
+was released, have sent a release behind it on the same connection; or on another one, if by then the node had carried
+out the first. A connection that is gone excuses it: what else is done then is the watchdog's business and, in the
+end, the ttl's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from handfast.core.hold import HELD, LOST, RELEASED, Hold
+from handfast.protocol.commands import NO_GENERATION, Identity
+from sim import lua
+from sim.net import TcpConnection
+from sim.node import Node, commands_in
+
+if TYPE_CHECKING:
+    from sim.client import Client
+    from sim.world import World
+
+__all__ = ["Acquirer", "Ledger", "acquirer"]
+
+UNDONE: Final = 0.1
+"""Seconds within which a watchdog that was not stopped sends what it has to send."""
+_QUEUES: Final = frozenset({"claim", "pass", "yield"})
+"""Scripts about one name, whose first argument is the id of an acquisition."""
+_ONLY_HELD: Final = frozenset({"extend", "restore_vote", "raise_token"})
+"""Scripts that may be sent for nothing but what is held, or is being taken."""
+
+Acquirer = tuple[bytes, bytes]
+"""Owner and generation: one acquisition, with all its names."""
+
+
+def acquirer(who: Identity) -> Acquirer:
+    return who.owner, who.generation
+
+
+class _Laid(NamedTuple):
+    """Somebody has asked a node to hold something."""
+
+    client: Client
+    tcp: TcpConnection
+    claimant: bytes
+    """The id of the claim, if it is one."""
+
+
+class Ledger:
+    """Of all clients."""
+
+    def __init__(self, world: World, complain: Callable[[int, str], None], holds: dict[Acquirer, list[Hold]]) -> None:
+        self.nodes: list[Node] = []
+        self._world = world
+        self._complain = complain
+        self._holds = holds
+        self._laid: dict[tuple[int, bytes, Acquirer], _Laid] = {}
+        """By node, key and acquisition."""
+        self._over: dict[Acquirer, float] = {}
+        """Acquisitions that have failed, or whose hold was released, and when."""
+
+    def told(self, client: Client, tcp: TcpConnection, node: int, data: bytes, again: bool) -> None:
+        if b"EVALSHA" not in data and b"\r\nNX\r\n" not in data and b"DELIFEQ" not in data:
+            return
+        for words in commands_in(data):
+            for what, key, who, claimant in self._meanings(words):
+                if what == "takes":
+                    self._laid[node, key, who] = _Laid(client, tcp, claimant)
+                elif what == "leaves":
+                    self._undone(client, node, key, who, tcp)
+                else:
+                    self._still_held(client, what, who, again)
+                    if what == "restore_vote":
+                        self._laid[node, key, who] = _Laid(client, tcp, b"")
+
+    @staticmethod
+    def _meanings(words: list[bytes]) -> Iterator[tuple[str, bytes, Acquirer, bytes]]:
+        """What a command does, to which key, for whom, and under which id."""
+        if words[0] == b"SET" and b"NX" in words:
+            yield "takes", words[1], (words[2], NO_GENERATION), b""
+        elif words[0] == b"DELIFEQ":
+            yield "leaves", words[1], (words[2], NO_GENERATION), b""
+        elif words[0] == b"EVALSHA":
+            script, count = lua.NAMES[words[1]], 3 + int(words[2])
+            args = words[count:]
+            if script == "delete_owned":
+                yield "leaves", words[3], (args[0], NO_GENERATION), b""
+            elif script in _QUEUES:
+                yield "leaves" if script == "pass" else "takes", words[3], (args[1], args[2]), args[0]
+            elif script == "acquire_all":
+                for key in words[3 : 3 + int(args[3])]:
+                    yield "takes", key, (args[0], args[1]), b""
+            elif script in _ONLY_HELD:
+                names = {"extend": (count - 3) // 2, "restore_vote": 3, "raise_token": 2}[script]
+                for key in words[3 : 3 + (names if script == "extend" else int(args[names]))]:
+                    yield script, key, (args[0], args[1]), b""
+
+    def fails(self, who: Acquirer) -> None:
+        """An acquisition has ended without a hold."""
+        self._over[who] = self._world.now
+
+    def _undone(self, client: Client, node: int, key: bytes, who: Acquirer, tcp: TcpConnection) -> None:
+        laid = self._laid.get((node, key, who))
+        if laid is not None and (laid.tcp is tcp or self._is_there(self.nodes[node], key, who, laid.claimant)):
+            del self._laid[node, key, who]
+        links = client.dog.io.links
+        if links[node].tcp is tcp:
+            # What the watchdog releases for others it releases where it is connected; the rest is the ttl's.
+            for link in links:
+                if link.connection is None:
+                    self._laid.pop((link.index, key, who), None)
+
+    @staticmethod
+    def _is_there(node: Node, key: bytes, who: Acquirer, claimant: bytes) -> bool:
+        """The node has a vote or a claim of this acquisition."""
+        owner, generation = who
+        if claimant and claimant in node.table(key + b":q"):
+            return True
+        if node.shows(key) != owner:
+            return False
+        return generation == NO_GENERATION or generation in node.table(key + b":g")
+
+    def _still_held(self, client: Client, what: str, who: Acquirer, again: bool) -> None:
+        holds = self._holds.get(who, ())
+        now = client.clock.now()
+        if not holds or any(hold.state == HELD and now < hold.deadline for hold in holds):
+            return
+        last = holds[-1]
+        # What belongs to a request that began in time may be sent a little later, once a connection is there.
+        if not again or now > last.deadline + last.config.timing.timeout:
+            state = last.state if last.state != HELD else "past its deadline"
+            self._complain(7, f"{client.name} sends {what} for {who!r}, which is {state}")
+
+    def gone(self, client: Client) -> None:
+        """A process has died: it undoes nothing."""
+        for key in [key for key, laid in self._laid.items() if laid.client is client]:
+            del self._laid[key]
+
+    def audit(self) -> None:
+        for (index, key, who), laid in list(self._laid.items()):
+            if self._left_behind(laid, who) and self._is_there(self.nodes[index], key, who, laid.claimant):
+                self._complain(
+                    9, f"{laid.client.name} has sent no release of {who!r} to n{index}, which has a vote or a claim of it"
+                )
+
+    def _left_behind(self, laid: _Laid, who: Acquirer) -> bool:
+        """Its acquisition is over, and nothing excuses the client."""
+        now, holds = self._world.now, self._holds.get(who, ())
+        if any(hold.state == LOST for hold in holds):
+            return False
+        if holds and who not in self._over and all(hold.state == RELEASED for hold in holds):
+            self._over[who] = now
+        since = self._over.get(who)
+        return since is not None and now - since > UNDONE and self._in_order(laid)
+
+    def _in_order(self, laid: _Laid) -> bool:
+        """Nothing excuses the client."""
+        dog = laid.client.dog
+        awake = not dog.actor.stopped and self._world.now - dog.actor.went_on > UNDONE
+        return laid.tcp.open and awake and dog.io.ready

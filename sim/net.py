@@ -1,0 +1,186 @@
+"""The network: connections that keep order, and everything else that a network may do.
+
+What is sent on one connection in one direction arrives in order, or not at all; between connections there is no order.
+A lost packet is sent again, so loss is delay. A partition holds back what is sent, in both directions or in one; when it
+heals, what was held back arrives in a burst. A connection that was given up while it was cut off may still deliver what
+was sent on it, long after: such an orphan is a write that nobody waits for any more. Its other end learns of
+the end as late as of everything else, so half-open connections come about by themselves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from handfast.protocol.scripts import SHA
+from sim.world import Actor, World
+
+__all__ = ["Net", "Server", "TcpConnection", "UserEnd"]
+
+RESENT: Final = 0.2
+"""Seconds after which a lost packet is sent again, doubled with each loss: as Linux does it."""
+ORPHANS: Final = 0.5
+"""How often what is stuck on a connection that was given up is delivered all the same."""
+
+
+_ACQUIRE: Final = (SHA["claim"], SHA["acquire_all"], b"\r\nNX\r\n")
+"""What makes a lock."""
+
+
+class UserEnd(Protocol):
+    """Where a connection begins: a link to a node."""
+
+    def accepted(self, tcp: TcpConnection) -> None: ...
+    def refused(self, tcp: TcpConnection) -> None: ...
+    def received(self, tcp: TcpConnection, data: bytes) -> None: ...
+    def broken(self, tcp: TcpConnection) -> None: ...
+
+
+class Server(Protocol):
+    """Where it ends."""
+
+    index: int
+    actor: Actor
+
+    def dialled(self, tcp: TcpConnection) -> None: ...
+    def receive(self, tcp: TcpConnection, data: bytes) -> None: ...
+    def left(self, tcp: TcpConnection) -> None: ...
+
+
+class TcpConnection:
+    """One TCP connection from a client's link to a server."""
+
+    __slots__ = ("end", "last", "net", "open", "out", "server", "stuck", "user", "where")
+
+    def __init__(self, net: Net, where: int, user: Actor, end: UserEnd, server: Server) -> None:
+        self.net = net
+        self.where = where
+        """The client, by number."""
+        self.user = user
+        self.end = end
+        self.server = server
+        self.open = True
+        """The client has not given it up."""
+        self.last = [0.0, 0.0]
+        """Down, up: when what was sent last arrives."""
+        self.stuck: tuple[deque[Any], deque[Any]] = (deque(), deque())
+        """Down, up: what is held back."""
+        self.out: list[bytes] | None = None
+        """The server's own: replies of the write that it is working on."""
+
+    def send(self, data: bytes) -> None:
+        self.net.carry(self, 1, self.server.receive, data)
+
+    def reply(self, data: bytes) -> None:
+        if self.out is not None:
+            self.out.append(data)
+        else:
+            self.net.carry(self, 0, self.end.received, data)
+
+    def break_off(self) -> None:
+        """From the server's end."""
+        self.net.carry(self, 0, self.end.broken)
+
+    def give_up(self) -> None:
+        """From the client's end."""
+        if self.open:
+            self.open = False
+            stuck = self.stuck[1]
+            if stuck and self.net.world.rng.random() > ORPHANS:
+                stuck.clear()
+            self.net.carry(self, 1, self.server.left)
+
+
+class Net:
+    """All connections, and what the faults do to them."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.base = 0.0005
+        """Seconds one way."""
+        self.jitter = 0.0003
+        self.slow = 0.0
+        """How often something is slow, and by how much at most."""
+        self.slowest = 0.0
+        self.loss = 0.0
+        self.ttl = float("inf")
+        """What is on its way for longer than this is late."""
+        self.far: dict[tuple[int, int], float] = {}
+        """More seconds, by client and node."""
+        self._cut: set[tuple[int, int, int]] = set()
+        """Client, node, direction. Only asked for members, never walked through: its order is nobody's."""
+        self._connections: dict[TcpConnection, None] = {}
+
+    def dial(self, where: int, user: Actor, end: UserEnd, server: Server) -> TcpConnection:
+        tcp = TcpConnection(self, where, user, end, server)
+        self._connections[tcp] = None
+        self.carry(tcp, 1, server.dialled)
+        return tcp
+
+    def carry(self, tcp: TcpConnection, up: int, call: Callable[..., Any], *args: Any) -> None:
+        """Bring something to the other end."""
+        stuck = tcp.stuck[up]
+        if stuck or (self._cut and (tcp.where, tcp.server.index, up) in self._cut):
+            stuck.append((self.world.now, call, args))
+            return
+        at = self.world.now + self._delay(tcp)
+        if at < tcp.last[up]:
+            at = tcp.last[up]
+        tcp.last[up] = at
+        if args and at - self.world.now > self.ttl:
+            self._late(up, args[0])
+        (tcp.server.actor if up else tcp.user).at(at, call, tcp, *args)
+
+    def _late(self, up: int, data: bytes) -> None:
+        if not up:
+            self.world.happened["4"] += 1
+        elif any(each in data for each in _ACQUIRE):
+            self.world.happened["5"] += 1
+
+    def _delay(self, tcp: TcpConnection) -> float:
+        chance = self.world.rng.random
+        delay = self.base + self.jitter * chance()
+        if self.far:
+            delay += self.far.get((tcp.where, tcp.server.index), 0.0)
+        if self.slow and chance() < self.slow:
+            delay += self.slowest * chance() ** 2
+        if self.loss:
+            wait = RESENT
+            while chance() < self.loss:
+                delay += wait
+                wait *= 2
+        return delay
+
+    def cut(self, where: int, node: int, *, up: bool = True, down: bool = True) -> None:
+        self._cut |= {(where, node, way) for way, wanted in ((1, up), (0, down)) if wanted}
+
+    def mend(self, where: int, node: int) -> None:
+        self._cut -= {(where, node, 0), (where, node, 1)}
+        self.flow()
+
+    def mend_all(self) -> None:
+        self._cut.clear()
+        self.slow = self.loss = 0.0
+        self.far.clear()
+        self.flow()
+
+    def flow(self) -> None:
+        """What was held back goes on its way, where it can."""
+        for tcp in self._connections:
+            for up in (0, 1):
+                stuck = tcp.stuck[up]
+                if stuck and (tcp.where, tcp.server.index, up) not in self._cut:
+                    held = list(stuck)
+                    stuck.clear()
+                    for since, call, args in held:
+                        if args and self.world.now - since > self.ttl:
+                            self._late(up, args[0])
+                        self.carry(tcp, up, call, *args)
+
+    def ended(self, tcp: TcpConnection) -> None:
+        """Neither end has any more use for it."""
+        self._connections.pop(tcp, None)
+
+    def connections(self) -> list[TcpConnection]:
+        return [each for each in self._connections if each.open]

@@ -1,0 +1,295 @@
+"""A simulated server: it gets the very bytes that a real one would get, and answers in RESP3.
+
+It has a clock of its own, can be stopped like any process, be killed and come back with its data or without, forget
+everything on a live connection (FLUSHALL), lose its scripts, and refuse to work for a while. A life is what lies
+between two starts; what the restart guard calls an incarnation.
+
+Servers differ in two ways that clients notice: some compare and delete by a command of their own (DELIFEQ), and some send
+a push that a command causes to its own connection after the reply, not before it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from handfast.core.guard import Marker
+from handfast.protocol import scripts
+from sim import lua
+from sim.lua import ReplyError
+from sim.net import Net, TcpConnection
+from sim.store import Store, encoded, is_lock
+from sim.world import Actor, Clock, World
+
+__all__ = ["Node", "commands_in"]
+
+NEVER: Final = float("-inf")
+_SHA: Final = {scripts.TEXT[name]: scripts.SHA[name] for name in scripts.NAMES}
+_VOTES: Final = frozenset({"claim", "acquire_all"})
+_GIVES_BACK: Final = frozenset({"pass", "yield"})
+_OWNER: Final = {name: 1 if name in ("claim", "pass", "yield") else 0 for name in scripts.NAMES}
+"""By script: which of its arguments is the owner."""
+_WRITES: Final = frozenset({b"SET", b"EVALSHA", b"DEL", b"DELIFEQ"})
+_CALM: Final = frozenset({b"PING", b"HELLO", b"CLIENT", b"SCRIPT", b"INFO", b"SUBSCRIBE"})
+"""What a server answers in any mood."""
+
+
+def commands_in(payload: bytes) -> list[list[bytes]]:
+    """The commands of a payload, each as its words; none of our words has a line break of the protocol's in it.
+
+    >>> commands_in(b"*2\\r\\n$3\\r\\nGET\\r\\n$1\\r\\nk\\r\\n*1\\r\\n$4\\r\\nPING\\r\\n")
+    [[b'GET', b'k'], [b'PING']]
+    """
+    parts = payload.split(b"\r\n")
+    at, last = 0, len(parts) - 1
+    found: list[list[bytes]] = []
+    while at < last:
+        end = at + 1 + 2 * int(parts[at][1:])
+        found.append(parts[at + 2 : end : 2])
+        at = end
+    return found
+
+
+class Witness(Protocol):
+    """Who sees what servers do: the observer."""
+
+    def complain(self, number: int, text: str) -> None: ...
+    def voted(self, node: Node, owner: bytes) -> None: ...
+    def handed_over(
+        self, node: Node, key: bytes, by: bytes, waiting: dict[bytes, float], claims: dict[bytes, bytes]
+    ) -> None: ...
+
+
+class Node(Store):
+    """One server of a deployment."""
+
+    def __init__(self, world: World, net: Net, index: int, clock: Clock, witness: Witness) -> None:
+        super().__init__(world, Actor(world, f"n{index}"), clock, index, witness.complain)
+        self._witness = witness
+        self._net = net
+        self.up = True
+        self._dark = False
+        """Its machine has no power."""
+        self.life = 0
+        self.forgot_at = NEVER
+        """When it last lost its data."""
+        self.mood = ""
+        """The error with which it meets those who want something of it, if any: see faults.py."""
+        self.tracks = True
+        self.compares = True
+        """It knows DELIFEQ."""
+        self.replies_first = False
+        """A push that a command causes to its own connection comes after the reply: Valkey. Before it: Redis."""
+        self.forgetting: Callable[[Node], None] | None = None
+        """Called when it has granted its vote, if that may be the last that it remembers."""
+        self._loaded: set[bytes] = set()
+        self._connections: dict[TcpConnection, None] = {}
+        self._pushed: list[bytes] = []
+        """What is still to be pushed to the connection whose command runs."""
+        self.save()
+        self._name()
+
+    def _name(self) -> None:
+        self.run_id = f"{self.index:020d}{self.life:020d}"
+        self._about = (
+            f"# Server\r\nrun_id:{self.run_id}\r\nrole:master\r\nmaster_replid:{self.run_id}\r\n"
+            f"master_replid2:{'0' * 40}\r\nmaxmemory:0\r\n"
+        ).encode()
+
+    # -- faults ----------------------------------------------------------------------------------------------------
+
+    def kill(self, *, silently: bool = False) -> None:
+        """kill -9: its connections are gone, and what was on its way to it. Without power a machine says nothing."""
+        self.up = False
+        self._dark = silently
+        if not silently:
+            for tcp in self._connections:
+                tcp.break_off()
+        self._connections.clear()
+        self.channels.clear()
+        self.trackers.clear()
+        self.tracked.clear()
+
+    def start(self, memory: str) -> None:
+        """`memory`: all, none, or old: what was on its disk a second before it was killed."""
+        self.up = True
+        self._dark = False
+        self.life += 1
+        self._loaded.clear()
+        self._name()
+        if memory == "none":
+            self.forget()
+        elif memory == "old":
+            self.roll_back()
+            self.forgot_at = self.world.now
+
+    def save(self) -> None:
+        """What a later `roll_back` comes back to: an append-only file that is written every second."""
+        self._saved = ({key: copy.copy(value) for key, value in self.data.items()}, dict(self.ends))
+
+    def roll_back(self) -> None:
+        self.data, self.ends = self._saved
+        self.save()
+
+    def forget(self) -> None:
+        self.empty()
+        self.forgot_at = self.world.now
+
+    def step(self, seconds: float) -> None:
+        self.clock.step(seconds)
+        self.stepped()
+
+    def lose_scripts(self) -> None:
+        self._loaded.clear()
+
+    # -- what the observer asks ------------------------------------------------------------------------------------
+
+    def may_vote(self, marker_key: bytes) -> bool:
+        """Its marker lets it vote."""
+        marker = Marker.parse(self.shows(marker_key))
+        return marker is not None and marker.votes and marker.incarnation.startswith(self.run_id.encode())
+
+    # -- connections -----------------------------------------------------------------------------------------------
+
+    def dialled(self, tcp: TcpConnection) -> None:
+        if self.up:
+            self._connections[tcp] = None
+            self._net.carry(tcp, 0, tcp.end.accepted)
+        elif not self._dark:
+            self._net.carry(tcp, 0, tcp.end.refused)
+
+    def left(self, tcp: TcpConnection) -> None:
+        if self._connections.pop(tcp, self) is None:
+            self.forget_listener(tcp)
+        self._net.ended(tcp)
+
+    def receive(self, tcp: TcpConnection, data: bytes) -> None:
+        if tcp not in self._connections:
+            if self._dark:  # half-open: nobody is told that nobody is there
+                self.world.happened["21"] += 1
+            else:
+                tcp.break_off()
+            return
+        out: list[bytes] = []
+        tcp.out = out
+        caching = False
+        for words in commands_in(data):
+            if caching and self.tracks:
+                for key in words[1:]:
+                    self.find(key)
+                    self.track(key, tcp)
+            caching = words[0] == b"CLIENT" and words[1] == b"CACHING"
+            if words[0] == b"CLIENT" and words[1] == b"TRACKING" and self.tracks:
+                self.trackers[tcp] = None
+            if words[0] == b"SUBSCRIBE":  # confirmed by a push
+                self.channels[words[1]] = tcp
+                out.append(b">3\r\n$9\r\nsubscribe\r\n" + encoded(words[1]) + b":1\r\n")
+            else:
+                out.append(encoded(self._call(words)))
+            if self._pushed:
+                out += self._pushed
+                self._pushed.clear()
+        tcp.out = None
+        tcp.reply(b"".join(out))
+
+    def push(self, tcp: TcpConnection, data: bytes) -> None:
+        if tcp.out is not None and self.replies_first:
+            self._pushed.append(data)
+        else:
+            tcp.reply(data)
+
+    # -- commands --------------------------------------------------------------------------------------------------
+
+    def _call(self, words: list[bytes]) -> Any:
+        name = words[0]
+        if self.mood and name not in _CALM and (name in _WRITES or not self.mood.startswith("-OOM")):
+            self.world.happened["25 " + self.mood[1:].partition(" ")[0]] += 1
+            return self.mood
+        if name == b"EVALSHA":
+            return self._script(words)
+        command = _COMMANDS.get(name)
+        try:
+            return self.execute(words) if command is None else command(self, words)
+        except ReplyError as error:
+            return f"-{error}"
+
+    def _script(self, words: list[bytes]) -> Any:
+        if words[1] not in self._loaded:
+            self.world.happened["25 NOSCRIPT"] += 1
+            return "-NOSCRIPT No matching script. Please use EVAL."
+        script, keys = lua.NAMES[words[1]], int(words[2])
+        owner = words[3 + keys + _OWNER[script]] if script != "set_marker" else b""
+        if script in _VOTES:
+            self._witness.voted(self, owner)
+        waiting: dict[bytes, float] = {}
+        claims: dict[bytes, bytes] = {}
+        holds = script in _GIVES_BACK and self.shows(words[3]) == owner
+        if holds:
+            waiting, claims = dict(self.table(words[4])), dict(self.table(words[5]))
+        self.by = owner
+        reply = lua.run(self, script, keys, words[3:])
+        self.by = None
+        self.world.note("run", self.index, script, words[3 + keys :][:3], reply)
+        if (
+            self.forgetting is not None
+            and script in _VOTES
+            and (type(reply) is int or (type(reply) is list and reply[0]))
+        ):
+            self.forgetting(self)
+        if holds and (waiting or script == "yield"):
+            self._witness.handed_over(self, words[3], words[3 + keys], waiting, claims)
+        return reply
+
+    def execute(self, words: list[bytes]) -> Any:
+        if words[0] == b"SET" and b"NX" in words and self.by is None:
+            self._witness.voted(self, words[2])
+            self.by = words[2]
+            try:
+                return super().execute(words)
+            finally:
+                self.by = None
+        if words[0] == b"SET" and is_lock(words[1]):
+            self._witness.voted(self, words[2])
+        return super().execute(words)
+
+    def about(self) -> bytes:
+        return self._about
+
+    def _delifeq(self, words: list[bytes]) -> Any:
+        if not self.compares:
+            raise ReplyError("ERR unknown command 'DELIFEQ'")
+        if self._string(words[1]) != words[2]:
+            return 0
+        return super().execute([b"DEL", words[1]])
+
+    def _load(self, words: list[bytes]) -> Any:
+        if words[1] == b"FLUSH":
+            self.lose_scripts()
+            return "OK"
+        sha = _SHA[words[2]]
+        self._loaded.add(sha)
+        return sha
+
+    def _flushall(self, words: list[bytes]) -> Any:
+        self.forget()
+        return "OK"
+
+    def _hello(self, words: list[bytes]) -> Any:
+        return "OK"
+
+    def _ping(self, words: list[bytes]) -> Any:
+        return "PONG"
+
+    def _client(self, words: list[bytes]) -> Any:
+        return "OK" if self.tracks or words[1] == b"SETNAME" else "-ERR tracking is refused here"
+
+
+_COMMANDS: Final[dict[bytes, Callable[[Node, list[bytes]], Any]]] = {
+    b"DELIFEQ": Node._delifeq,
+    b"FLUSHALL": Node._flushall,
+    b"SCRIPT": Node._load,
+    b"HELLO": Node._hello,
+    b"PING": Node._ping,
+    b"CLIENT": Node._client,
+}

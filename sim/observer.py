@@ -1,0 +1,459 @@
+"""Sees everything at once, and checks what must stay true (SAFETY.md, by number).
+
+Nobody in the simulation can ask it. It looks when a hold is granted, when a caller gets it, when something is
+sent or written, and now and then in between; it uses no clock but each client's own for that client's deadlines.
+
+Which invariants are guaranteed depends on the faults: mutual exclusion (1, 5) only within A1-A5, order and uniqueness of
+tokens (2; 3 and with it 4) wherever counters survive, see plan.py. The others always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from handfast.core.guard import MARGIN
+from handfast.core.hold import HELD, LOST, RELEASED, RELEASING, Hold
+from handfast.core.local_queue import Acquisition, Waiter
+from handfast.protocol.commands import NO_GENERATION, Identity
+from sim.ledger import Acquirer, Ledger, acquirer
+from sim.net import TcpConnection
+from sim.node import Node
+from sim.register import Register
+from sim.store import name_of
+from sim.world import World
+
+if TYPE_CHECKING:
+    from sim.client import Client
+
+__all__ = ["INVARIANTS", "Observer", "ExpectedGuarantees", "Violation"]
+
+INVARIANTS: Final = {
+    1: ("validity intervals of one name never overlap", ("observer._no_two_valid", "observer.write_plain")),
+    2: ("tokens are in order", ("observer.returned",)),
+    3: ("tokens are unique per name", ("observer.returned",)),
+    4: ("no update of a fenced register is lost", ("observer.write",)),
+    5: ("what says that it is valid is held on M nodes, for as long as it says so", ("observer._held_on_a_majority",)),
+    6: (
+        "nothing is valid after its deadline, and its loss is told",
+        ("observer.granted", "observer.renewed", "observer._lost_in_time"),
+    ),
+    7: ("LOST and RELEASED are final, nothing is sent for them", ("observer.audit", "ledger._still_held")),
+    8: ("nobody touches another's key", ("store._check",)),
+    9: ("a failed or cancelled acquisition leaves nothing behind", ("ledger.audit", "observer.at_rest")),
+    10: ("no vote from an incarnation younger than Q", ("observer._no_young_votes",)),
+    11: (
+        "a waiter gets the lock in time",
+        ("user._failed", "observer._nobody_sleeps_on", "observer.handed_over"),
+    ),
+    12: ("counters never fall within an incarnation", ("store._set",)),
+    13: ("no task and no place in a queue is left", ("observer.at_rest",)),
+    16: ("no waiter is overtaken by many later claims while a majority knows of it", ("observer._overtakes",)),
+    17: ("votes that are split among waiters soon come to one of them", ("observer._splits_end",)),
+    18: ("a lease is valid when the caller gets it", ("observer.returned",)),
+}
+"""By number: what, and where it is checked. 14, that a seed is one history, is `World.digest`'s business."""
+
+LOSS_IS_LATE: Final = 0.05
+"""Seconds after its deadline at which a hold must have been declared lost by a watchdog that was not stopped."""
+ROUNDING: Final = 0.005
+SLEPT_ON: Final = 0.6
+"""Seconds for which a lock that somebody waits for may be free while nothing is wrong: twice the longest pause."""
+OVERTAKEN: Final = 1
+"""By so many later acquisitions at most."""
+SPLIT: Final = 0.2
+"""Seconds for which votes may be split among waiters while nothing is wrong."""
+FOREVER: Final = float("inf")
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(f"invariant {number}: {text}")
+        self.number = number
+
+
+class ExpectedGuarantees:
+    """Which of the invariants that depend on the faults are guaranteed."""
+
+    def __init__(self, *, exclusive: bool, ordered: bool, unique: bool, lively: bool, queues: bool, fair: bool) -> None:
+        self.exclusive = exclusive
+        self.ordered = ordered
+        self.unique = unique
+        self.lively = lively
+        self.queues = queues
+        """Waiters stand in queues on the servers."""
+        self.fair = fair
+
+
+class Observer:
+    """Omniscient."""
+
+    def __init__(self, world: World, expected_guarantees: ExpectedGuarantees) -> None:
+        self.world = world
+        self.expected_guarantees = expected_guarantees
+        self.nodes: list[Node] = []
+        self.clients: list[Client] = []
+        self.quiet: Callable[[], bool] = lambda: False
+        """Nothing has been wrong for a while."""
+        self.registers: dict[str, Register] = {}
+        self.tokens: dict[str, dict[int, bytes]] = {}
+        """By name: all tokens that callers were given, and to which owner."""
+        self.largest: dict[str, int] = {}
+        self.given = 0
+        self.lost = 0
+        self._now_held: dict[str, dict[Hold, Client]] = {}
+        self._holds: dict[Acquirer, list[Hold]] = {}
+        self._final: dict[Hold, str] = {}
+        self._passed: dict[Hold, None] = {}
+        """Holds whose deadline has passed."""
+        self._votes: dict[tuple[int, bytes], list[tuple[float, float]]] = {}
+        """By node and owner: when it voted, and how long before that it had lost its data."""
+        self._free_since: dict[tuple[Client, Any], float] = {}
+        self._split_since: dict[bytes, float] = {}
+        self._granted_at: dict[bytes, float] = {}
+        self._queued_since: dict[bytes, float] = {}
+        """By id of an acquisition: since when a majority of the nodes knows that it waits."""
+        self._overtaken: dict[bytes, int] = {}
+        """By id: how often it was overtaken since."""
+        self.most_overtaken = 0
+        self.ledger = Ledger(world, self.complain, self._holds)
+
+    def complain(self, number: int, text: str) -> None:
+        self.world.note("VIOLATION", number, text)
+        raise Violation(number, text)
+
+    # -- holds -----------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def valid(client: Client, hold: Hold) -> bool:
+        """It says of itself that it is valid."""
+        return hold.state == HELD and client.clock.now() < hold.deadline
+
+    def granted(self, client: Client, hold: Hold) -> None:
+        """The core has made a hold, or passed one on."""
+        self.world.note("granted", client.name, hold.name, hold.who.id, hold.token, round(hold.deadline, 6), hold.votes)
+        if hold not in self._now_held.setdefault(hold.names[0], {}):
+            if client.clock.now() >= hold.deadline:
+                self.complain(6, f"{hold.name} was granted to {hold.who.owner!r} after its deadline")
+            self._holds.setdefault(acquirer(hold.who), []).append(hold)
+            self._granted_at.update(dict.fromkeys(hold.keys, self.world.now))
+            for name in hold.names:
+                self._now_held.setdefault(name, {})[hold] = client
+                self._no_two_valid(name)
+            if client.group.guard and not hold.handovers:
+                self._no_young_votes(client, hold)
+        self._held_on_a_majority(client, hold)
+
+    def gone(self, client: Client) -> None:
+        """A process has died: nobody can look at its leases any more."""
+        for holds in self._now_held.values():
+            for hold in [hold for hold, holder in holds.items() if holder is client]:
+                del holds[hold]
+        self.ledger.gone(client)
+
+    def _no_two_valid(self, name: str) -> None:
+        if not self.expected_guarantees.exclusive:
+            return
+        valid = [hold for hold, client in self._now_held[name].items() if self.valid(client, hold)]
+        if len({hold.who.owner for hold in valid}) > 1 or (len(valid) > 1 and not all(h.explicit_owner for h in valid)):
+            who = ", ".join(f"{h.who.owner.decode()} (token {h.token})" for h in valid)
+            self.complain(1, f"{name} is held by {who} at the same time")
+
+    def _no_young_votes(self, client: Client, hold: Hold) -> None:
+        # Q is counted on other clocks than the world's.
+        policy = client.group.policy
+        least = (policy.max_ttl * (1 + 2 * policy.drift) + MARGIN) * (1 - 2 * policy.drift) - ROUNDING
+        if not self.expected_guarantees.exclusive:
+            return
+        for node in self.nodes:
+            votes = self._votes.get((node.index, hold.who.owner), [])
+            # Any vote counts whose ttl is not over, also if the node has forgotten since.
+            age = max((age for when, age in votes if when > self.world.now - 2 * hold.ttl), default=FOREVER)
+            if hold.votes >> node.index & 1 and age < least:
+                self.complain(10, f"{hold.name}: counts a vote of n{node.index}, which had forgotten {age:.3f} s before")
+
+    def _held_on_a_majority(self, client: Client, hold: Hold) -> None:
+        if not (self.expected_guarantees.exclusive and self.valid(client, hold)):
+            return
+        group, until = client.group, client.clock.when(hold.deadline)
+        # A node that has forgotten and may vote for nobody before this one is over is as good as one that holds it.
+        on = [
+            node.index
+            for node in self.nodes
+            if all(self._keeps(node, key, hold.who, until) for key in hold.keys)
+            or (group.guard and not node.may_vote(group.marker_key))
+        ]
+        if len(on) < group.need:
+            left = hold.deadline - client.clock.now()
+            self.complain(
+                5,
+                f"{hold.name} is valid for {hold.who.owner!r} for another {left:.3f} s, but held for so long on {on}",
+            )
+
+    @staticmethod
+    def _keeps(node: Node, key: bytes, who: Identity, until: float) -> bool:
+        """The node has this vote, and will keep it for so long."""
+        if node.shows(key) != who.owner or node.keeps(key) < until:
+            return False
+        if who.generation == NO_GENERATION:
+            return True
+        end = node.table(key + b":g").get(who.generation)
+        return end is not None and node.clock.when((int(end) + 1) / 1000) >= until
+
+    def renews(self, client: Client, hold: Hold) -> None:
+        """A renewal begins: at its present deadline the hold is over, unless it was confirmed by then."""
+        self.world.at(client.clock.when(hold.deadline), self._deadline_passes, hold, hold.deadline)
+
+    def _deadline_passes(self, hold: Hold, deadline: float) -> None:
+        if hold.deadline <= deadline:
+            self._passed[hold] = None
+
+    def renewed(self, client: Client, hold: Hold) -> None:
+        """A renewal has ended."""
+        if hold in self._passed and self.valid(client, hold):
+            self.complain(6, f"{hold.name} of {hold.who.owner!r} was over at its deadline, and is valid again")
+
+    def voted(self, node: Node, owner: bytes) -> None:
+        """A node was asked for its vote, or has handed it over."""
+        votes = self._votes.setdefault((node.index, owner), [])
+        votes.append((self.world.now, self.world.now - node.forgot_at))
+
+    def began(self, names: Iterable[str]) -> dict[str, int]:
+        """Who begins to ask now must get larger tokens than these."""
+        return {name: self.largest.get(name, 0) for name in names}
+
+    def failed(self, acquisition: Acquisition) -> None:
+        """An acquisition has ended in an exception."""
+        if acquisition.who is not None:
+            self.ledger.fails(acquirer(acquisition.who))
+
+    def returned(self, client: Client, hold: Hold, floors: dict[str, int], asked: float) -> None:
+        """A caller was given it; `floors` is what it was when it `began`, at the time `asked`."""
+        self.given += 1
+        self.world.note("returned", client.name, hold.name, hold.token)
+        if not self.valid(client, hold):
+            self.complain(18, f"{hold.name}: {client.name} was given a lease that is {hold.state} and over")
+        if not hold.handovers and not hold.explicit_owner:
+            self._overtakes(client, hold, asked)
+        if not hold.token:
+            return
+        for name in hold.names:
+            known, floor = self.tokens.setdefault(name, {}), floors.get(name, 0)
+            again = hold.explicit_owner and known.get(hold.token) == hold.who.owner  # a re-entry keeps its token
+            if hold.token <= floor and self.expected_guarantees.ordered and not again:
+                self.complain(2, f"{name}: token {hold.token} after {floor} was returned")
+            if hold.token in known and self.expected_guarantees.unique and not again:
+                self.complain(3, f"{name}: token {hold.token} for {hold.who.owner!r} and {known[hold.token]!r}")
+            known[hold.token] = hold.who.owner
+            self.largest[name] = max(hold.token, self.largest.get(name, 0))
+
+    # -- the queue -------------------------------------------------------------------------------------------------
+
+    def _heads(self) -> list[tuple[Client, Waiter, Identity]]:
+        """The waiters of all clients that stand in the servers' queues."""
+        found: list[tuple[Client, Waiter, Identity]] = []
+        for client in self.clients:
+            if not client.actor.stopped:
+                heads = [queue.head for queue in client.queues.by_key.values()]
+                found += [
+                    (client, head, head.acquisition.who)
+                    for head in heads
+                    if head is not None and head.acquisition.who is not None
+                ]
+        return found
+
+    def _knows(self, node: Node, key: bytes, who: Identity) -> bool:
+        """The node has the claim of a waiter that it can reach, or has given it its vote."""
+        claims = node.table(key + b":c")
+        claim = claims.get(who.id)
+        if claim is None or who.id not in node.table(key + b":q"):
+            # A vote that was given to a first attempt has no ticket yet.
+            return node.shows(key) == who.owner and who.id in claims.get(b"*", b"").split(b" ")[2:3]
+        return claim.split(b" ")[5] in node.channels
+
+    def _queued(self) -> None:
+        """Note who waits where a majority knows of it."""
+        queued: dict[bytes, float] = {}
+        for client, waiter, who in self._heads():
+            keys = waiter.acquisition.request.keys
+            if len(keys) == 1 and sum(1 for node in self.nodes if self._knows(node, keys[0], who)) >= client.group.need:
+                queued[who.id] = self._queued_since.get(who.id, self.world.now)
+        self._queued_since = queued
+        self._overtaken = {each: times for each, times in self._overtaken.items() if each in queued}
+
+    def _overtakes(self, client: Client, hold: Hold, asked: float) -> None:
+        """An acquisition that began later than others that wait has come before them."""
+        if not self.expected_guarantees.fair or not self._queued_since:
+            return
+        for other, waiter, who in self._heads():
+            since = self._queued_since.get(who.id)
+            if other is client or since is None or since >= asked or waiter.acquisition.request.key not in hold.keys:
+                continue
+            if (
+                sum(1 for node in self.nodes if self._knows(node, waiter.acquisition.request.key, who))
+                < client.group.need
+            ):
+                continue
+            times = self._overtaken[who.id] = self._overtaken.get(who.id, 0) + 1
+            self.most_overtaken = max(self.most_overtaken, times)
+            self.world.note("overtaken", other.name, who.id, times, "by", hold.who.id)
+            if times > OVERTAKEN:
+                self.complain(16, f"{who.id!r} waits since {since:.3f} s and was overtaken {times} times by later claims")
+
+    def handed_over(
+        self, node: Node, key: bytes, by: bytes, waiting: dict[bytes, float], claims: dict[bytes, bytes]
+    ) -> None:
+        """An acquisition has passed on or yielded a vote: it goes to the lowest ticket whose waiter is there, if any."""
+        second = node.micros() // 1_000_000
+        before, given = (table.get(b"*", b"") for table in (claims, node.table(key + b":c")))
+        alive: list[tuple[float, bytes]] = []
+        for claimant, ticket in waiting.items():
+            words = claims.get(claimant, b"").split(b" ")
+            if claimant != by and len(words) > 6 and int(words[0]) >= second and words[5] in node.channels:
+                alive.append((ticket, claimant))
+        if alive and node.shows(key) is None:
+            self.complain(11, f"{key!r} was let go, and {min(alive)[1]!r}, who waits for it, was not told")
+        if not given or given == before:
+            return  # nobody has it, or other acquisitions of the same owner go on
+        heir = given.split(b" ")[2]
+        if heir == by and before:  # it yielded, and stands in the queue as before
+            _, ticket_before, _, ends, *_ = before.split(b" ")
+            if int(ends) >= second:
+                alive.append((float(ticket_before), by))
+        if not alive or heir != min(alive)[1]:
+            self.complain(11, f"{key!r} went to {heir!r}, whose turn it is not; in the queue are {sorted(alive)}")
+
+    def _splits_end(self) -> None:
+        """Where a majority of the votes is with waiters and nobody holds the lock, one of the waiters soon does."""
+        split: dict[bytes, float] = {}
+        waiting: dict[bytes, set[bytes]] = {}
+        voters = {node: None for client in self.clients for node in self._voters(client)}
+        for client, waiter, who in self._heads():
+            if client.went_on_for(SPLIT) and len(waiter.acquisition.request.names) == 1:
+                waiting.setdefault(waiter.acquisition.request.key, set()).add(who.owner)
+        for key, owners in waiting.items():
+            if any(hold.state in (HELD, RELEASING) for hold in self._now_held.get(name_of(key), ())):
+                continue
+            votes = [node.shows(key) for node in voters]
+            if sum(1 for vote in votes if vote in owners) > len(self.nodes) // 2:
+                split[key] = max(self._granted_at.get(key, 0.0), self._split_since.get(key, self.world.now))
+                if self.world.now - split[key] > SPLIT:
+                    self.complain(17, f"the votes for {key!r} have been split since {split[key]:.3f} s: {votes}")
+        self._split_since = split
+
+    # -- the wire --------------------------------------------------------------------------------------------------
+
+    def told(self, client: Client, tcp: TcpConnection, node: int, data: bytes, again: bool) -> None:
+        """A client is sending something; `again`: for an exchange that began before."""
+        self.world.note("sends", client.name, node, data if len(data) < 1500 else len(data))
+        self.ledger.told(client, tcp, node, data, again)
+
+    # -- resources -------------------------------------------------------------------------------------------------
+
+    def register(self, name: str) -> Register:
+        found = self.registers.get(name)
+        if found is None:
+            found = self.registers[name] = Register()
+        return found
+
+    def read(self, hold: Hold) -> tuple[int, int] | None:
+        """Both resources' values; None if a larger token was seen."""
+        return self.register(hold.names[0]).read(hold.token)
+
+    def write(self, hold: Hold, value: int) -> None:
+        lost = self.register(hold.names[0]).write(hold.token, value)
+        if lost and self.expected_guarantees.unique and hold.token:
+            self.complain(4, f"{hold.name}: token {hold.token} writes {value}: an update is lost")
+
+    def write_plain(self, hold: Hold, value: int, *, at_once: bool) -> None:
+        """`at_once`: all look at their leases when they write, so only a broken exclusion can lose an update."""
+        if self.register(hold.names[0]).write_plain(value) and at_once and self.expected_guarantees.exclusive:
+            self.complain(1, f"{hold.name}: an update of a resource without tokens is lost, {hold.who.owner!r} was valid")
+
+    # -- now and then ----------------------------------------------------------------------------------------------
+
+    def audit(self) -> None:
+        for name, holds in self._now_held.items():
+            self._no_two_valid(name)
+            for hold, client in list(holds.items()):
+                self._held_on_a_majority(client, hold)
+                self._lost_in_time(client, hold)
+                if hold.state in (LOST, RELEASED):
+                    self._final[hold] = hold.state
+                    del holds[hold]
+                    self.lost += hold.state == LOST
+        for hold, state in self._final.items():
+            if hold.state != state:
+                self.complain(7, f"{hold.name} of {hold.who.owner!r} was {state} and is {hold.state}")
+        if len(self._final) > 100:
+            for hold in list(self._final)[:50]:
+                del self._final[hold]
+        self.ledger.audit()
+        self._queued()
+        if self.expected_guarantees.lively and self.quiet():
+            self._nobody_sleeps_on()
+            if self.expected_guarantees.queues:
+                self._splits_end()
+        else:
+            self._free_since.clear()
+            self._split_since.clear()
+
+    def _nobody_sleeps_on(self) -> None:
+        """A lock that somebody waits for is not free for long."""
+        for waited in [each for each in self._free_since if each[1] not in each[0].queues.by_key]:
+            del self._free_since[waited]  # nobody waits for it any more
+        for client in self.clients:
+            for keys in list(client.queues.by_key):
+                group = client.group
+                free = sum(1 for node in self._voters(client) if all(node.shows(key) is None for key in keys))
+                if free < group.need or client.actor.stopped:
+                    self._free_since.pop((client, keys), None)
+                    continue
+                # What is granted and released again between two looks is not slept on.
+                granted = max(self._granted_at.get(key, 0.0) for key in keys)
+                since = max(granted, self._free_since.setdefault((client, keys), self.world.now))
+                if self.world.now - since > SLEPT_ON:
+                    self.complain(11, f"{keys!r} has been free since {since:.2f} s, and {client.name} waits for it")
+
+    def _voters(self, client: Client) -> list[Node]:
+        """The nodes whose votes count for this client. One that it has seen step forward is soon in quarantine."""
+        group = client.group
+        return [
+            node
+            for node in self.nodes
+            if not group.guard or (node.may_vote(group.marker_key) and node.index not in group.suspects)
+        ]
+
+    def _lost_in_time(self, client: Client, hold: Hold) -> None:
+        dog = client.dog.actor
+        if hold.state != HELD or dog.stopped or self.world.now - dog.went_on < LOSS_IS_LATE:
+            return
+        late = client.clock.now() - hold.deadline
+        if late > LOSS_IS_LATE:
+            self.complain(6, f"{hold.name} of {hold.who.owner!r} ended {late:.3f} s ago, and nobody was told")
+
+    def at_rest(self) -> None:
+        """Nobody wants anything any more, and every ttl is over."""
+        if not self.expected_guarantees.lively:
+            return
+        for node in self.nodes:
+            for key, owner in node.held():
+                self.complain(9, f"n{node.index} still has {key!r} of {owner!r}")
+        for client in self.clients:
+            if client.queues.by_key:
+                self.complain(13, f"{client.name}: somebody still waits in the queue of {list(client.queues.by_key)}")
+            for task in client.tasks:
+                if not task.over:
+                    self.complain(13, f"{client.name}: {task} has not ended")
+
+    def sums(self) -> dict[str, Any]:
+        registers = self.registers.values()
+        return {
+            "given": self.given,
+            "lost": self.lost,
+            "stale": sum(each.stale for each in registers),
+            "unfenced updates lost": sum(each.lost for each in registers),
+            "overtaken": self.most_overtaken,
+        }

@@ -1,0 +1,310 @@
+"""What a seed decides beforehand: a deployment, how it is used, what goes wrong; and what is guaranteed all the same.
+
+Swarm testing: each seed draws a random subset of the faults, so that no fault hides behind another in every run.
+
+What is guaranteed follows from the plan alone (SAFETY.md, "Assumptions"):
+exclusion     unless clocks run at rates beyond `drift` (A1), a node's clock steps forward (A2), or a node forgets that
+              nobody guards (A3). A5 is kept by not letting nodes forget while M - 1 are suspect;
+uniqueness    wherever counters survive, or a guard repairs a minority of them. One node alone numbers by its clock;
+order         the same; a cohort's tokens are in order only while exclusion holds;
+fairness      unless barging is wanted, or the nodes' clocks disagree, from which tickets are taken;
+liveness      unless a clock was set back where nobody may cut a lease that has become too long, or runs so wrong that the
+              guard suspects every node, or a client of another max_ttl may have written a forgetful node's marker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any, Final, NamedTuple, cast
+
+from handfast.given import ClientOptions
+from sim.observer import ExpectedGuarantees
+
+__all__ = ["BEYOND", "DRIFT", "FAULTS", "Plan", "draw"]
+
+FAULTS: Final = (
+    "slow network",
+    "loss",
+    "distance",
+    "partition",
+    "one-way partition",
+    "reset",
+    "stopped client",
+    "stop where it hurts",
+    "blocked loop",
+    "crash",
+    "power cut",
+    "stopped node",
+    "restart",
+    "durable restart",
+    "rolled-back restart",
+    "rolling restart",
+    "flush",
+    "majority restart",
+    "slow clock forgets",
+    "forgets after voting",
+    "dies with its vote",
+    "drift",
+    "wild drift",
+    "step forward",
+    "majority step",
+    "step after restart",
+    "step back",
+    "wrong wall clocks",
+    "another max_ttl",
+    "cancel",
+    "extend",
+    "slow writer",
+    "release while renewing",
+    "crowd",
+    "scripts lost",
+    "moods",
+    "no tracking",
+)
+BEYOND: Final = frozenset({"wild drift", "step forward", "majority step", "step after restart", "majority restart"})
+"""Beyond the assumptions: drawn less often, since they excuse much."""
+FORGETTING: Final = frozenset(
+    {
+        "restart",
+        "rolled-back restart",
+        "rolling restart",
+        "flush",
+        "majority restart",
+        "slow clock forgets",
+        "forgets after voting",
+        "dies with its vote",
+        "step after restart",
+    }
+)
+STEPS: Final = frozenset({"step forward", "majority step", "step after restart"})
+HARMLESS: Final = frozenset(
+    {"drift", "wrong wall clocks", "extend", "release while renewing", "no tracking", "another max_ttl"}
+)
+"""These make nothing late."""
+SET_BACK: Final = 86400.0
+"""Seconds by which clocks are set back at most, all times together."""
+DRIFT: Final = 0.0045
+"""Two clocks that differ from the true rate by so much differ by less than 1 % from each other."""
+
+
+class Plan(NamedTuple):
+    """All that a seed decides beforehand."""
+
+    nodes: int
+    guard: bool
+    clients: int
+    users: int
+    names: tuple[str, ...]
+    ttl: float
+    max_ttl: float
+    fence: bool
+    renew: bool
+    fair: bool
+    cohort: int
+    work: float
+    think: float
+    faults: tuple[str, ...]
+    max_hold: float | None = None
+    together: bool = False
+    """Sometimes two names are taken at once."""
+    owners: bool = False
+    """Users present owners of their own."""
+    reentrant: bool = False
+    """Who holds it takes it again now and then."""
+    fault_seconds: float = 30.0
+    """How long faults strike."""
+    every: float = 6.0
+    """Seconds between two strikes of one fault, on average."""
+    prefix: str = "handfast:"
+    """Empty: keys that other programs could share."""
+    tries: int | None = None
+    token_memory: float = 7 * 86400.0
+    """Seconds for which counters are kept."""
+
+    def options(self, **changes: float) -> ClientOptions:
+        """What a client is made with."""
+        options: dict[str, Any] = {
+            "guard": self.guard,
+            "ttl": self.ttl,
+            "max_ttl": self.max_ttl,
+            "fence": self.fence,
+            "renew": self.renew,
+            "fair": self.fair,
+            "cohort": self.cohort,
+            "max_hold": self.max_hold,
+            "prefix": self.prefix,
+            "tries": self.tries,
+            "token_memory": self.token_memory,
+            **changes,
+        }
+        return cast(ClientOptions, options)
+
+    @property
+    def published(self) -> bool:
+        """The key is the name, and the protocol that of other programs: nobody queues."""
+        return not self.prefix and not self.fence
+
+    @property
+    def forgetful(self) -> bool:
+        return bool(FORGETTING & set(self.faults))
+
+    @property
+    def quarantine(self) -> float:
+        return self.max_ttl * 1.02 + 0.2
+
+    @property
+    def patience(self) -> float:
+        """Within so long after all faults everybody must have had the lock (invariant 11)."""
+        everybody = self.clients * self.users * 0.5
+        busy = 3 * self.work + 2 * self.ttl  # who still works is let finish, and may be renewed meanwhile
+        return self.max_ttl + 2 * self.quarantine + 8.0 + everybody + self.clients * busy
+
+    @property
+    def expected_guarantees(self) -> ExpectedGuarantees:
+        faults = set(self.faults)
+        guarded = self.guard or not self.forgetful
+        # Of the published protocol an owner that is presented again may meet its own late release.
+        reused = self.owners and self.published and bool(faults - HARMLESS)
+        exclusive = not faults & {"wild drift", *STEPS} and guarded and not reused
+        backwards = bool(faults & {"step back", "step after restart"})
+        if self.nodes == 1:
+            # With a slow clock it numbers by a clock that goes on all the same.
+            unique = not (self.forgetful and (backwards or "wild drift" in faults))
+        else:
+            unique = guarded and "majority restart" not in faults and not (self.forgetful and "wild drift" in faults)
+        # A counter that has expired is no help when the clock is set back beyond the token's time.
+        unique = unique and not (backwards and self.token_memory < SET_BACK)
+        stuck = backwards and not (self.guard and self.prefix)
+        # A client whose clock is that wrong takes every node's for one that was set, and puts it in quarantine.
+        suspected = self.guard and "wild drift" in faults
+        # A marker says which max_ttl a namespace has, and whoever first meets a new incarnation writes it. That of a node
+        # that was put in quarantine for its clock is written anew as well.
+        rewritten = self.forgetful or backwards or bool(faults & {*STEPS, "durable restart", "power cut"})
+        disputed = "another max_ttl" in faults and self.guard and rewritten
+        # What a cohort passes on was numbered when it was taken: in order only while nobody else can have taken it since.
+        ordered = unique and (exclusive or not self.cohort)
+        lively = not (stuck or suspected or disputed)
+        clocks = {"wild drift", "drift", "slow clock forgets", *STEPS} if self.nodes > 1 else set[str]()
+        queues = not self.published and self.tries is None
+        fair = queues and self.fair and not backwards and not faults & clocks
+        return ExpectedGuarantees(
+            exclusive=exclusive, ordered=ordered, unique=unique, lively=lively, queues=queues, fair=fair
+        )
+
+
+class Theme(NamedTuple):
+    """Faults that do harm together, where a random subset would seldom have them all."""
+
+    faults: tuple[str, ...]
+    changes: Mapping[str, Any]
+
+
+_TOKENS: Final[Mapping[str, Any]] = {
+    "guard": True, "fence": True, "cohort": 0, "clients": 4, "users": 1, "max_ttl": 1.0, "work": 0.1,
+    "together": False, "owners": False, "every": 2.0, "fault_seconds": 45.0,
+}  # fmt: skip
+_QUEUE: Final[Mapping[str, Any]] = {
+    "fair": True, "clients": 4, "names": ("a",), "owners": False, "together": False, "prefix": "handfast:", "tries": None,
+    "think": 0.3, "work": 0.1, "every": 3.0,
+}  # fmt: skip
+THEMES: Final = (
+    # Nodes that forget one after the other, while names rest and clients disagree about the date.
+    Theme(
+        ("partition", "restart", "flush", "wrong wall clocks"),
+        {**_TOKENS, "nodes": 3, "ttl": 0.4, "names": tuple("abcdefgh"), "think": 2.0},
+    ),
+    Theme(
+        ("partition", "restart", "flush", "wrong wall clocks"),
+        {**_TOKENS, "nodes": 3, "ttl": 1.0, "names": tuple("abcdefgh"), "think": 2.0, "every": 1.5},
+    ),
+    # A vote may be the last thing that a node remembers, while the others have not voted yet.
+    Theme(
+        ("dies with its vote", "forgets after voting"),
+        {**_TOKENS, "nodes": 5, "ttl": 1.0, "names": ("a", "b"), "think": 2.0},
+    ),
+    # Hand-overs whose news comes late.
+    Theme(
+        ("slow network", "one-way partition", "stopped client", "power cut"),
+        {"nodes": 1, "guard": False, "fair": True, "clients": 4, "names": ("a",), "owners": False, "together": False},
+    ),
+    # The same on a quorum: waiters die, hang and give up, connections are cut, nodes restart in the middle of it.
+    Theme(
+        ("slow network", "reset", "stopped client", "crash", "cancel", "restart"),
+        {**_QUEUE, "nodes": 3, "guard": True},
+    ),
+    Theme(("reset", "one-way partition", "cancel", "durable restart", "distance"), {**_QUEUE, "nodes": 5, "guard": True}),
+    # Nothing but contention: tickets that were taken at the same time, and claims that arrive in different orders.
+    Theme(("distance",), {**_QUEUE, "nodes": 3, "guard": True, "think": 0.02, "work": 0.01}),
+    Theme(("cancel",), {**_QUEUE, "nodes": 5, "guard": True, "think": 0.1, "work": 0.1}),
+    # Claims that are repeated before they are answered, so that answers come after the vote was given back.
+    Theme(
+        ("slow network", "distance", "stopped node"),
+        {**_QUEUE, "nodes": 3, "guard": True, "ttl": 0.4, "think": 0.05, "work": 0.02, "fault_seconds": 15.0},
+    ),
+    # Counters that expire, and clocks that are set back.
+    Theme(
+        ("wrong wall clocks", "partition", "restart"),
+        {**_QUEUE, "names": ("a", "b"), "fence": True, "token_memory": 1.0, "think": 2.0, "fault_seconds": 45.0},
+    ),
+    Theme(("step back", "wrong wall clocks", "partition"), {**_QUEUE, "names": ("a", "b"), "fence": True, "guard": True}),
+    # Owners that their users present, in one life after another.
+    Theme(
+        ("crash", "partition", "slow network", "cancel"),
+        {**_QUEUE, "owners": True, "names": ("a",), "users": 2, "cohort": 0},
+    ),
+    # Renewals that hardly come in time.
+    Theme(
+        ("slow network", "partition", "reset", "stopped node"),
+        {"renew": True, "work": 1.0, "think": 0.3, "max_hold": None},
+    ),
+    # A process that keeps a lock to itself.
+    Theme(
+        ("wrong wall clocks", "stopped client", "one-way partition"),
+        {"nodes": 3, "guard": True, "cohort": 3, "users": 3, "owners": False, "think": 0.3, "fence": True},
+    ),
+)
+
+
+def draw(rng: Random) -> Plan:
+    """Half of all plans are drawn at random, half have a theme."""
+    plan = _draw(rng)
+    if rng.random() < 0.5:
+        return plan
+    theme = rng.choice(THEMES)
+    chosen = {*theme.faults, *rng.sample(plan.faults, len(plan.faults) // 3)} - BEYOND
+    return plan._replace(**theme.changes, faults=tuple(fault for fault in FAULTS if fault in chosen))
+
+
+def _draw(rng: Random) -> Plan:
+    nodes = rng.choice((1, 1, 3, 3, 3, 5, 5, 4))
+    ttl = rng.choice((0.4, 1.0, 2.0))
+    chance = rng.choice((0.1, 0.2, 0.4))
+    faults = tuple(fault for fault in FAULTS if rng.random() < chance * (0.3 if fault in BEYOND else 1.0))
+    fair = rng.random() < 0.8
+    names = rng.choice((("a",), ("a",), ("a", "b"), ("a", "b", "c", "d")))
+    cohort = rng.choice((0, 0, 3))
+    return Plan(
+        nodes=nodes,
+        guard=rng.random() < (0.3 if nodes == 1 else 0.85),
+        clients=rng.randint(2, 4),
+        users=rng.choice((1, 1, 2)),
+        # With many names some rest for long: their counters are what a node that forgot must get from others.
+        names=names,
+        ttl=ttl,
+        max_ttl=max(ttl, rng.choice((1.0, 2.0, 3.0))),
+        fence=rng.random() < 0.85,
+        renew=rng.random() < 0.85,
+        fair=fair,
+        cohort=cohort,
+        work=rng.choice((0.1, 0.5, ttl)),
+        think=rng.choice((0.3, 1.0)),
+        faults=faults,
+        max_hold=rng.choice((None, None, None, 1.5 * ttl)),
+        together=len(names) > 1 and rng.random() < 0.4,
+        owners=rng.random() < 0.15,
+        reentrant=rng.random() < 0.2,
+        prefix="" if rng.random() < 0.1 else "handfast:",
+        tries=5 if rng.random() < 0.05 else None,
+        token_memory=rng.choice((7 * 86400.0, 7 * 86400.0, 1.0, 5.0)),
+    )

@@ -1,0 +1,217 @@
+"""One seed from beginning to end: a deployment is opened, faults strike it, and everything comes to rest."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final, NamedTuple
+
+from handfast.core import guard
+from handfast.errors import ConfigError, NotAcquired
+from sim.client import Client
+from sim.fault_schedule import FaultSchedule
+from sim.io import EPOCH
+from sim.net import Net
+from sim.node import Node
+from sim.observer import Observer, Violation
+from sim.plan import DRIFT, Plan, draw
+from sim.store import name_of
+from sim.user import User
+from sim.world import Circles, Clock, Task, World
+
+__all__ = ["Outcome", "Scenario", "run"]
+
+AUDIT_EVERY: Final = 0.05
+YEAR: Final = 365 * 86400.0
+BEFORE: Final = 1.0
+"""Seconds before the first fault, for the deployment to be opened."""
+SETTLED: Final = 5.0
+"""Seconds after the last fault within which every connection is made again."""
+SAVED_EVERY: Final = 1.0
+CROWD: Final = 50
+LONG_ENOUGH: Final = 10.0
+"""Seconds for who waits and does not mind."""
+
+
+class Outcome(NamedTuple):
+    """How a seed went."""
+
+    seed: int
+    plan: Plan
+    seconds: float
+    """Simulated."""
+    digest: str
+    violation: BaseException | None
+    sums: dict[str, Any]
+    happened: Counter[str]
+    """See faults.py."""
+    cancelled_at: Counter[tuple[str, int]]
+    recent: list[tuple[float, str, tuple[Any, ...]]]
+
+
+class Scenario:
+    """Everything that takes part."""
+
+    def __init__(self, seed: int, plan: Plan, tell: Callable[[float, str, tuple[Any, ...]], None] | None = None) -> None:
+        self.plan = plan
+        self.world = world = World(seed, tell=tell)
+        self.net = Net(world)
+        self.net.ttl = plan.ttl
+        self.observer = Observer(world, plan.expected_guarantees)
+        self.nodes = [Node(world, self.net, i, self._clock(EPOCH), self.observer) for i in range(plan.nodes)]
+        if "slow clock forgets" in plan.faults:
+            self.nodes[0].clock = Clock(world, EPOCH - 3600.0, 1 - DRIFT)
+        if "drift" in plan.faults:
+            world.happened["18"] += 1
+        for node in self.nodes:
+            node.compares, node.replies_first = world.rng.random() < 0.5, world.rng.random() < 0.5
+        self.observer.nodes = self.observer.ledger.nodes = self.nodes
+        self.strangers: list[Client] = []
+        """Clients with another max_ttl than the namespace has."""
+        self._clocks = [self._clock(1000.0 * (i + 1)) for i in range(plan.clients)]
+        self.clients = self.observer.clients = [self._client(i) for i in range(plan.clients)]
+        if "no tracking" in plan.faults:
+            for node in self.nodes:
+                node.tracks = world.rng.random() < 0.5
+        self.users: list[User] = []
+        self.fault_schedule: FaultSchedule | None = None
+
+    def _clock(self, offset: float) -> Clock:
+        most = 0.05 if "wild drift" in self.plan.faults else DRIFT if "drift" in self.plan.faults else 0.0
+        return Clock(self.world, offset, 1 + most * self.world.rng.uniform(-1, 1))
+
+    def _client(self, where: int, life: int = 0) -> Client:
+        plan, rng = self.plan, self.world.rng
+        strange = "another max_ttl" in plan.faults and where == plan.clients - 1
+        options = plan.options(max_ttl=2 * plan.max_ttl) if strange else plan.options()
+        client = Client(self.world, self.net, self.nodes, self.observer, where, options, self._clocks[where], life=life)
+        if strange and plan.guard:
+            self.strangers.append(client)
+        if "wrong wall clocks" in plan.faults:
+            client.io.wall_ahead = rng.choice((-YEAR, -1.0, 0.0, 1.0, YEAR))
+            self.world.happened["40"] += client.io.wall_ahead == YEAR
+        return client
+
+    def play(self) -> None:
+        world, plan = self.world, self.plan
+        if plan.guard:
+            first = self.clients[0]
+            Task(first.actor, guard.bootstrap(first.io, first.group), "bootstrap", _finish)
+        if "rolled-back restart" in plan.faults:
+            world.at(SAVED_EVERY, self._save)
+        world.at(AUDIT_EVERY, self._audit)
+        world.run(BEFORE)
+        self.fault_schedule = fault_schedule = FaultSchedule(self)
+        self.observer.quiet = lambda: not fault_schedule.restless and world.now > fault_schedule.quiet_at + SETTLED
+        for client in self.clients:
+            self._populate(client)
+        world.run(BEFORE + plan.fault_seconds)
+        fault_schedule.over = True
+        self._mend(fault_schedule)
+        world.run(world.now + plan.max_ttl * 1.1 + 0.5)
+        for user in self.users:
+            user.last = world.now
+        world.run(world.now + plan.patience + plan.max_ttl + 5.0)
+        # What was left for the watchdog to release, and every ttl; but a clock that was set back keeps a key until
+        # somebody meets it.
+        met = {name_of(key) for node in self.nodes if node.clock.was_set_back for key, _ in node.held()}
+        for name in sorted(met):
+            client = next(each for each in self.clients if each not in self.strangers)
+            client.tasks.append(Task(client.actor, self._queue(client, name), f"{client.name} meets {name}", _finish))
+        if met:
+            world.run(world.now + LONG_ENOUGH + plan.max_ttl + 1.0)
+        self.observer.at_rest()
+
+    @property
+    def calm(self) -> bool:
+        return self.fault_schedule is None or self.fault_schedule.over
+
+    def _populate(self, client: Client) -> None:
+        self.users += [User(self, client, i) for i in range(self.plan.users)]
+
+    def _mend(self, fault_schedule: FaultSchedule) -> None:
+        """Faults that are under way end soon by themselves; the rest ends now."""
+        self.world.note("FAULT", "all is mended")
+        self.net.mend_all()
+        if fault_schedule.restless:
+            fault_schedule.restless = False
+            fault_schedule.quiet_at = max(fault_schedule.quiet_at, self.world.now)
+
+    def _audit(self) -> None:
+        self.observer.audit()
+        self.world.at(self.world.now + AUDIT_EVERY, self._audit)
+
+    def _save(self) -> None:
+        for node in self.nodes:
+            if node.up:
+                node.save()
+        if not self.calm:
+            self.world.at(self.world.now + SAVED_EVERY, self._save)
+
+    # -- what faults do to clients ---------------------------------------------------------------------------------
+
+    def stop(self, client: Client, end: float) -> None:
+        if self.fault_schedule is not None and not self.fault_schedule.over and end > self.world.now:
+            self.fault_schedule.stop(client, end)
+
+    def replace(self, dead: Client) -> None:
+        """Another process where one has died."""
+        client = self._client(dead.where, dead.life + 1)
+        last = next((user.last for user in self.users if user.client is dead), None)
+        self.users = [user for user in self.users if user.client is not dead]
+        self.clients[dead.where] = client
+        self._populate(client)
+        for user in self.users:
+            if user.client is client:
+                user.last = last
+
+    def crowd(self, name: str) -> None:
+        """Many who wait for one release, and then go one after the other."""
+        clients = [client for client in self.clients if not client.actor.stopped]
+        for i in range(CROWD if clients else 0):
+            client = clients[i % len(clients)]
+            task = Task(client.actor, self._queue(client, name), f"{client.name} crowd {i}", _finish)
+            client.tasks.append(task)
+        self.world.happened["36"] += bool(clients)
+
+    async def _queue(self, client: Client, name: str) -> None:
+        lock, asked = client.lock(name), self.world.now
+        began = self.observer.began(lock.names)
+        try:
+            hold = await client.acquire(lock, LONG_ENOUGH)
+        except (NotAcquired, ConfigError):
+            return
+        self.observer.returned(client, hold, began, asked)
+        await client.release(hold)
+
+
+def _finish(task: Task) -> None:
+    if task.error is not None:
+        raise task.error
+
+
+def run(
+    seed: int, plan: Plan | None = None, tell: Callable[[float, str, tuple[Any, ...]], None] | None = None
+) -> Outcome:
+    """Simulate one seed."""
+    if plan is None:
+        plan = draw(Random(f"plan {seed}"))
+    scene = Scenario(seed, plan, tell)
+    violation: BaseException | None = None
+    log = logging.getLogger("handfast")
+    before, log.disabled = log.disabled, True
+    try:
+        scene.play()
+    except (Violation, Circles) as error:
+        violation = error
+    finally:
+        log.disabled = before
+    world = scene.world
+    outcome = Outcome(
+        seed, plan, world.now, world.digest(), violation, scene.observer.sums(), world.happened, world.cancelled_at,
+        list(world.recent),
+    )  # fmt: skip
+    world.close()
+    return outcome

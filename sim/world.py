@@ -1,0 +1,319 @@
+"""Time, order and chance of a simulation, all from one seed.
+
+The world is a heap of timers. Nothing happens between two of them, and a timer that fires may set others, so a run is
+a pure function of its seed: the order of timers of the same moment is the order in which they were set, and every
+random number comes from the world's own generator. What happens is noted; the notes of two runs of one seed have the
+same digest (invariant 14), and the last of them are what a violation is explained with.
+
+An `Actor` is whatever the kernel can stop: a thread, a process, a server. A timer of a stopped actor is not lost; it
+fires when the actor goes on, late, behind those that it has missed before. A `Clock` shows the world's time as one
+machine sees it: with an offset, at a rate of its own, and set forward or back now and then.
+
+A `Task` runs a coroutine of the core. Whatever it awaits yields a `Waiter`; a cancel is thrown in where it waits, and
+also where the answer is there already and the task has not gone on yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any, Final
+
+from handfast.core.io import SILENT
+
+__all__ = ["Actor", "Circles", "Clock", "Task", "Timer", "Waiter", "World"]
+
+LATE: Final = 1e-7
+"""Seconds by which timers are late: a real one never fires before its time, and no rounding may make ours do so."""
+DEAD: Final = 1 << 30
+MOST_AT_ONCE: Final = 200_000
+"""Timers of one moment: nothing in here takes time by itself, so whoever asks again at once would ask for ever."""
+
+
+class Circles(AssertionError):
+    """Time has stopped passing: something runs in circles."""
+
+
+class Timer:
+    """Something that will happen, unless it is cancelled."""
+
+    __slots__ = ("actor", "args", "call")
+
+    def __init__(self, actor: Actor | None, call: Callable[..., Any] | None, args: tuple[Any, ...]) -> None:
+        self.actor = actor
+        self.call = call
+        self.args = args
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class World:
+    """The scheduler, the randomness and the trace."""
+
+    def __init__(self, seed: int, *, keep: int = 400, tell: Callable[[float, str, tuple[Any, ...]], None] | None = None):
+        self.seed = seed
+        self.rng = Random(seed)
+        self.now = 0.0
+        """Seconds since the beginning, by the clock that nobody in here has."""
+        self.task: Task | None = None
+        """Whose turn it is."""
+        self.tasks: dict[Task, None] = {}
+        """All that have not ended."""
+        self.recent: deque[tuple[float, str, tuple[Any, ...]]] = deque(maxlen=keep)
+        self.fired = 0
+        self.happened: Counter[str] = Counter()
+        """Faults that have really struck: see faults.py."""
+        self.cancelled_at: Counter[tuple[str, int]] = Counter()
+        """File and line of the core's await at which a task was cancelled."""
+        self._tell = tell
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._serial = 0
+        self._digest = hashlib.blake2b(digest_size=12)
+
+    def at(self, when: float, call: Callable[..., Any], *args: Any) -> Timer:
+        return self.set(when, Timer(None, call, args))
+
+    def set(self, when: float, timer: Timer) -> Timer:
+        self._serial += 1
+        heapq.heappush(self._heap, (when if when > self.now else self.now, self._serial, timer))
+        return timer
+
+    def run(self, until: float) -> None:
+        """All that happens up to that time."""
+        heap, pop = self._heap, heapq.heappop
+        moment, at_once = self.now, 0
+        while heap and heap[0][0] <= until:
+            when, _, timer = pop(heap)
+            call = timer.call
+            if call is None:
+                continue
+            self.now = when
+            if when > moment:
+                moment, at_once = when, 0
+            at_once += 1
+            if at_once > MOST_AT_ONCE:
+                raise Circles(f"{at_once} events at {when:.6f} s, the last of them {call!r}")
+            actor = timer.actor
+            if actor is not None and actor.stopped:
+                actor.missed.append(timer)
+                continue
+            self.fired += 1
+            call(*timer.args)
+        self.now = until
+
+    def note(self, kind: str, *words: Any) -> None:
+        """Something that happened."""
+        self.recent.append((self.now, kind, words))
+        self._digest.update(repr((self.now, kind, words)).encode())
+        if self._tell is not None:
+            self._tell(self.now, kind, words)
+
+    def close(self) -> None:
+        """Nothing more happens; whoever cleans up after itself may still start others, and they end too."""
+        self._heap.clear()
+        while self.tasks:
+            self.tasks.popitem()[0].close()
+
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+
+class Actor:
+    """What can be stopped: its timers wait for it."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.stopped = 0
+        """By how many: they add up."""
+        self.went_on = 0.0
+        """When it was last let go on."""
+        self.missed: deque[Timer] = deque()
+
+    def at(self, when: float, call: Callable[..., Any], *args: Any) -> Timer:
+        return self.world.set(when, Timer(self, call, args))
+
+    def soon(self, call: Callable[..., Any], *args: Any) -> Timer:
+        return self.world.set(self.world.now, Timer(self, call, args))
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+    def go_on(self) -> None:
+        self.stopped -= 1
+        if not self.stopped:
+            self.went_on = self.world.now
+            while self.missed:
+                self.world.set(self.world.now, self.missed.popleft())
+
+    def die(self) -> None:
+        """It never goes on."""
+        self.stopped += DEAD
+
+    @property
+    def dead(self) -> bool:
+        return self.stopped >= DEAD
+
+
+class Clock:
+    """The world's time as one machine sees it."""
+
+    def __init__(self, world: World, offset: float = 0.0, rate: float = 1.0) -> None:
+        self._world = world
+        self._offset = offset
+        self.was_set_back = False
+        self.rate = rate
+
+    def now(self) -> float:
+        return self._offset + self.rate * self._world.now
+
+    def when(self, local: float) -> float:
+        """At which time of the world it will show this, if nobody sets it."""
+        return (local - self._offset) / self.rate + LATE
+
+    def step(self, seconds: float) -> None:
+        self._offset += seconds
+        self.was_set_back |= seconds < 0
+
+
+class Waiter:
+    """What a task waits on: word that a request is decided, or a wake-up."""
+
+    __slots__ = ("over", "reply", "task")
+
+    def __init__(self) -> None:
+        self.over = False
+        self.reply: Any = None
+        self.task: Task | None = None
+
+    def set_result(self, reply: Any) -> None:
+        self.reply = reply
+        self.over = True
+        self.wake()
+
+    def wake(self) -> None:
+        if self.task is not None:
+            self.task.go_on()
+
+    def enough(self) -> None:
+        """Patience is over."""
+        if not self.over:
+            self.set_result(SILENT)
+
+
+class Task:
+    """A coroutine under way, in turns of its actor."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        work: Coroutine[Any, Any, Any],
+        name: str,
+        done: Callable[[Task], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.over = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._actor = actor
+        self._work = work
+        self._done = done
+        self._callbacks: list[Callable[[Task], Any]] = []
+        self._waiter: Waiter | None = None
+        self._cancelled = False
+        self._waits = 0
+        """How often it has begun to wait."""
+        self.cancel_while = 0
+        self.cancel_after = 0
+        """At which of its waits it is cancelled, if ever: while it waits, or when it has what it waited for."""
+        actor.world.tasks[self] = None
+        actor.soon(self._turn)
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name}>"
+
+    def go_on(self) -> None:
+        self._actor.soon(self._turn)
+
+    def cancel(self) -> None:
+        """As asyncio does it: thrown in at the task's next turn, whatever that would have brought."""
+        if self.over or self._cancelled:
+            return
+        self._cancelled = True
+        if self._waiter is not None and not self._waiter.over:
+            self._actor.world.happened["32 while"] += 1
+            self._waiter.over = True
+            self.go_on()
+        else:
+            self._actor.world.happened["32 after"] += 1
+
+    def close(self) -> None:
+        """The world ends: let it clean up after itself, whoever may be bothered by that."""
+        self.over = True
+        for _ in range(20):
+            try:
+                self._work.close()
+            except RuntimeError:
+                continue  # it awaits something while it cleans up
+            except BaseException:
+                return
+            else:
+                return
+
+    def _turn(self) -> None:
+        world = self._actor.world
+        self._waiter = None
+        before, world.task = world.task, self
+        if self._waits and self._waits == self.cancel_after:
+            self._cancelled = True
+            world.happened["32 after"] += 1
+        try:
+            if self._cancelled:
+                self._cancelled = False
+                self._note_await()
+                waiter = self._work.throw(asyncio.CancelledError())
+            else:
+                waiter = self._work.send(None)
+        except StopIteration as end:
+            self._end(end.value, None)
+        except Circles:
+            raise
+        except BaseException as error:
+            self._end(None, error)
+        else:
+            self._waiter = waiter
+            waiter.task = self
+            self._waits += 1
+            if self._waits == self.cancel_while:
+                self._actor.soon(self.cancel)
+        finally:
+            world.task = before
+
+    def _note_await(self) -> None:
+        """Where in the core it is cancelled."""
+        at: tuple[str, int] | None = None
+        work: Any = self._work
+        while work is not None:
+            frame = getattr(work, "cr_frame", None)
+            if frame is not None and "/core/" in frame.f_code.co_filename:
+                at = frame.f_code.co_filename.rpartition("/")[2], frame.f_lineno
+            work = getattr(work, "cr_await", None)
+        if at is not None:
+            self._actor.world.cancelled_at[at] += 1
+
+    def _end(self, result: Any, error: BaseException | None) -> None:
+        self.over = True
+        del self._actor.world.tasks[self]
+        self.result, self.error = result, error
+        if self._done is not None:
+            self._done(self)
+        for call in self._callbacks:
+            call(self)
+
+    def add_done_callback(self, call: Callable[[Task], Any]) -> None:
+        self._callbacks.append(call)

@@ -1,0 +1,437 @@
+"""What the two facades share: where the servers are, what is set, and the making of locks and leases.
+
+`sync.py` and `aio.py` add the running of operations. A hold becomes a lease in `_grant` and nowhere else. An acquisition
+that ends in an exception after it was granted, for example by Ctrl-C, is taken back in `_take_back` and nowhere else.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import functools
+import os
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, Unpack
+
+from handfast import log
+from handfast._lease import BaseLease, BaseLock, Blocks
+from handfast._reports import Reports
+from handfast.core import guard
+from handfast.core.config import LockConfig, LockRequest
+from handfast.core.handshake import Steps, handshake
+from handfast.core.hold import HELD, Hold
+from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
+from handfast.core.nodes import NodeGroup
+from handfast.discovery.endpoints import Endpoints
+from handfast.errors import ConfigError, LeaseLost
+from handfast.events import Event, Kind
+from handfast.given import LOCK_OPTIONS, ClientOptions, LockOptions, explain_options
+from handfast.net import clock
+from handfast.net.address import Address
+from handfast.options import Policy, duration, names_of, owner_of, policy
+
+if TYPE_CHECKING:
+    from handfast.net.cluster_routes import SlotRouter
+    from handfast.watchdog import Watchdog
+
+__all__ = ["BaseClient", "wait_of"]
+
+L = TypeVar("L", bound=BaseLock)
+G = TypeVar("G", bound=BaseLease)
+_clients: weakref.WeakSet[BaseClient[Any, Any]] = weakref.WeakSet()
+
+
+class BaseClient(Generic[L, G]):
+    """Servers, settings, and the watchdog that looks after this client's leases."""
+
+    _lease_type: type[G]
+    _lock_type: type[L]
+    _name_of: Callable[[Any], str]
+    """The name of a thread or task."""
+    _now = staticmethod(clock.now)
+    """The clock of its leases."""
+    _bootstrap: str
+    """What opens a new deployment of its kind."""
+    _caller: Callable[[], Any]
+    """The thread or task that calls."""
+    _caller_kind: str
+    """Which of the two it is."""
+
+    def __init__(self, where: Endpoints, options: ClientOptions) -> None:
+        given: dict[str, Any] = dict(options)
+        guarded = given.pop("guard", None)
+        if guarded is not None and not isinstance(guarded, bool):
+            raise ConfigError(f"guard must be True or False, not {guarded!r}")
+        self._policy = self._check_on_lost(policy(given))
+        self._where = where
+        self._addresses = addresses = where.addresses
+        clustered = any(address.cluster is not None for address in addresses)
+        self._guarded = len(addresses) > 1 if guarded is None else guarded
+        if clustered and self._guarded:
+            raise ConfigError(
+                "the restart guard cannot watch a cluster, whose names wander between nodes: set guard=False"
+                + (" if you trust it to remember" if guarded is None else "; with replicas=k a grant survives a failover")
+            )
+        labels = [address.label for address in addresses]
+        self._group = NodeGroup(labels, self._policy, guard=self._guarded, clustered=clustered)
+        # The watchdog and the embedded servers keep these two. They must not keep the client: nobody would collect it.
+        self._shake = _shaker(self._group, addresses, self._now)
+        if self._guarded:
+            where.open_new = functools.partial(_open_new, self._policy)
+        self._routes: SlotRouter | None = None
+        if clustered:
+            from handfast.net import cluster_aio  # noqa: F401 - for the watchdog: a fork must not meet an import
+            from handfast.net.cluster_routes import SlotRouter
+
+            self._routes = SlotRouter(addresses)
+        # Late, because it imports asyncio; but not at the first lock: a child that another thread forks meanwhile
+        # would wait for that import for ever.
+        from handfast import watchdog
+
+        self._attach = watchdog.attach
+        self._dog: Watchdog | None = None
+        self._dog_lock = threading.Lock()
+        self._closed = False
+        self._reports = self._group.observer = Reports(self._call_on_lost)
+        self._group.bootstrap_call = f"{self._bootstrap}(client)"
+        self._queues = self._new_queues()
+        self._blocks: Blocks[G] = Blocks()
+        self._configs: dict[tuple[Any, ...], LockConfig] = {}
+        _clients.add(self)
+        self._belongings = _Belongings(self._group, where)
+        self._collected = weakref.finalize(self, self._belongings.collected)
+        self._collected.atexit = False  # see _at_exit
+
+    # -- making locks
+
+    @explain_options(LOCK_OPTIONS)
+    def lock(self, name: str | Sequence[str], *, owner: str | None = None, **options: Unpack[LockOptions]) -> L:
+        """A lock on a name, or on several names at once, all or none. Sends nothing: use it with `with`, or call
+            `acquire()`. Each acquisition is a lease of its own.
+
+        Options that are not given are as on the client:
+
+        owner: Callers that present the same owner hold the lock together: the second one re-enters, and gets the same
+            token. By default each acquisition is an owner of its own.
+        """
+        config = self._config(options)
+        names = (name,) if type(name) is str and 0 < len(name) <= SHORT_NAME else names_of(name)
+        if self._routes is not None and len(names) > 1:
+            self._routes.check(names, [config.key_of(each) for each in names])
+        try:
+            return self._lock_type(self, config, names, None if owner is None else owner_of(owner).encode())
+        except UnicodeEncodeError:
+            names_of(name)  # says it in words
+            raise
+
+    def rlock(self, name: str | Sequence[str], **options: Unpack[LockOptions]) -> L:
+        """Like `lock`, but the thread or task that holds it acquires it again at once: same token, no round trip.
+
+        The options are those of lock(), without `owner`.
+        """
+        if "owner" in options:
+            raise ConfigError("a reentrant lock has its thread or task for an owner; use lock() with owner=")
+        lock = self.lock(name, **options)
+        lock._reentrant = True
+        return lock
+
+    def _config(self, options: Any) -> LockConfig:
+        """The settings of a lock: checked when they are first met."""
+        if self._closed:
+            raise ConfigError("this client is closed")
+        # With the types: 1 equals True, but only one of them is a switch.
+        key = (*options.items(), *map(type, options.values())) if options else ()
+        try:
+            known = self._configs.get(key)
+        except TypeError:  # something unhashable: no allowed value is, so this says which
+            return self._prepared(self._checked(options))
+        if known is None:
+            if len(self._configs) > 256:
+                self._configs.clear()
+            known = self._configs[key] = self._prepared(self._checked(options))
+        return known
+
+    def _prepared(self, settings: Policy) -> LockConfig:
+        start = f"{socket.gethostname()}:{os.getpid()}:{settings.label}:".encode()
+        return LockConfig(self._group, settings, start)
+
+    def _checked(self, options: dict[str, Any]) -> Policy:
+        known = self._check_on_lost(policy(dict(options), self._policy))
+        if self._guarded:
+            # The guard keeps one high-water mark and one max_ttl for the whole namespace.
+            if known.prefix != self._policy.prefix and known.fence:
+                raise ConfigError("a guarded namespace is fenced as a whole: set prefix= on connect(), or fence=False")
+            if known.max_ttl > self._policy.max_ttl:
+                raise ConfigError(
+                    f"max_ttl of {known.max_ttl:g} s is beyond the client's {self._policy.max_ttl:g} s, for which "
+                    "restarted nodes are kept from voting: set it on connect()"
+                )
+        return known
+
+    def _check_on_lost(self, settings: Policy) -> Policy:
+        """The settings, if what they say of on_lost= can be done here."""
+        raise NotImplementedError
+
+    def _call_on_lost(self, callback: Callable[[LeaseLost], object], error: LeaseLost) -> None:
+        """Call an on_lost= callback, from any thread."""
+        raise NotImplementedError
+
+    # -- listening
+
+    def listen(self, listener: Callable[[Event], object]) -> Callable[[], None]:
+        """Call `listener` with each Event, in the thread in which it happens. Call the returned function to end that.
+
+        What the kinds of events mean: see `help(handfast.Event)`. A listener must be quick and must not use the client:
+        callers that want the lock wait for it, and renewals too. An exception from it is logged and changes nothing.
+        """
+        self._queues.telling = True
+        return self._reports.listen(listener)
+
+    def _tell(self, waiter: Waiter, seconds: float, outcome: str) -> None:
+        """See WaitQueues.tell."""
+        kind: Kind = "waiting_ended" if outcome else "waiting_began"
+        event = Event(kind, waiter.acquisition.request.name, self._name_of(waiter.caller), seconds, outcome)
+        log.debug("%s: %s by %s, %.3f s %s", event.name, kind, event.who, seconds, outcome)
+        self._reports.tell(event)
+
+    def _new_queues(self) -> WaitQueues:
+        queues = WaitQueues(
+            threading.Lock(),
+            warn=log.warning,
+            tell=self._tell,
+            renew=self._schedule,
+            forget=self._forget,
+            abandon=self._abandon,
+        )
+        queues.telling = bool(self._reports.listeners) or log.debugs()
+        queues.check_nested = self._check_nested
+        return queues
+
+    def _check_nested(self, request: LockRequest, caller: Any) -> None:
+        """See WaitQueues.check_nested."""
+        name = self._blocks.held_around(caller, request, clock.now()) if request.owner is None else None
+        if name is not None:
+            raise ConfigError(f"this {self._caller_kind} already holds {name}; use rlock()")
+
+    # -- holds and leases
+
+    def _grant(self, hold: Hold, acquisition: Acquisition) -> G:
+        """Make a lease of a hold: the only place."""
+        if self._closed:
+            raise ConfigError("this client was closed while it waited for the lock")
+        if not hold.handovers:  # what was handed over inside the process is watched already
+            self._queues.acquired(hold)
+            self._watch(hold)
+        if self._closed:  # in the meantime, by another thread: nobody would end it
+            raise ConfigError("this client was closed while it waited for the lock")
+        if self._reports.listeners:
+            self._reports.of_hold("acquired", hold, clock.now() - acquisition.began, who=self._who())
+        return self._lease_type(self, hold)
+
+    def _who(self) -> str:
+        return self._name_of(self._caller())
+
+    def _take_back(self, acquisition: Acquisition) -> None:
+        """An acquisition has ended in an exception: nothing of it may stay, also if it was granted already."""
+        hold = acquisition.hold
+        if hold is not None and hold.state == HELD:
+            self._abandon(hold)
+        elif acquisition.touched:
+            self._abandon(acquisition.remains())
+        self._clear(acquisition)
+
+    def _clear(self, acquisition: Acquisition) -> None:
+        """Have the watchdog take back what the acquisition's own connections could not."""
+        for remains in acquisition.left_behind:
+            self._abandon(remains)
+
+    def _abandon(self, hold: Hold) -> None:
+        """Nobody can release this hold any more: the watchdog does it."""
+        self._forget(hold)
+        hold.give_up()
+        dog = self._dog if self._closed else self._watchdog()
+        if dog is not None:
+            dog.finish(hold)
+
+    def _released(self, hold: Hold) -> None:
+        """A release has ended."""
+        self._forget(hold)
+        self._queues.released(hold)
+        if self._reports.listeners:
+            self._reports.ended(hold, self._who())
+        if self._closed:
+            return
+        if hold.release_unconfirmed:
+            self._watchdog().finish(hold)
+        elif self._group.n > 1 and self._dog is not None:
+            hold.repeat_release = self._dog.finish
+
+    def _hand_over(self, hold: Hold) -> bool:
+        """Give what a cohort holds to the next waiter of this client."""
+        try:
+            passed = None if self._closed else self._queues.hand_over(hold, self._now())
+            if passed is None:
+                return False
+            self._forget(hold)
+            self._watch(passed)  # also while nobody has taken it
+            if self._reports.listeners:
+                self._reports.ended(hold, self._who())
+            return True
+        except BaseException:
+            # An interrupt. What was handed over to nobody, nobody else would release.
+            if hold.next_hold is None and hold.state != HELD:
+                self._abandon(hold)
+            raise
+
+    def _watch(self, hold: Hold) -> None:
+        """Hand a new hold to the watchdog."""
+        settings = hold.config.policy
+        if not hold.config.renewed_for_ever:
+            hold.renew_until = 0.0 if not settings.renew else hold.renew_from + (settings.max_hold or 0.0)
+        self._schedule(hold)
+
+    def _schedule(self, hold: Hold) -> None:
+        """The same for what is held while more is waited for: it is renewed whatever the lock's settings are."""
+        dog = self._dog or self._watchdog()
+        dog.schedule.add(hold)
+        if not self._group.all_nodes_vote:
+            dog.nudge(self._group)
+
+    def _forget(self, hold: Hold) -> None:
+        """Nothing is to be watched any more."""
+        if self._dog is not None:
+            self._dog.schedule.remove(hold)
+
+    def _watchdog(self) -> Watchdog:
+        dog = self._dog
+        if dog is None:
+            with self._dog_lock:
+                dog = self._dog
+                if dog is None:
+                    if self._closed:
+                        raise ConfigError("this client was closed while it waited for the lock")
+                    dog = self._dog = self._attach(self._group, self._addresses, self._shake)
+                    self._belongings.dog = dog
+        return dog
+
+    # -- the end
+
+    def _shut(self) -> bool:
+        """From now on it makes no locks, and waiters are told. True for the one caller that sees to the rest."""
+        with self._dog_lock:  # a thread that attaches a watchdog has done so before, or does no more
+            if self._closed:
+                return False
+            self._closed = True
+        self._collected.detach()
+        self._configs.clear()
+        self._queues.close()
+        return True
+
+    def _send_waiters_away(self) -> None:
+        """At the end of the process: a waiter must not get what is released now. Its loop has ended, so the watchdog
+        takes its claims back."""
+        if self._dog is not None:
+            for acquisition in self._queues.acquisitions():
+                if acquisition.touched:
+                    self._dog.finish(acquisition.remains())
+
+    def _release_all_at_exit(self, dog: Watchdog) -> None:
+        """At the end of the process: release what is renewed for its sake."""
+        dog.release_all_at_exit(self._group)
+
+    def _forked(self) -> None:
+        """In the child: nothing of the parent's is ours."""
+        self._dog = self._belongings.dog = None
+        self._dog_lock = threading.Lock()
+        self._reports.forked()
+        self._queues = self._new_queues()
+        self._where.forked()
+        self._configs = {}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.Client {', '.join(a.label for a in self._addresses)}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client cannot be pickled or copied: call connect() in each process that needs one")
+
+
+SHORT_NAME = 256
+"""Characters: a name of as many is never longer than MAX_NAME in UTF-8."""
+
+
+def _shaker(group: NodeGroup, addresses: Sequence[Address], now: Callable[[], float]) -> Callable[[int], Steps]:
+    def shake(index: int) -> Steps:
+        """The handshake for a new connection to a node."""
+        address = addresses[index]
+        moves = address.resolver is not None or address.cluster is not None
+        return handshake(group, group.nodes[index], address.login(), now, log.warning, moves)
+
+    return shake
+
+
+def _open_new(settings: Policy, addresses: Sequence[Address]) -> None:
+    """Embedded servers were just made for us: nobody can hold anything on them, so they may vote at once."""
+    from handfast.net.threads import ThreadIO, run
+
+    group = NodeGroup([a.label for a in addresses], settings, guard=True)
+    io = ThreadIO(group, addresses, _shaker(group, addresses, clock.now))
+    try:
+        said = run(guard.bootstrap(io, group))
+    finally:
+        io.close()
+    if group.voters() < group.n:
+        raise ConfigError(f"the embedded servers could not be opened: {said}")
+
+
+class _Belongings:
+    """What must be ended with a client, also if nobody closes it. Refers to nothing that refers to the client."""
+
+    def __init__(self, group: NodeGroup, where: Endpoints) -> None:
+        self.group = group
+        self.where = where
+        self.dog: Watchdog | None = None
+        self.end_connections: Callable[[], None] = lambda: None
+
+    def collected(self) -> None:
+        """Nobody has the client any more. A collection may strike anywhere, also while a lock is held that closing takes:
+        so a thread of its own does that."""
+        if not sys.is_finalizing():
+            try:
+                _thread.start_new_thread(self._end, ())
+            except RuntimeError:
+                pass  # the process ends, and its connections with it
+
+    def _end(self) -> None:
+        try:
+            if self.dog is not None:
+                self.dog.unregister(self.group)
+            self.end_connections()
+        finally:
+            self.where.close()
+
+
+def _after_fork() -> None:
+    for client in list(_clients):
+        client._forked()
+
+
+@atexit.register
+def _at_exit() -> None:
+    clients = [client for client in list(_clients) if not client._closed]
+    for client in clients:
+        client._send_waiters_away()
+    for client in clients:
+        if client._dog is not None:
+            client._release_all_at_exit(client._dog)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def wait_of(wait: object) -> float | None:
+    """How long a call waits, as its argument says."""
+    return None if wait is None else 0.0 if wait == 0 and type(wait) is int else duration(wait, "wait", zero=True)

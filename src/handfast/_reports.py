@@ -1,0 +1,227 @@
+"""What a client reports of its work: log lines for people, events for programs.
+
+Any thread may report anything. A log line tells of a change and not of a state: a node that goes is one line, however
+many connections and callers notice.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from handfast import log
+from handfast._lease import loss_of
+from handfast.core.hold import HELD, LOST, Hold
+from handfast.core.io import Fault
+from handfast.core.nodes import Node
+from handfast.errors import LeaseLost
+from handfast.events import Event, Kind
+from handfast.net import clock
+
+__all__ = ["OnLostCalls", "Reports", "call_on_lost"]
+
+CONFIRMED = "confirmed"
+
+
+class Reports:
+    """The reports of one client. It is the Observer of its nodes and holds."""
+
+    def __init__(self, call_on_lost: Callable[[Callable[[LeaseLost], object], LeaseLost], None]) -> None:
+        self._call_on_lost = weakref.WeakMethod(call_on_lost)
+        """Calls an on_lost= callback, in the thread where it belongs. Weak: the watchdog keeps this object, and with it
+        would keep a client that nobody has any more. A client that is gone has no lease whose loss could be told."""
+        self.listeners: tuple[Callable[[Event], object], ...] = ()
+        """Empty, as mostly, it costs one look to report nothing."""
+        self.forked()
+
+    def forked(self) -> None:
+        """In the child after a fork: nothing is known, and a lock may have been held by a thread of the parent."""
+        self._lock = threading.Lock()
+        self._down: dict[str, float] = {}
+        """By address: since when a node is down."""
+        self._run_ids: dict[str, str] = {}
+        """By address: which process was met there last."""
+        self._quarantined: set[int] = set()
+        self._voted: set[int] = set()
+        """Nodes that have had a vote."""
+        self._failing: dict[Hold, None] = {}
+        """Holds whose last renewal was not confirmed."""
+
+    def listen(self, listener: Callable[[Event], object]) -> Callable[[], None]:
+        self.listeners += (listener,)
+
+        def end() -> None:
+            self.listeners = tuple(each for each in self.listeners if each is not listener)
+
+        return end
+
+    def tell(self, event: Event) -> None:
+        for listener in self.listeners:
+            try:
+                listener(event)
+            except Exception:
+                log.exception("a listener failed at an event")
+
+    def of_hold(
+        self, kind: Kind, hold: Hold, seconds: float, outcome: str = "", *, who: str = "", node: str = ""
+    ) -> None:
+        if self.listeners:
+            self.tell(Event(kind, hold.name, who, seconds, outcome, node))
+
+    # -- holds
+
+    def ended(self, hold: Hold, who: str) -> None:
+        """Its holder has released it, or found at its release that it was over already."""
+        kind: Kind = "lost" if hold.reason else "released"
+        self.of_hold(kind, hold, clock.now() - hold.granted_at, hold.reason, who=who)
+
+    def ended_early(self, hold: Hold) -> None:
+        """See Observer."""
+        if hold.state == LOST:
+            log.warning("%s: lease lost (%s)", hold.name, hold.reason)
+        self.of_hold("lost", hold, clock.now() - hold.granted_at, hold.reason)
+        on_lost = hold.config.policy.on_lost
+        if callable(on_lost):
+            call = self._call_on_lost()
+            if call is not None:
+                call(on_lost, loss_of(hold, hold.reason))
+
+    def renewal_ended(self, holds: Sequence[Hold], seconds: float) -> None:
+        """See Observer."""
+        failing = [hold for hold in holds if hold.retrying and hold.state == HELD]
+        if failing:
+            self._renewals_failed([hold for hold in failing if hold not in self._failing], seconds)
+        if self.listeners:
+            for hold in holds:
+                if not hold.retrying and hold.state == HELD:
+                    self.of_hold("renewed", hold, seconds)
+        if self._failing and not failing:
+            self._renewals_recovered()
+
+    def _renewals_failed(self, holds: list[Hold], seconds: float) -> None:
+        first = not self._failing
+        for hold in holds:
+            self._failing[hold] = None
+            nodes, said = _unconfirmed(hold)
+            self.of_hold("renewal_failed", hold, seconds, said, node=nodes)
+        if first and holds:
+            log.warning(
+                "renewal of %s failed, trying again until the lease ends (%s)", _names(holds), _unconfirmed(holds[0])[1]
+            )
+
+    def _renewals_recovered(self) -> None:
+        known = list(self._failing)
+        recovered = [hold for hold in known if hold.state == HELD and not hold.retrying]
+        for hold in known:
+            if hold.state != HELD or not hold.retrying:
+                self._failing.pop(hold, None)
+        if recovered and not self._failing:
+            log.info("renewal of %s recovered (%s)", _names(recovered), _unconfirmed(recovered[0])[0])
+
+    # -- nodes
+
+    def node_down(self, address: str, fault: Fault) -> None:
+        """See Observer."""
+        with self._lock:
+            if address in self._down:
+                return
+            self._down[address] = clock.now()
+        log.warning("%s is down: %s", address, fault.text)
+        if self.listeners:
+            self.tell(Event("node_down", outcome=fault.text, node=address))
+
+    def node_up(self, address: str, run_id: str) -> None:
+        """See Observer."""
+        with self._lock:
+            since = self._down.pop(address, None)
+            before = self._run_ids.get(address, "")
+            if run_id:
+                self._run_ids[address] = run_id
+        if since is not None:
+            seconds = clock.now() - since
+            log.info("%s is back after %.1f s", address, seconds)
+        elif before and run_id and run_id != before:
+            # It went and returned while no request was under way.
+            seconds = 0.0
+            log.info("%s is back: it has restarted, or another server has replaced it", address)
+            if self.listeners:
+                self.tell(Event("node_down", outcome="restarted or replaced", node=address))
+        else:
+            return
+        if self.listeners:
+            self.tell(Event("node_up", seconds=seconds, node=address))
+
+    def vote_changed(self, node: Node) -> None:
+        """See Observer."""
+        left = node.opens_at - clock.now()
+        with self._lock:
+            known = node.index in self._quarantined
+            voted = node.index in self._voted
+            if node.marker:
+                self._voted.add(node.index)
+                self._quarantined.discard(node.index)
+            elif left > 0:
+                self._quarantined.add(node.index)
+        if node.marker and known:
+            log.info("%s votes again", node.label)
+        elif not node.marker and left > 0 and not known:
+            # New servers are no reason for a warning: their clients are told by NoQuorum, or open them.
+            say = log.warning if voted else log.info
+            say("%s is in quarantine: it restarted, lost its data or is new; no vote for %.1f s", node.label, left)
+            if self.listeners:
+                self.tell(Event("quarantined", seconds=left, node=node.label))
+
+
+def call_on_lost(callback: Callable[[LeaseLost], object], error: LeaseLost) -> None:
+    try:
+        callback(error)
+    except Exception:
+        log.exception(f"the on_lost= callback failed at: {error}")
+
+
+class OnLostCalls:
+    """Makes the on_lost= calls of a client for threads, one after another, in a thread that ends with the last of them.
+
+    The thread that notices a loss is mostly the watchdog's. It must not wait for a callback: other leases would be lost.
+    """
+
+    def __init__(self) -> None:
+        self.forked()
+
+    def forked(self) -> None:
+        self._lock = threading.Lock()
+        self._due: deque[tuple[Callable[[LeaseLost], object], LeaseLost]] = deque()
+        self._running = False
+
+    def add(self, callback: Callable[[LeaseLost], object], error: LeaseLost) -> None:
+        with self._lock:
+            self._due.append((callback, error))
+            if self._running:
+                return
+            self._running = True
+        try:
+            threading.Thread(target=self._run, name="handfast-on-lost", daemon=True).start()
+        except RuntimeError:
+            self._run()  # the process ends, and starts no threads any more
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._due:
+                    self._running = False
+                    return
+                callback, error = self._due.popleft()
+            call_on_lost(callback, error)
+
+
+def _names(holds: Sequence[Hold]) -> str:
+    return holds[0].name + (f" and {len(holds) - 1} more" if len(holds) > 1 else "")
+
+
+def _unconfirmed(hold: Hold) -> tuple[str, str]:
+    """The nodes that did not confirm its last renewal, and what each said."""
+    said: dict[str, Any] = {node: text for node, text in hold.renewal_replies.items() if text != CONFIRMED}
+    return ", ".join(said), "; ".join(f"{node}: {text}" for node, text in said.items())

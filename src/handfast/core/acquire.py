@@ -1,0 +1,249 @@
+"""From a call to a hold. Start reading here.
+
+An acquisition begins with one attempt (attempt.py). If that is refused, it waits: in the FIFO of its process
+(local_queue.py), and at the head of that in the queues of the nodes (queue.py). Keys that other programs hold are
+waited for by tracking them (foreign.py). Where nobody can queue, or the caller limits its tries, attempts are
+repeated.
+
+`take` is the only place in which an acquisition that fails is taken back.
+"""
+
+from __future__ import annotations
+
+from handfast.core import explain, several
+from handfast.core.attempt import OUTAGE, attempt, prepare, withdraw
+from handfast.core.foreign import look, wait_for_change
+from handfast.core.hold import Hold
+from handfast.core.io import IO, Access
+from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
+from handfast.core.queue import CopiesMissing, begin_again, can_queue, wait_in_queue
+from handfast.core.votes import Ballot
+from handfast.errors import ConfigError, NotAcquired
+from handfast.protocol.claims import Refused
+
+__all__ = ["acquire"]
+
+LOCAL_FIRST = 0.005
+"""Seconds for which the head of a cohort's queue relies on its sibling before it asks a server."""
+
+
+async def acquire(access: Access, queues: WaitQueues, acquisition: Acquisition) -> Hold:
+    """Acquire the lock, or raise NotAcquired."""
+    # An explicit owner may hold the lock already, and must not wait for its own waiters.
+    if not queues.has_waiters(acquisition.request) or acquisition.wait == 0 or acquisition.request.owner is not None:
+        hold = await access.use(take, access, queues, acquisition, None)
+        if hold is not None:
+            return hold  # type: ignore[no-any-return]
+    waiter = queues.enter(acquisition, access.wakeup(), access.caller())
+    outcome = "acquired"
+    try:
+        queues.began(waiter)
+        while waiter.queue.head is not waiter:
+            await access.wait(waiter.wakeup, acquisition.until)
+            queues.check(waiter, access.now())
+        hold = await _from_sibling(access, queues, waiter)
+        if hold is None:
+            hold = await access.use(take, access, queues, acquisition, waiter)
+        return _keep(waiter, hold)
+    except BaseException as error:
+        outcome = type(error).__name__
+        raise
+    finally:
+        leave(queues, waiter)
+        queues.ended(waiter, access.now(), outcome)
+
+
+def _keep(waiter: Waiter, hold: Hold) -> Hold:
+    """The waiter has its hold: from here on the caller answers for it."""
+    waiter.acquisition.hold = waiter.queue.holder = hold
+    if waiter.given is hold:
+        waiter.given = None
+    return hold
+
+
+def leave(queues: WaitQueues, waiter: Waiter) -> None:
+    """Out of the local queue. What a sibling handed over and the waiter did not take is released by the watchdog."""
+    given: Hold | None = None
+    try:
+        given = queues.leave(waiter)
+    except BaseException:
+        # Once more if an interrupt has struck here: a waiter that nobody has any more would block the queue.
+        given = queues.leave(waiter)
+        raise
+    finally:
+        if given is not None:
+            queues.abandon(given)
+
+
+async def _from_sibling(access: Access, queues: WaitQueues, waiter: Waiter) -> Hold | None:
+    """The usual way of a cohort's lock: a sibling hands it over, and no connection is needed."""
+    config = waiter.acquisition.request.config
+    if not config.cohort:
+        return None
+    holder, now = waiter.queue.holder, access.now()
+    if waiter.given is None and holder is not None and holder.held_at(now) and holder.handovers < config.cohort:
+        await access.wait(waiter.wakeup, waiter.acquisition.earlier(now + LOCAL_FIRST))
+        queues.check(waiter, access.now())
+    return waiter.usable(access.now())
+
+
+async def take(
+    io: IO, access: Access, queues: WaitQueues, acquisition: Acquisition, waiter: Waiter | None
+) -> Hold | None:
+    """An attempt, and the wait that follows it. None if others of this process wait already: the caller joins them.
+
+    `waiter`: the caller's place at the head of its queue; None if it is in no queue.
+    """
+    done = False
+    try:
+        hold = await _take(io, access, queues, acquisition, waiter)
+        queues.check_open()
+        done = hold is not None and hold.who is acquisition.who
+        if hold is not None and done:
+            acquisition.hold = hold
+            hold.carrier, hold.asked = io, acquisition.touched
+        return hold
+    finally:
+        if acquisition.who is not None:
+            io.mailbox.pop(acquisition.who.id, None)
+        if not done:
+            withdraw(io, acquisition)
+
+
+async def _take(
+    io: IO, access: Access, queues: WaitQueues, acquisition: Acquisition, waiter: Waiter | None
+) -> Hold | None:
+    group = acquisition.request.group
+    if not io.ready or not group.quorum_can_vote:
+        await prepare(io, acquisition)
+    ballot: Ballot | None = None
+    if not _claims_first(io, queues, acquisition):
+        queueing = _queues_on_arrival(acquisition) and (bool(io.channels[0]) or await _subscribed(io, acquisition))
+        ballot = await attempt(io, acquisition, queue=queueing)
+        if acquisition.hold is not None:
+            return acquisition.hold
+        await _raise_unless_worth_waiting(io, acquisition, ballot)
+    if waiter is not None:
+        return await _wait_at_head(io, queues, waiter, ballot)
+    waiter = queues.enter_empty(acquisition, io.wakeup(), access.caller())
+    if waiter is None:
+        return None
+    outcome = "acquired"
+    try:
+        queues.began(waiter)
+        return _keep(waiter, await _wait_at_head(io, queues, waiter, ballot))
+    except BaseException as error:
+        outcome = type(error).__name__
+        raise
+    finally:
+        leave(queues, waiter)
+        queues.ended(waiter, io.now(), outcome)
+
+
+def _claims_first(io: IO, queues: WaitQueues, acquisition: Acquisition) -> bool:
+    """On a quorum: others want the lock, so an attempt without a ticket would only be refused."""
+    request, config = acquisition.request, acquisition.request.config
+    if config.group.n == 1 or acquisition.wait == 0 or not queues.is_wanted(request):
+        return False
+    return config.tries is None and not config.exact and len(request.names) == 1 and all(io.channels)
+
+
+def _queues_on_arrival(acquisition: Acquisition) -> bool:
+    """The first attempt stands in the queue at once, if it is refused: on one node, for one name."""
+    config = acquisition.request.config
+    return config.queues_on_arrival and acquisition.wait != 0 and len(acquisition.request.names) == 1
+
+
+async def _subscribed(io: IO, acquisition: Acquisition) -> bool:
+    """The node has a channel to push to."""
+    node = acquisition.request.group.nodes[0]
+    if node.no_push is None:
+        await io.subscribe(acquisition.timeout(acquisition.timing.timeout, io.now()))
+    return bool(io.channels[0])
+
+
+async def _raise_unless_worth_waiting(io: IO, acquisition: Acquisition, ballot: Ballot) -> None:
+    request = acquisition.request
+    group = request.group
+    hopeless = explain.cannot_succeed(group, ballot.answers)
+    over = acquisition.until is not None and io.now() >= acquisition.until
+    if acquisition.wait == 0 or request.config.tries == 1 or hopeless or over:
+        raise await _named_failure(io, acquisition, ballot)
+
+
+async def _named_failure(io: IO, acquisition: Acquisition, ballot: Ballot) -> NotAcquired | ConfigError:
+    """The error for an attempt that failed. The published protocol does not tell the holder, so it is asked for."""
+    request = acquisition.request
+    if request.config.exact and explain.contended(request.group, ballot.answers, decided=ballot.decided):
+        seen = await look(io, acquisition)
+        ballot.answers = [new if type(new) is Refused else old for new, old in zip(seen, ballot.answers, strict=True)]
+    return failure(acquisition, ballot)
+
+
+def failure(acquisition: Acquisition, ballot: Ballot) -> NotAcquired | ConfigError:
+    """The error for an attempt that failed."""
+    return explain.not_acquired(
+        acquisition.request, ballot.answers, acquisition.timing.timeout, decided=ballot.decided, won=ballot.won
+    )
+
+
+async def _wait_at_head(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot | None) -> Hold:
+    """Nobody of this process is before us: wait for the servers."""
+    acquisition = waiter.acquisition
+    config = acquisition.request.config
+    if config.tries is None and not config.exact and not all(io.channels):
+        # A refusal shows which nodes cannot push.
+        await io.subscribe(acquisition.timeout(acquisition.timing.timeout, io.now()))
+    if config.tries is not None or not (config.exact or can_queue(io, acquisition)):
+        return await _retry(io, queues, waiter, ballot or Ballot(config.group.n, config.group.need))
+    if config.exact:
+        return await wait_for_change(io, queues, waiter, ballot or Ballot(config.group.n, config.group.need))
+    if len(acquisition.request.names) > 1:
+        return await several.wait_for_each(io, queues, waiter, ballot)
+    missing_since: float | None = None
+    while True:
+        try:
+            return await wait_in_queue(io, queues, waiter, acquisition, ballot)
+        except CopiesMissing as missing:
+            missing_since, ballot = await begin_again(io, queues, waiter, missing, missing_since), None
+
+
+async def _retry(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot) -> Hold:
+    """Repeat attempts with the caller's backoff: for a caller that limits its tries, and for servers that cannot push."""
+    acquisition = waiter.acquisition
+    request = acquisition.request
+    config, group = request.config, request.group
+    if config.tries is None:
+        _warn_about_polling(queues, acquisition)
+    tried, silent_since = 1, None
+    while True:
+        waiter.queue.explain = lambda now, last=ballot: failure(acquisition, last)
+        now = io.now()
+        silent_since = _outage_since(acquisition, ballot, silent_since, now)
+        withdraw(io, acquisition)
+        await io.sleep(acquisition.earlier(now + config.policy.backoff(tried, io.random())))
+        queues.check(waiter, io.now())
+        await prepare(io, acquisition)
+        ballot = await attempt(io, acquisition)
+        tried += 1
+        if acquisition.hold is not None:
+            return acquisition.hold
+        if tried == config.tries or explain.cannot_succeed(group, ballot.answers):
+            raise await _named_failure(io, acquisition, ballot)
+
+
+def _outage_since(acquisition: Acquisition, ballot: Ballot, since: float | None, now: float) -> float | None:
+    """Since when no majority answers. Raises NoQuorum if a caller that waits without end has waited too long for that."""
+    group = acquisition.request.group
+    if ballot.faults() <= group.n - group.need:
+        return None
+    if since is not None and acquisition.until is None and now >= since + OUTAGE:
+        raise failure(acquisition, ballot)
+    return now if since is None else since
+
+
+def _warn_about_polling(queues: WaitQueues, acquisition: Acquisition) -> None:
+    for node in acquisition.request.group.nodes:
+        if node.no_push is not None and node.label not in queues.warned:
+            queues.warned.add(node.label)
+            queues.warn(f"{node.label}: {node.no_push.text}; waiting for locks there means asking now and then, unfairly")

@@ -1,0 +1,264 @@
+"""One attempt at a lock: a broadcast, and a hold if a majority grants it.
+
+Validity counts from the moment before the first byte was sent. An attempt that fails is taken back on every node that did
+not clearly refuse, on the connections that carried it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from handfast.core import guard, tokens
+from handfast.core.config import LockConfig
+from handfast.core.hold import Hold
+from handfast.core.io import IO, Fault, Payloads, PushListener
+from handfast.core.local_queue import Acquisition
+from handfast.core.nodes import Node, NodeGroup
+from handfast.core.release import take_back
+from handfast.core.votes import Ballot, MultiReplyBallot, is_grant
+from handfast.errors import ConfigError
+from handfast.protocol import commands
+from handfast.protocol.claims import Granted, Refused, decode_vote, token_in
+from handfast.protocol.commands import Identity
+
+__all__ = ["OUTAGE", "EarlyPushes", "admit", "attempt", "claim_payload", "prepare", "read_vote", "withdraw"]
+
+OUTAGE: Final = 5.0
+"""Seconds for which a caller that set no end to its waiting waits for servers that do not answer at all. Contention is
+waited for without end; an outage without end would be a hang."""
+ARRIVAL: Final = b"0"
+"""The ticket of a claim on a single node: the time of its arrival."""
+
+
+class EarlyPushes:
+    """Keeps what is pushed to an acquisition that has not begun to wait. A PushListener."""
+
+    keys: tuple[bytes, ...] = ()
+
+    def __init__(self) -> None:
+        self._pushes: list[tuple[int, Any]] = []
+        self._lost: list[int] = []
+
+    def on_push(self, node: int, push: Any) -> None:
+        self._pushes.append((node, push))
+
+    def on_change(self, node: int) -> None:
+        """It tracks nothing."""
+
+    def on_connection_lost(self, node: int) -> None:
+        self._lost.append(node)
+
+    def repeat_to(self, listener: PushListener) -> None:
+        """Tell the listener what was missed. A claim whose connection is lost reaches nobody: it must be sent again."""
+        for node, push in self._pushes:
+            listener.on_push(node, push)
+        for node in self._lost:
+            listener.on_connection_lost(node)
+
+
+async def prepare(io: IO, acquisition: Acquisition) -> None:
+    """Connect, and let nodes vote whose quarantine is over."""
+    group, until = acquisition.request.group, acquisition.until
+    if not io.ready:
+        wait = acquisition.wait
+        within = OUTAGE if wait is None else wait or max(0.5, acquisition.timing.timeout)
+        await io.connect(group.need, within if not wait or until is None else max(0.0, min(within, until - io.now())))
+    if not group.quorum_can_vote:
+        await admit(io, group, until if acquisition.wait else None)
+
+
+async def admit(io: IO, group: NodeGroup, until: float | None) -> None:
+    """Before voting on a quorum: nodes whose quarantine is over may vote, and nothing is misconfigured."""
+    if not group.all_nodes_vote and group.voters() < group.need:
+        await guard.repair(io, group, until)
+    # Afterwards: what was wrong with a node may have been put right meanwhile.
+    error = group.config_error()
+    if error is not None:
+        raise ConfigError(error)
+
+
+async def attempt(io: IO, acquisition: Acquisition, *, queue: bool = False) -> Ballot:
+    """One attempt. `acquisition.hold` is set if it succeeds; otherwise the ballot tells why not.
+
+    `queue`: on a single node, a refused attempt stands in the node's queue at once.
+    """
+    timing = acquisition.timing
+    channel = io.channels[0] if queue else b""
+    if channel:
+        # Before the claim is sent: a push may come in the same packet as its reply.
+        io.mailbox[acquisition.identify(io.nonce).id] = EarlyPushes()
+    acquisition.sent = sent = io.now()
+    standstills = acquisition.request.group.standstills
+    ballot = _ballot(io, acquisition, sent)
+    payloads = _payloads(io, acquisition, ballot, channel, sent)
+    await io.broadcast(payloads, ballot, acquisition.timeout(timing.timeout, sent))
+    _forget_refusals(acquisition, ballot, queued=bool(channel))
+    if ballot.won:
+        ballot.late = await _conclude(io, acquisition, ballot, sent, standstills)
+    return ballot
+
+
+def _payloads(io: IO, acquisition: Acquisition, ballot: Ballot, channel: bytes, now: float) -> Payloads:
+    """What each node is sent. A node that may not vote is not asked, and its reason goes into the ballot."""
+    request, copies = acquisition.request, acquisition.timing.copies
+    group, who = request.group, acquisition.identify(io.nonce)
+    proposal = proposal_for(io, request.config)
+
+    def payload_of(node: Node) -> bytes:
+        payload = _attempt_payload(acquisition, who, node, proposal, channel)
+        return payload if copies is None else payload + copies.command
+
+    if group.all_nodes_vote and not group.has_token_floors:
+        acquisition.touched = (1 << group.n) - 1
+        return payload_of(group.nodes[0])
+    payloads: list[bytes | None] = [None] * group.n
+    for node in group.nodes:
+        closed = group.closed(node, now)
+        if closed is not None:
+            ballot.add(node.index, closed)
+        else:
+            acquisition.touched |= 1 << node.index
+            payloads[node.index] = payload_of(node)
+    return payloads
+
+
+def proposal_for(io: IO, config: LockConfig) -> bytes:
+    """The proposed token: a single node takes its own time."""
+    group = config.group
+    return b"%d" % group.proposal(io.wall()) if config.fence and group.n > 1 else b"0"
+
+
+def _attempt_payload(acquisition: Acquisition, who: Identity, node: Node, proposal: bytes, channel: bytes) -> bytes:
+    request, timing = acquisition.request, acquisition.timing
+    config = request.config
+    if config.exact and len(request.names) == 1 and request.owner is None:
+        payload = commands.set_nx(request.key, who.owner, timing.ttl_ms)
+        return payload + commands.seal(config.group.marker_key) if config.group.guard else payload
+    if len(request.names) > 1:
+        return commands.acquire_all(
+            request.keys, config.guard_key_list, who, timing.ttl_ms, config.step, proposal, node.floor,
+            config.retention, config.longest_ms, not config.policy.fair,
+        )  # fmt: skip
+    return claim_payload(acquisition, who, node, proposal, ARRIVAL if channel else b"", channel)
+
+
+def claim_payload(
+    acquisition: Acquisition, who: Identity, node: Node, proposal: bytes, ticket: bytes, channel: bytes
+) -> bytes:
+    config, timing = acquisition.request.config, acquisition.timing
+    return commands.claim(
+        acquisition.request.queue_keys, config.guard_keys, who, timing.claim_terms, proposal, node.floor, config.limits,
+        ticket, channel, not config.policy.fair,
+    )  # fmt: skip
+
+
+def _read_unguarded(_: int, reply: Any) -> Any:
+    """The usual grant is an integer, the token, and stays one."""
+    return reply if type(reply) is int else decode_vote(reply)
+
+
+def read_vote(io: IO, group: NodeGroup, sent: float) -> Callable[[int, Any], Any]:
+    """Turns a node's reply to a claim into Granted, Refused or a Fault."""
+    if not group.guard:
+        return _read_unguarded
+
+    def read(node: int, reply: Any) -> Any:
+        vote = decode_vote(reply)
+        if type(vote) is Fault:
+            return vote
+        return guard.check_vote(group, node, vote.proof, vote.server_us, sent, io.now()) or vote
+
+    return read
+
+
+def _ballot(io: IO, acquisition: Acquisition, sent: float) -> Ballot:
+    """The ballot of an attempt: it reads the vote, the seal of a published command, and the copies."""
+    request, copies = acquisition.request, acquisition.timing.copies
+    group = request.group
+    read = read_vote(io, group, sent)
+    published = request.config.exact and len(request.names) == 1 and request.owner is None
+    width = 1 + (commands.SEAL_REPLIES if published and group.guard else 0) + (copies is not None)
+    if published:
+        read = _read_published(io, group, sent)
+    if width == 1:
+        return Ballot(group.n, group.need, reduce=read)
+
+    def read_all(node: int, replies: list[Any]) -> Any:
+        body = replies[:-1] if copies is not None else replies
+        vote = read(node, body if len(body) > 1 else body[0])
+        if copies is not None and is_grant(vote):
+            return copies.missing(replies[-1]) or vote
+        return vote
+
+    return MultiReplyBallot(group.n, group.need, width, read_all)
+
+
+def _read_published(io: IO, group: NodeGroup, sent: float) -> Callable[[int, Any], Any]:
+    def read(node: int, reply: Any) -> Any:
+        status, *shown = reply if group.guard else (reply,)
+        fault = next((each for each in (status, *shown) if type(each) is Fault), None)
+        if fault is None and shown:
+            proof, server_us = guard.sealed_proof(shown)
+            fault = guard.check_vote(group, node, proof, server_us, sent, io.now())
+        if fault is not None:
+            return fault
+        return Refused(0, b"", True, 0, None) if status is None else Granted(-1, 0, 0, False, 0, None)
+
+    return read
+
+
+def _forget_refusals(acquisition: Acquisition, ballot: Ballot, *, queued: bool) -> None:
+    """Nothing of ours is on a node that has clearly refused; except a claim, if we queue there."""
+    for node, answer in enumerate(ballot.answers):
+        if type(answer) is Refused and not queued:
+            acquisition.touched &= ~(1 << node)
+
+
+async def _conclude(
+    io: IO, acquisition: Acquisition, ballot: Ballot, sent: float, standstills: int
+) -> Callable[[int], None] | None:
+    """A majority has granted: agree on a token, and make the hold if it is still in time. Takes late votes."""
+    request, timing = acquisition.request, acquisition.timing
+    counters = {node: token_in(answer) for node, answer in enumerate(ballot.answers) if is_grant(answer)}
+    token: int | None = 0
+    if request.config.fence:
+        who = acquisition.identify(io.nonce)
+        token, _ = await tokens.agree(io, request, who, counters, acquisition.timeout(timing.timeout, io.now()))
+    deadline = sent + timing.validity
+    if token is None or io.now() >= deadline or request.group.standstills != standstills:
+        return None
+    acquisition.hold = hold = make_hold(acquisition, deadline, sent, ballot.votes, token, standstills)
+    return hold.late_vote
+
+
+def make_hold(
+    acquisition: Acquisition, deadline: float, renew_from: float, votes: int, token: int, standstills: int
+) -> Hold:
+    request = acquisition.request
+    assert acquisition.who is not None
+    hold = Hold(request, acquisition.who, acquisition.timing.ttl, deadline, renew_from, votes, token)
+    if standstills:
+        hold.standstills = standstills
+    if request.config.cohort and request.owner is None:
+        hold.form_cohort()
+    return hold
+
+
+def withdraw(io: IO, acquisition: Acquisition) -> None:
+    """Take back what an acquisition may have left on the servers.
+
+    A hold of its own ends with that. What a sibling has handed over is another acquisition's vote, and stays.
+    """
+    hold = acquisition.hold
+    if hold is not None and hold.who is acquisition.who:
+        hold.give_up()
+        acquisition.hold = None
+    if acquisition.touched:
+        assert acquisition.who is not None
+        if not take_back(io, acquisition.request, acquisition.who, acquisition.touched):
+            acquisition.left_behind += (acquisition.remains(),)
+        acquisition.touched = 0
+        # A server may carry this out after a later claim, which comes on another connection. Under the same identity
+        # that claim, or the lock that it brought, would be taken back.
+        acquisition.who = None

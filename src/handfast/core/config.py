@@ -1,0 +1,172 @@
+"""What an acquisition is made of: its settings, its timing, its keys. Worked out once and shared by many acquisitions."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from handfast.core.io import Fault
+from handfast.core.nodes import NodeGroup
+from handfast.options import Policy
+from handfast.protocol import commands, keys
+from handfast.protocol.resp import bulk, encode
+
+__all__ = ["Copies", "LockConfig", "LockKeys", "LockRequest", "Timing"]
+
+
+class Copies:
+    """How many copies a write must have before it counts: WAIT for replicas, WAITAOF for the disk."""
+
+    __slots__ = ("command", "durable", "replicas", "timeout_ms")
+
+    def __init__(self, replicas: int, durable: bool, timeout_ms: int) -> None:
+        self.replicas = replicas
+        self.durable = durable
+        self.timeout_ms = timeout_ms
+        self.command = (
+            encode(b"WAITAOF", b"1", b"%d" % replicas, b"%d" % timeout_ms)
+            if durable
+            else encode(b"WAIT", b"%d" % replicas, b"%d" % timeout_ms)
+        )
+
+    def missing(self, reply: Any) -> Fault | None:
+        """Why the write does not count, or None if it has its copies."""
+        if type(reply) is Fault:
+            return reply
+        synced, copies = reply if self.durable else (1, reply)
+        if synced < 1:
+            return Fault("copies", f"not on disk within {self.timeout_ms} ms")
+        if copies < self.replicas:
+            return Fault("copies", f"{copies} of {self.replicas} replicas confirmed within {self.timeout_ms} ms")
+        return None
+
+
+SERVER_TIMER: Final = 0.12
+"""Seconds: an idle server looks at the timeouts of WAIT ten times a second."""
+
+
+class Timing:
+    """A ttl and what follows from it: how long a grant is believed and a node waited for, and the copies it must have."""
+
+    __slots__ = ("claim_terms", "copies", "timeout", "ttl", "ttl_ms", "validity")
+
+    def __init__(self, policy: Policy, ttl: float, nodes: int) -> None:
+        self.ttl = ttl
+        self.ttl_ms = b"%d" % round(ttl * 1000)
+        self.claim_terms = commands.claim_terms(self.ttl_ms, 1 + policy.cohort if policy.fence else 0)
+        """ttl and tokens, as arguments of a claim."""
+        self.validity = policy.validity(ttl)
+        """How long after the send a grant may be believed, if clock rates differ by less than `drift`."""
+        timeout = policy.node_timeout
+        if timeout is None:
+            # On a quorum a slow node must not use up the lease's validity. One node has to be waited for.
+            timeout = min(0.05, ttl * 0.05) if nodes > 1 else min(1.0, ttl * 0.25)
+        self.timeout = timeout
+        """How long one round trip may take."""
+        self.copies: Copies | None = None
+        if policy.replicas or policy.durable:
+            self.copies = Copies(policy.replicas, policy.durable, max(1, round(timeout * 1000)))
+            self.timeout += SERVER_TIMER
+
+
+class LockConfig:
+    """A policy on a group of nodes, with what follows from both: shared by all locks with the same options."""
+
+    __slots__ = (
+        "_key_start",
+        "cohort",
+        "exact",
+        "fence",
+        "foreign",
+        "group",
+        "guard_key_list",
+        "guard_keys",
+        "limits",
+        "longest_ms",
+        "mark_keys",
+        "owner_start",
+        "policy",
+        "queues_on_arrival",
+        "renewed_for_ever",
+        "retention",
+        "retention_arg",
+        "slowest",
+        "step",
+        "timing",
+        "tries",
+        "wait",
+    )
+
+    def __init__(self, group: NodeGroup, policy: Policy, owner_start: bytes) -> None:
+        self.group = group
+        self.policy = policy
+        self.fence = policy.fence
+        self.cohort = policy.cohort
+        self.tries = policy.tries
+        self.wait = policy.wait
+        self.step = 1 + policy.cohort if policy.fence else 0
+        """Tokens that each acquisition takes."""
+        self.foreign = not policy.prefix
+        """The keys are shared with other programs, which neither queue nor hand over."""
+        self.exact = self.foreign and not policy.fence
+        """The key is exactly the name, and the protocol the published one."""
+        self.slowest = 1 - policy.drift
+        """Seconds of ours in which a server may count one of its own, at least."""
+        self.owner_start = owner_start
+        """How the owners of its leases begin; a nonce follows."""
+        self.renewed_for_ever = policy.renew and policy.max_hold is None
+        self.guard_key_list = (group.marker_key, group.mark_key) if group.guard else ()
+        self.guard_keys = b"".join(map(bulk, self.guard_key_list))
+        """Marker and high-water mark, as arguments of a command."""
+        self.mark_keys = (group.mark_key,) if group.guard and policy.fence else ()
+        # Only the guard makes sure that all clients of a namespace have the same max_ttl. Without it, and for keys that
+        # other programs share, nothing is too long.
+        self.longest_ms = group.max_ttl_ms if group.guard and policy.prefix else 1 << 52
+        self.retention = round(policy.token_memory)
+        self.retention_arg = bulk(b"%d" % self.retention)
+        self.limits = commands.limits(self.retention, self.longest_ms)
+        self.timing = self.timing_for(policy.ttl)
+        self.queues_on_arrival = group.n == 1 and not self.exact and policy.tries is None and self.timing.copies is None
+        """A refused attempt can be a claim at the same time: there is one node, whose time of arrival is the ticket."""
+        self._key_start = policy.prefix.encode() + b"{"
+
+    def key_of(self, name: str) -> bytes:
+        if "{" in name or name[0] == "}" or self.exact:
+            return keys.key_of(self.policy.prefix, name, exact=self.exact)
+        return self._key_start + name.encode() + b"}"
+
+    def timing_for(self, ttl: float) -> Timing:
+        return Timing(self.policy, ttl, self.group.n)
+
+
+class LockKeys:
+    """One name or several, with the settings that apply to them."""
+
+    __slots__ = ("config", "group", "key", "names", "queue_keys")
+
+    def __init__(self, config: LockConfig, names: tuple[str, ...]) -> None:
+        self.config = config
+        self.group = config.group
+        self.names = names
+        self.key = config.key_of(names[0])
+        """The key of the first name: it decides where in a cluster the lock lives."""
+        self.queue_keys = keys.queue_keys(self.key)
+        """The five keys of the first name, as arguments of a command."""
+
+    @property
+    def name(self) -> str:
+        """The name; several are joined by a comma."""
+        return self.names[0] if len(self.names) == 1 else ", ".join(self.names)
+
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        return (self.key,) if len(self.names) == 1 else tuple([self.config.key_of(name) for name in self.names])
+
+
+class LockRequest(LockKeys):
+    """What a lock asks for. `owner` is None where each acquisition makes its own."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, config: LockConfig, names: tuple[str, ...], owner: bytes | None = None) -> None:
+        super().__init__(config, names)
+        self.owner = owner

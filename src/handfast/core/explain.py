@@ -1,0 +1,88 @@
+"""Errors for acquisitions that failed: who holds the lock, and what each node said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from handfast.core.config import LockKeys
+from handfast.core.io import Fault
+from handfast.core.nodes import NodeGroup
+from handfast.core.votes import is_grant
+from handfast.errors import ConfigError, Contended, NoQuorum, NotAcquired
+from handfast.protocol.claims import Refused
+
+__all__ = ["cannot_succeed", "contended", "describe", "not_acquired"]
+
+
+def contended(group: NodeGroup, answers: Sequence[Any], *, decided: bool = False) -> bool:
+    """Somebody else has what we want, and enough nodes are there to say so: faults alone do not explain the failure."""
+    refused = any(a is not None and type(a) is not Fault and not is_grant(a) for a in answers)
+    faults = sum(1 for a in answers if type(a) is Fault or (a is None and not decided))
+    return refused and faults <= group.n - group.need
+
+
+def cannot_succeed(group: NodeGroup, answers: Sequence[Any]) -> bool:
+    """So many nodes gave a lasting reason that no majority is left."""
+    return sum(1 for a in answers if type(a) is Fault and a.lasting) > group.n - group.need
+
+
+def describe(group: NodeGroup, answers: Sequence[Any], timeout: float, *, decided: bool = False) -> dict[str, str]:
+    """What each node said, in words."""
+    said: dict[str, str] = {}
+    for node, answer in zip(group.nodes, answers, strict=True):
+        if answer is None:
+            # Where the others had decided already, it had no time to answer.
+            silent = "not waited for" if decided else f"no answer in {timeout * 1000:.0f} ms"
+            text = node.fault.text if node.fault is not None else silent
+        elif type(answer) is Fault:
+            text = answer.text
+        elif is_grant(answer):
+            text = "granted"
+        elif type(answer) is Refused and answer.holder:
+            text = f"held by {answer.holder.decode(errors='replace')}"
+        else:
+            text = "held by another"
+        said[node.label] = text
+    return said
+
+
+def _bootstrap_hint(group: NodeGroup, answers: Sequence[Any]) -> str:
+    """What to do if no node votes, as in a new deployment."""
+    quarantined = sum(1 for a in answers if type(a) is Fault and a.kind == "quarantine")
+    if group.voters() or quarantined < group.need:
+        return ""
+    return f"if these servers are new and nobody has used them, {group.bootstrap_call} opens them at once"
+
+
+def not_acquired(
+    target: LockKeys,
+    answers: Sequence[Any],
+    timeout: float,
+    *,
+    age: float = 0.0,
+    decided: bool = False,
+    won: bool = False,
+) -> NotAcquired | ConfigError:
+    """The error for these answers, which are `age` seconds old. `won`: a majority granted, and it was of no use."""
+    group, name = target.group, target.name
+    for node, answer in zip(group.nodes, answers, strict=True):
+        if type(answer) is Fault and answer.kind == "config":
+            return ConfigError(f"{node.label}: {answer.text}")
+    nodes = describe(group, answers, timeout, decided=decided)
+    if not contended(group, answers, decided=decided):
+        if won:
+            nodes = dict.fromkeys(
+                nodes, "granted, but too late for the lease's validity, or with no agreement on a token"
+            )
+        granted = 0 if won else sum(1 for answer in answers if is_grant(answer))
+        hint = _bootstrap_hint(group, answers)
+        return NoQuorum(name, granted=granted, needed=group.need, total=group.n, nodes=nodes, hint=hint)
+    refusals = [answer for answer in answers if type(answer) is Refused and answer.holder]
+    if not refusals:
+        return Contended(name, holder=None, remaining=None, nodes=nodes)
+    holders = [refusal.holder for refusal in refusals]
+    holder = max(holders, key=holders.count)
+    left = max(refusal.left_ms for refusal in refusals if refusal.holder == holder)
+    remaining = None if left < 0 else max(0.0, left / 1000 - age)
+    return Contended(name, holder=holder.decode(errors="replace"), remaining=remaining, nodes=nodes)

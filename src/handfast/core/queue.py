@@ -1,0 +1,535 @@
+"""Waiting in the queues of the nodes: fair, and without polling.
+
+Each node keeps its own queue of claims and hands over its own vote. Nothing has to agree for safety, because a holder
+needs a majority of unexpired votes. Agreement only makes it quick. A quorum of one is a node, and needs nothing
+special.
+
+**Tickets** decide the order. On one node the ticket is the server's time of arrival. On a quorum it is taken once, as
+the median of the nodes' times, so that clients' clocks do not matter, and all nodes sort by (ticket, id). When claims
+arrive in different orders, a node pushes an inquiry to the higher ticket that has its vote, and that waiter yields
+the vote.
+
+**Stamps** tell the votes of one node apart: a new one each time a vote is given. A waiter that yields a vote records
+its stamp first, and never counts a vote with that stamp or a smaller one. Without this, a grant that our own yield
+has overtaken would be counted, and two would hold the lock.
+
+**Validity.** The new holder did not send the command that gave it a vote, so it does not know when the ttl began. It
+knows this: it sent its claim at its own time `s`, the node answered that it was asked at server time `T`, and the
+push says that the vote was handed over at server time `H`. At least (H - T) seconds of the server's, which are at
+least (H - T) * (1 - drift) of ours, lie between `s` and the hand-over. So validity counts from s + (H - T) * (1 -
+drift).
+
+A waiter looks again when the present holder's ttl is over, because expiry on a node is silent. If the lock goes to a
+holder with a shorter ttl, a push tells the next waiter to look. It also looks again after a lost connection, under the
+same id, and finds its place in the queue or its vote.
+
+In a cluster a push is only a hint to look again: its nodes pass messages on to each other, but count only their own
+listeners. On a guarded node a push carries the node's marker, which the hand-over read in the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median_low
+from typing import Any, Final
+
+from handfast.core import explain, guard, tokens
+from handfast.core.attempt import (
+    ARRIVAL,
+    OUTAGE,
+    EarlyPushes,
+    admit,
+    claim_payload,
+    make_hold,
+    proposal_for,
+    read_vote,
+    withdraw,
+)
+from handfast.core.clocks import known_times
+from handfast.core.hold import Hold
+from handfast.core.io import IO, CappedTimeout, Fault
+from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
+from handfast.core.votes import Ballot, MultiReplyBallot
+from handfast.errors import ConfigError, NotAcquired
+from handfast.protocol import commands
+from handfast.protocol.claims import Granted, Inquiry, Push, Refused, Yours, decode_vote
+from handfast.protocol.resp import encode
+
+__all__ = ["CopiesMissing", "ServerQueue", "begin_again", "can_queue", "wait_in_queue"]
+
+NEVER: Final = float("inf")
+LOOK_AGAIN: Final = 5.0
+"""Seconds after which to look again in any case: the key may have no end, or a new holder with a shorter ttl may hang."""
+OVERDUE: Final = 0.001
+"""Seconds after the end of a ttl at which the key is surely gone: servers count whole milliseconds."""
+RETRY: Final = 0.1
+"""Seconds after which to claim again on a node that could not be asked, or may not vote."""
+FOREIGN_LOOK: Final = 0.05
+"""Seconds after which to look again at a holder that will not hand over: another program's key."""
+TRACK_REPLIES: Final = 3
+"""Replies to `commands.track` for one key."""
+TIME: Final = encode(b"TIME")
+KEEP_VOTE: Final = 1 / 3
+"""Share of the ttl after which a vote is claimed again that is not enough for a majority yet."""
+
+
+def can_queue(io: IO, acquisition: Acquisition) -> bool:
+    """Enough nodes can push to a waiter."""
+    group = acquisition.request.group
+    return sum(1 for node in group.nodes if node.no_push is None) >= group.need
+
+
+class CopiesMissing(Exception):
+    """The lock was won, but the copies of that are missing. Others may need none: begin again behind them."""
+
+    def __init__(self, explain: Callable[[float], NotAcquired | ConfigError]) -> None:
+        super().__init__("copies are missing")
+        self.explain = explain
+
+
+class NodeVote:
+    """What one node has said to the waiter."""
+
+    __slots__ = (
+        "answer",
+        "deadline",
+        "due",
+        "inquired",
+        "sent",
+        "server_us",
+        "stamp",
+        "to_yield",
+        "token",
+        "yielded",
+    )
+
+    def __init__(self) -> None:
+        self.answer: Any = None
+        """Granted, Refused or a Fault: the last thing that was heard."""
+        self.deadline = 0.0
+        """Until when its vote counts; 0.0: it does not."""
+        self.stamp = 0
+        """The stamp of the vote that counts."""
+        self.yielded = 0
+        """The largest stamp that was yielded: no vote up to it ever counts again."""
+        self.to_yield = 0
+        """A stamp that is still to be sent back."""
+        self.inquired = 0
+        """The stamp of an inquiry that came before the grant it is about."""
+        self.token = 0
+        self.sent = 0.0
+        """When the last claim was sent that was answered, by our clock, just before."""
+        self.server_us = 0
+        """When the node answered it, by the node's clock."""
+        self.due = 0.0
+        """When to claim again."""
+
+
+class _ClaimReplies:
+    """Collects the replies to claims that were sent at one moment. What came before the claim in a payload is dropped."""
+
+    decided = False
+    over = False
+    waiter: Any = None
+
+    def __init__(self, queue: ServerQueue, sent: float, nodes: int, width: int = 1) -> None:
+        self.width = width
+        self._unanswered = nodes
+        self._queue = queue
+        self._sent = sent
+        self._read = read_vote(queue.io, queue.group, sent)
+        self.until = NEVER
+
+    def add(self, node: int, reply: Any) -> bool:
+        if self.width > 1 and type(reply) is list:
+            reply = reply[-1]
+        vote = reply if type(reply) is Fault else self._read(node, reply)
+        self._unanswered -= 1
+        if not self._unanswered:
+            self._queue.requests.discard(self)
+        self._queue.on_reply(node, vote, self._sent)
+        return False
+
+
+class ServerQueue:
+    """One waiter's claims on all nodes, and the votes that they have brought. A PushListener."""
+
+    keys: Sequence[bytes] = ()
+
+    def __init__(self, io: IO, wakeup: Any, acquisition: Acquisition) -> None:
+        self.io = io
+        self.wakeup = wakeup
+        self.acquisition = acquisition
+        self.config = self.acquisition.request.config
+        self.group = self.config.group
+        self.who = self.acquisition.identify(io.nonce)
+        self.votes = [NodeVote() for _ in self.group.nodes]
+        self.ticket = ARRIVAL
+        self.proposal = b"0"
+        self.claimed = 0
+        """Nodes, as bits, in whose queues it waits."""
+        self.standstills = self.group.standstills
+        """Of this machine's clock, when the votes were counted; see NodeGroup."""
+        self.holds = False
+        """It has a majority: inquiries are ignored from now on."""
+        self.unreachable_since: float | None = None
+        """Since when no majority could be asked; None while one can."""
+        self.seen_at = io.now()
+        self.tracked = False
+        """The lock's keys are tracked, because another program holds one."""
+        self.requests: set[_ClaimReplies] = set()
+        """Claims and yields that not all nodes have answered."""
+
+    # -- what the nodes say
+
+    def on_reply(self, node: int, answer: Any, sent: float) -> None:
+        """The reply to a claim or a yield that was sent at `sent`."""
+        vote, now = self.votes[node], self.io.now()
+        if type(answer) is int:
+            answer = decode_vote(answer)
+        vote.answer, self.seen_at = answer, now
+        if type(answer) is Fault:
+            self._failed(vote, answer)
+        else:
+            vote.sent, vote.server_us = sent, answer.server_us
+            if type(answer) is Granted:
+                left = self.acquisition.timing.ttl if answer.left_ms < 0 else answer.left_ms / 1000
+                # Never more than was asked for: a server whose clock was set back says that hours are left.
+                validity = self.config.policy.validity(min(left, self.acquisition.timing.ttl))
+                self._count(node, answer.stamp, answer.token, sent + validity)
+                if answer.inquired:
+                    self._inquired(node, answer.stamp)
+            else:
+                vote.deadline = 0.0
+                vote.due = now + self._look_again(answer)
+        self.wakeup.set_here()
+
+    def _failed(self, vote: NodeVote, fault: Fault) -> None:
+        """The node has no vote to give. One that has forgotten takes back what it gave; of others nothing is known."""
+        vote.due = self.io.now() + RETRY
+        if fault is guard.UNREADY or fault is guard.STEPPED:
+            vote.deadline = 0.0
+
+    def _look_again(self, refusal: Refused) -> float:
+        """Seconds until the lock may be free without a push: the holder's ttl is over, or it does not hand over."""
+        if self._foreign(refusal) and not self.tracked:
+            return FOREIGN_LOOK
+        left = LOOK_AGAIN if refusal.left_ms < 0 else refusal.left_ms / 1000
+        return min(left, self.acquisition.timing.ttl, LOOK_AGAIN) + OVERDUE
+
+    @staticmethod
+    def _foreign(refusal: Any) -> bool:
+        """The holder is another program, which does not hand over."""
+        return type(refusal) is Refused and refusal.plain and not _is_ours(refusal.holder)
+
+    def on_push(self, node: int, push: Push) -> None:
+        if type(push) is Inquiry:
+            self._inquired(node, push.stamp)
+        elif type(push) is Yours:
+            self._handed_over(node, push)
+        else:
+            self.votes[node].due = 0.0
+        self.wakeup.set_here()
+
+    def _handed_over(self, node: int, push: Yours) -> None:
+        """The node's vote is ours since server time H; see Validity above."""
+        vote, now = self.votes[node], self.io.now()
+        waited = (push.server_us - vote.server_us) / 1e6
+        since = vote.sent + waited * self.config.slowest
+        if self.group.clustered or not vote.server_us or waited < 0 or since > now:
+            # Not proven, older than the last answer, or a clock that was set: ask again.
+            vote.due = 0.0
+            return
+        fault = guard.check_vote(self.group, node, push.proof, push.server_us, vote.sent, now)
+        if fault is not None:
+            vote.answer = fault
+            self._failed(vote, fault)
+            return
+        vote.answer, self.seen_at = Granted(-1, push.token, push.stamp, False, push.server_us, None), now
+        self._count(node, push.stamp, push.token, since + self.acquisition.timing.validity)
+
+    def _count(self, node: int, stamp: int, token: int, deadline: float) -> None:
+        """Count a vote, unless it was yielded or is over."""
+        vote, now = self.votes[node], self.io.now()
+        if 0 < stamp <= vote.yielded:
+            vote.to_yield = stamp
+        elif now >= deadline:
+            vote.deadline, vote.due = 0.0, 0.0
+        else:
+            vote.deadline, vote.stamp, vote.token = deadline, stamp, token
+            if stamp and stamp == vote.inquired:
+                self._inquired(node, stamp)
+            vote.due = min(deadline, now + self.acquisition.timing.ttl * KEEP_VOTE)
+
+    def _inquired(self, node: int, stamp: int) -> None:
+        """A lower ticket waits for this vote: give it back, unless we hold the lock."""
+        vote = self.votes[node]
+        if stamp > max(vote.stamp, vote.yielded):
+            vote.inquired = stamp  # it has overtaken the grant that it is about
+        if self._has_majority() or not vote.deadline or stamp != vote.stamp:
+            return
+        # Uncounted and recorded first. Once the yield is sent, the vote may be another's.
+        vote.deadline = 0.0
+        vote.yielded = stamp
+        vote.to_yield = stamp
+
+    def _has_majority(self) -> bool:
+        """A holder ignores inquiries, also while it agrees on its token."""
+        now = self.io.now()
+        return self.holds or sum(1 for vote in self.votes if vote.deadline > now) >= self.group.need
+
+    def on_change(self, node: int) -> None:
+        """A tracked key has changed."""
+        self.votes[node].due = 0.0
+        self.wakeup.set_here()
+
+    def on_connection_lost(self, node: int) -> None:
+        self.votes[node].due = 0.0
+        self.wakeup.set_here()
+
+    # -- what the waiter does
+
+    def seed(self, ballot: Ballot, sent: float, *, queued: bool) -> None:
+        """Begin with the answers to a first attempt. `queued`: the attempt was a claim as well."""
+        self._take_ticket([a.server_us for a in ballot.answers if type(a) is Refused and a.server_us])
+        for node, answer in enumerate(ballot.answers):
+            if queued and answer is not None:
+                self.on_reply(node, answer, sent)
+            else:
+                self.votes[node].answer = answer
+
+    def _take_ticket(self, times: list[int]) -> None:
+        if self.group.n > 1 and times and self.ticket == ARRIVAL:
+            self.ticket = b"%d" % median_low(times)
+            self.proposal = proposal_for(self.io, self.config)
+
+    async def send_due(self) -> None:
+        """Send the claims and yields that are due."""
+        io, now = self.io, self.io.now()
+        timeout = self.acquisition.timeout(self.acquisition.timing.timeout, now)
+        due = [node for node, vote in enumerate(self.votes) if vote.to_yield or now >= vote.due]
+        if any(self._unsubscribed(node) for node in due):
+            await io.subscribe(timeout)
+            timeout = self.acquisition.timeout(self.acquisition.timing.timeout, io.now())
+        if self.group.n > 1 and self.ticket == ARRIVAL and due:
+            await self._ask_for_ticket(timeout)
+        foreign = [node for node in due if self._foreign(self.votes[node].answer) and self.group.nodes[node].tracks]
+        if foreign and not self.tracked:
+            self.tracked, self.keys = True, self.acquisition.request.keys
+            io.track(self)
+        look = commands.track(self.keys, tracked=True) if foreign else b""
+        self._send([node for node in due if node not in foreign], b"", 1)
+        self._send(foreign, look, 1 + TRACK_REPLIES)
+
+    def _send(self, nodes: list[int], before: bytes, width: int) -> None:
+        now = self.io.now()
+        payloads: list[bytes | None] = [None] * self.group.n
+        for node in nodes:
+            payload = self._due_payload(node, now)
+            payloads[node] = payload if payload is None else before + payload
+        asked = sum(1 for payload in payloads if payload is not None)
+        if asked:
+            replies = _ClaimReplies(self, now, asked, width)
+            self.requests.add(replies)
+            self.io.send(payloads, replies)
+
+    async def _ask_for_ticket(self, timeout: float) -> None:
+        """The ticket from the nodes' times, where no refusal has told them: from what is known of their clocks, or by
+        asking."""
+        times = known_times(self.group, self.io.now())
+        if len(times) >= self.group.need:
+            self._take_ticket(times)
+            return
+
+        def read(_: int, reply: Any) -> int:
+            times.append(guard.server_time(reply))
+            return 1
+
+        await self.io.broadcast(TIME, Ballot(self.group.n, self.group.need, reduce=read), timeout)
+        self._take_ticket(times)
+
+    def _unsubscribed(self, node: int) -> bool:
+        return not self.io.channels[node] and self.group.nodes[node].no_push is None
+
+    def _due_payload(self, node: int, now: float) -> bytes | None:
+        vote, state = self.votes[node], self.group.nodes[node]
+        config = self.config
+        # The next look, if nothing is heard until then.
+        vote.due = now + max(RETRY, 2 * self.acquisition.timing.timeout)
+        fault = self.group.closed(state, now) or state.no_push
+        if fault is None and not self.io.channels[node]:
+            # With a channel our own connection is there, though another one of this client may have failed.
+            fault = state.fault or Fault("closed", "is being connected")
+        if fault is not None:
+            vote.answer, vote.due = fault, now + RETRY
+            return None
+        if self.group.n > 1 and self.ticket == ARRIVAL:
+            vote.due = now + RETRY  # the nodes did not tell their time
+            return None
+        self.acquisition.touched |= 1 << node
+        self.claimed |= 1 << node
+        if vote.to_yield:
+            stamp, vote.to_yield = vote.to_yield, 0
+            keys = self.acquisition.request.queue_keys
+            return commands.yield_vote(keys, config.guard_keys, self.who, stamp, state.floor, config.retention_arg)
+        channel = self.io.channels[node]
+        return claim_payload(self.acquisition, self.who, state, self.proposal, self.ticket, channel)
+
+    async def hold_if_won(self) -> Hold | None:
+        """The hold, if a majority of votes counts now and they agree on a token."""
+        if self.standstills != self.group.standstills:
+            self.standstills = self.group.standstills
+            self._uncount(list(range(self.group.n)))
+        now = self.io.now()
+        counted = [node for node, vote in enumerate(self.votes) if vote.deadline > now]
+        if len(counted) < self.group.need:
+            return None
+        self.holds = True
+        acquisition, timing = self.acquisition, self.acquisition.timing
+        token = 0
+        if self.config.fence:
+            counters = {node: self.votes[node].token for node in counted}
+            timeout = acquisition.timeout(timing.timeout, now)
+            value, agreeing = await tokens.agree(self.io, acquisition.request, self.who, counters, timeout)
+            if value is None:
+                self._uncount([node for node in counted if node not in agreeing])
+                return None
+            token, counted = value, [node for node in counted if node in agreeing]
+        deadlines = sorted((self.votes[node].deadline for node in counted), reverse=True)
+        deadline = deadlines[self.group.need - 1]
+        if self.io.now() >= deadline:
+            self._uncount(counted)
+            return None
+        votes, since = sum(1 << node for node in counted), deadline - timing.validity
+        hold = make_hold(acquisition, deadline, since, votes, token, self.standstills)
+        hold.claimed = self.claimed
+        if timing.copies is not None and not await self._copied(hold):
+            raise CopiesMissing(self.explain)
+        return hold
+
+    def _uncount(self, nodes: list[int]) -> None:
+        self.holds = False
+        for node in nodes:
+            self.votes[node].deadline = self.votes[node].due = 0.0
+
+    async def _copied(self, hold: Hold) -> bool:
+        """Write once more on our own connection and wait for the copies: another connection wrote the hand-over."""
+        timing = self.acquisition.timing
+        assert timing.copies is not None
+        copies = timing.copies
+
+        def reduce(_: int, replies: list[Any]) -> Any:
+            return copies.missing(replies[1]) or replies[0]
+
+        payload = commands.extend(hold.keys, hold.who, timing.ttl_ms, b"%d" % self.config.longest_ms) + copies.command
+        ballot = MultiReplyBallot(self.group.n, self.group.need, 2, reduce)
+        await self.io.broadcast(payload, ballot, self.acquisition.timeout(timing.timeout, self.io.now()))
+        if ballot.won and self.io.now() < hold.deadline:
+            return True
+        for vote, answer in zip(self.votes, ballot.answers, strict=True):
+            vote.answer = answer if type(answer) is Fault else vote.answer
+        return False
+
+    # -- giving up
+
+    def end(self) -> None:
+        """The waiter leaves. A claim whose script a node has forgotten must not be sent again behind the release."""
+        for replies in self.requests:
+            replies.over = True
+
+    def check_reachable(self, now: float) -> None:
+        """Raise if the nodes cannot be asked and will not be soon."""
+        answers = [vote.answer for vote in self.votes]
+        faults = [answer for answer in answers if type(answer) is Fault]
+        if explain.cannot_succeed(self.group, answers) or any(fault.kind == "config" for fault in faults):
+            raise self.explain(now)
+        if len(faults) <= self.group.n - self.group.need:
+            self.unreachable_since = None
+        elif self.unreachable_since is None:
+            self.unreachable_since = now
+        elif self.acquisition.until is None and now >= self.unreachable_since + OUTAGE:
+            raise self.explain(now)
+
+    def explain(self, now: float) -> NotAcquired | ConfigError:
+        """The error for giving up now."""
+        answers = [self._insufficient() if type(vote.answer) is Granted else vote.answer for vote in self.votes]
+        timeout = self.acquisition.timing.timeout
+        return explain.not_acquired(self.acquisition.request, answers, timeout, age=now - self.seen_at)
+
+    def _insufficient(self) -> Refused | Fault:
+        """Why a vote that was given is not enough: others are missing, or its copies."""
+        if self.acquisition.timing.copies is not None:
+            return Fault("copies", "its copies are not confirmed")
+        return Refused(0, b"", False, 0, None)
+
+    def next_look(self) -> float:
+        return self.acquisition.earlier(min(vote.due for vote in self.votes))
+
+
+def _is_ours(owner: bytes) -> bool:
+    """The owner looks like one that this library has made: such a holder hands over."""
+    nonce = owner.rpartition(b":")[2]
+    return owner.count(b":") >= 3 and len(nonce) == 32 and all(letter in b"0123456789abcdef" for letter in nonce)
+
+
+async def wait_in_queue(
+    io: IO, queues: WaitQueues, waiter: Waiter, acquisition: Acquisition, first: Ballot | None
+) -> Hold:
+    """Wait until a majority of the nodes has handed over, or a sibling has.
+
+    `acquisition`: the waiter's own, or the part of it for one of several names. `first`: the answers to its last attempt.
+    """
+    queue = ServerQueue(io, waiter.wakeup, acquisition)
+    early = io.mailbox.get(queue.who.id)
+    io.mailbox[queue.who.id] = queue
+    waiter.queue.explain = queue.explain
+    try:
+        if first is not None:
+            queue.seed(first, acquisition.sent, queued=type(early) is EarlyPushes)
+        if type(early) is EarlyPushes:
+            early.repeat_to(queue)
+        while True:
+            now = io.now()
+            queues.check(waiter, now)
+            given = waiter.usable(now)
+            if given is not None:
+                return given
+            hold = await queue.hold_if_won()
+            if hold is not None:
+                return hold
+            queue.check_reachable(now)
+            await _reconnect(io, acquisition, queue)
+            await queue.send_due()
+            await io.wait(waiter.wakeup, min(queue.next_look(), waiter.report_at))
+    finally:
+        queue.end()
+        io.mailbox.pop(queue.who.id, None)
+        if queue.tracked:
+            io.untrack(queue)
+        waiter.queue.explain = None
+
+
+async def begin_again(io: IO, queues: WaitQueues, waiter: Waiter, missing: CopiesMissing, since: float | None) -> float:
+    """Hand over what was won, and pause. `since`: when copies were first missing; returns it."""
+    acquisition, now = waiter.acquisition, io.now()
+    since = now if since is None else since
+    withdraw(io, acquisition)
+    if acquisition.until is None and now >= since + OUTAGE:
+        raise missing.explain(now)
+    waiter.queue.explain = missing.explain
+    await io.sleep(acquisition.earlier(now + RETRY))
+    queues.check(waiter, io.now())
+    return since
+
+
+async def _reconnect(io: IO, acquisition: Acquisition, queue: ServerQueue) -> None:
+    group, now = queue.group, io.now()
+    if not io.ready:
+        since = queue.unreachable_since
+        within = OUTAGE if since is None else max(0.0, since + OUTAGE - now)
+        await io.connect(group.need, CappedTimeout(within, max(0.0, acquisition.earlier(NEVER) - now)))
+    if not group.quorum_can_vote:
+        await admit(io, group, acquisition.until)
+    elif group.repair_due(io.now()):
+        # A waiter holds nothing for whose sake the watchdog would look.
+        await guard.repair(io, group, acquisition.until)

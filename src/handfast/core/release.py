@@ -1,0 +1,124 @@
+"""Every release there is: of a hold, of an acquisition that failed, of a hold that nobody can release any more.
+
+A release leaves the queue and hands the vote over to the next waiter in one step on each node (scripts/pass.lua). It goes
+to all nodes, also to those that are not known to hold the lock. It is repeatable, and it never touches another
+acquisition, because each acquisition has an identity of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from handfast.core.config import LockKeys
+from handfast.core.hold import Hold
+from handfast.core.io import IO, Fault, Payloads, payload_for
+from handfast.core.votes import Ballot, MultiReplyBallot
+from handfast.protocol import commands
+from handfast.protocol.commands import Identity
+from handfast.protocol.keys import queue_keys
+
+__all__ = ["payloads", "release", "repeat", "take_back"]
+
+
+HANDED_OVER: Final = 2
+"""The reply of a node that has given the vote to a waiter."""
+
+
+def payloads(target: LockKeys, who: Identity, floor: int = 0) -> Payloads:
+    """What ends an acquisition; one reply for each name. `floor`: the token that later ones must be above."""
+    config = target.config
+    if config.exact:
+        return _published(target, who)
+    # The counter of a single node has the token already.
+    word = b"%d" % (floor if config.group.n > 1 else 0)
+    if len(target.names) == 1:
+        return commands.pass_on(target.queue_keys, config.guard_keys, who, word, config.retention_arg)
+    return b"".join(
+        commands.pass_on(queue_keys(key), config.guard_keys, who.for_name(i), word, config.retention_arg)
+        for i, key in enumerate(target.keys)
+    )
+
+
+def _published(target: LockKeys, who: Identity) -> Payloads:
+    """The published protocol: each node has its own way to compare and delete."""
+    ladders = {
+        ladder: b"".join(commands.delete_owned(ladder, key, who.owner) for key in target.keys)
+        for ladder in {node.ladder for node in target.group.nodes}
+    }
+    if len(ladders) == 1:
+        return next(iter(ladders.values()))
+    return [ladders[node.ladder] for node in target.group.nodes]
+
+
+def _ballot(target: LockKeys, need: int, asked: int = 0) -> Ballot:
+    names = len(target.names)
+    if names == 1:
+        return Ballot(target.group.n, need, asked)
+
+    def least(_: int, replies: list[Any]) -> Any:
+        return next((reply for reply in replies if type(reply) is Fault), None) or min(replies)
+
+    return MultiReplyBallot(target.group.n, need, names, least, asked)
+
+
+def take_back(io: IO, target: LockKeys, who: Identity, nodes: int) -> bool:
+    """Undo what an acquisition may have left on these nodes (as bits). False if a connection for that is gone.
+
+    Nothing is awaited, so nothing can come between.
+    """
+    if not nodes:
+        return True
+    words = payloads(target, who)
+    undo = [payload_for(words, i) if nodes >> i & 1 else None for i in range(target.group.n)]
+    return io.send_and_forget(undo, width=len(target.names))
+
+
+async def release(io: IO, hold: Hold) -> bool:
+    """Give the lock back; True if it was still ours. Only the first caller sends anything.
+
+    Afterwards `hold.release_unconfirmed` tells whether the watchdog must repeat it.
+    """
+    config = hold.config
+    group = config.group
+    in_time = io.now() < hold.deadline
+    if not hold.begin_release():
+        return False
+    hold.release_unconfirmed = True
+    if not io.ready:
+        await io.connect(group.need, max(0.5, config.timing.timeout))
+    ballot = _ballot(hold, group.need)
+    await io.broadcast(payloads(hold, hold.who, hold.token_floor), ballot, config.timing.timeout)
+    if _slot_moves(hold, ballot):
+        ballot = _ballot(hold, group.need)
+        await io.broadcast(_published(hold, hold.who), ballot, config.timing.timeout)
+    gone = not ballot.won and ballot.refused() > group.n - group.need
+    failed = any(type(answer) is Fault and hold.is_on(node) for node, answer in enumerate(ballot.answers))
+    hold.release_unconfirmed = hold.healed or failed or not (ballot.won or gone)
+    hold.handed_over = HANDED_OVER in ballot.answers
+    ballot.failed = hold.release_failed
+    hold.finish_release()
+    # Unknown is not a loss: within the deadline the lease was valid, though its end could not be confirmed.
+    if in_time and not gone:
+        return True
+    hold.reason = "it had ended before it was released" if gone else "its deadline had passed when it was released"
+    return False
+
+
+def _slot_moves(hold: Hold, ballot: Ballot) -> bool:
+    """A cluster refuses scripts with several keys while a slot moves. The lock's own key can be deleted, and nobody is
+    handed the lock: its waiters look again."""
+    if hold.explicit_owner or not hold.group.clustered:
+        return False
+    return any(type(answer) is Fault and answer.kind == "TRYAGAIN" for answer in ballot.answers)
+
+
+async def repeat(io: IO, hold: Hold, nodes: set[int]) -> set[int]:
+    """Release on these nodes once more. Returns the nodes that could not be asked."""
+    words = payloads(hold, hold.who, hold.token_floor)
+    ballot = _ballot(hold, len(nodes), len(nodes))
+    some = [payload_for(words, i) if i in nodes else None for i in range(hold.group.n)]
+    await io.broadcast(some, ballot, hold.config.timing.timeout)
+    if _slot_moves(hold, ballot):
+        ballot = _ballot(hold, len(nodes), len(nodes))
+        await io.broadcast(_published(hold, hold.who), ballot, hold.config.timing.timeout)
+    return {i for i in nodes if ballot.answers[i] is None or type(ballot.answers[i]) is Fault}

@@ -1,0 +1,165 @@
+"""Vote counting, and nothing else.
+
+A node's answer is a yes, a no or a fault. Unknown is neither: a ballot is decided when the yeses reach the need, or when
+they no longer can. Yes: a vote that was granted, a positive integer, a status. No: a vote that was refused, nil, zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from handfast.core.io import Fault
+from handfast.protocol.claims import Granted
+
+__all__ = ["AllReplies", "Ballot", "BatchBallot", "MultiReplyBallot", "is_grant", "majority"]
+
+
+def majority(nodes: int) -> int:
+    """
+    >>> [majority(n) for n in (1, 2, 3, 4, 5)]
+    [1, 2, 2, 3, 3]
+    """
+    return nodes // 2 + 1
+
+
+def is_grant(answer: Any) -> bool:
+    kind = type(answer)
+    return kind is Granted or (kind is int and answer > 0) or kind is bytes
+
+
+class Ballot:
+    """The count of one broadcast of one command."""
+
+    width = 1
+    # One ballot is made for each operation. What most of them never change is not set for each.
+    yeses = 0
+    votes = 0
+    """The nodes that said yes, as bits."""
+    noes = 0
+    """Noes and faults: answers that cannot become a yes."""
+    decided = False
+    waiter: Any = None
+    late: Callable[[int], None] | None = None
+    """Told of yeses that come after the decision."""
+    missed: Callable[[int], None] | None = None
+    """Told of noes that come after the decision."""
+    failed: Callable[[int], None] | None = None
+    """Told of faults that come after the decision."""
+    over = False
+    """Nobody waits for it any more, decided or not."""
+    until = float("inf")
+    """See Collector."""
+
+    def __init__(self, nodes: int, need: int, asked: int = 0, reduce: Callable[[int, Any], Any] | None = None) -> None:
+        self.answers: list[Any] = [None] * nodes
+        """By node: what it said, or None where it has not answered; nil is kept as 0."""
+        self.need = need
+        self.asked = asked or nodes
+        self.reduce = reduce
+        """Turns a node's reply into its answer."""
+
+    def add(self, node: int, reply: Any) -> bool:
+        if self.reduce is not None and type(reply) is not Fault:
+            reply = self.reduce(node, reply)
+        if reply is None:
+            reply = 0
+        self.answers[node] = reply
+        if is_grant(reply):
+            self.yeses += 1
+            self.votes |= 1 << node
+            if self.decided and self.late is not None:
+                self.late(node)
+            certain = self.yeses >= self.need
+        else:
+            self.noes += 1
+            if self.decided:
+                self._late_no(node, reply)
+            certain = self.asked - self.noes < self.need
+        if self.decided or not certain:
+            return False
+        self.decided = True
+        return True
+
+    def _late_no(self, node: int, reply: Any) -> None:
+        if type(reply) is Fault:
+            if self.failed is not None:
+                self.failed(node)
+        elif self.missed is not None and reply == 0:
+            self.missed(node)
+
+    @property
+    def won(self) -> bool:
+        return self.yeses >= self.need
+
+    def refused(self) -> int:
+        """Nodes that answered no (a fault is not a no)."""
+        return sum(1 for a in self.answers if a is not None and type(a) is not Fault and not is_grant(a))
+
+    def faults(self) -> int:
+        """Nodes that could not be asked, or did not answer in time."""
+        return sum(1 for a in self.answers if type(a) is Fault or (a is None and not self.decided))
+
+
+class MultiReplyBallot(Ballot):
+    """A ballot over payloads of several commands: `reduce` makes one answer of a node's replies."""
+
+    def __init__(self, nodes: int, need: int, width: int, reduce: Callable[[int, Any], Any], asked: int = 0) -> None:
+        super().__init__(nodes, need, asked, reduce)
+        self.width = width
+
+
+class AllReplies(MultiReplyBallot):
+    """All nodes are asked and all answers matter: decided when all have answered."""
+
+    def __init__(self, nodes: int, width: int, reduce: Callable[[int, Any], Any]) -> None:
+        super().__init__(nodes, nodes, width, reduce)
+
+    def add(self, node: int, reply: Any) -> bool:
+        super().add(node, reply)
+        self.decided = self.yeses + self.noes >= self.asked
+        return self.decided
+
+
+class BatchBallot:
+    """The count of one broadcast that carries many commands for each node: a ballot for each column.
+
+    Decided when every column is, or when all nodes have answered.
+    """
+
+    __slots__ = ("answered", "asked", "ballots", "decided", "open", "over", "tail", "until", "waiter", "width")
+
+    def __init__(
+        self,
+        ballots: Sequence[Ballot],
+        *,
+        asked: int,
+        extra: int = 0,
+        tail: Callable[[int, list[Any]], Fault | None] | None = None,
+        until: float = Ballot.until,
+    ) -> None:
+        self.ballots = ballots
+        self.until = until
+        self.asked = asked
+        self.answered = 0
+        self.open = len(ballots)
+        self.decided = False
+        self.over = False
+        self.waiter: Any = None
+        self.width = len(ballots) + extra
+        self.tail = tail
+        """Takes the last `extra` replies of a node; a Fault from it voids the node's whole answer."""
+
+    def add(self, node: int, reply: Any) -> bool:
+        replies: list[Any] = reply if self.width > 1 and type(reply) is list else [reply]
+        fault = reply if type(reply) is Fault else None
+        if fault is None and self.tail is not None:
+            fault = self.tail(node, replies[len(self.ballots) :])
+        for column, ballot in enumerate(self.ballots):
+            if ballot.add(node, replies[column] if fault is None else fault):
+                self.open -= 1
+        self.answered += 1
+        if self.decided or (self.open and self.answered < self.asked):
+            return False
+        self.decided = True
+        return True

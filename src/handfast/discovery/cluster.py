@@ -1,0 +1,178 @@
+"""Where the names of a Redis or Valkey Cluster live: the slot map, kept by redis-py, corrected by what servers say.
+
+A name's keys share a hash tag, so each lock is on one node, and a client talks to a shard as it would to a single server,
+by connections of its own. A connection's `Shard` finds the node for it: after a failover the one that was promoted.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from binascii import crc_hqx
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from redis.cluster import ClusterNode, NodesManager  # here, and not at the first connection: see net/address.py
+from redis.exceptions import RedisClusterException, RedisError, ResponseError
+
+from handfast import log
+from handfast.discovery.asking import PATIENCE
+from handfast.discovery.connections import Connections, HostPort
+from handfast.errors import ConfigError
+
+__all__ = ["Cluster", "Shard", "slot_of"]
+
+SLOTS: Final = 16384
+FRESH: Final = 0.1
+"""Seconds for which a slot map that was just read is not read again."""
+_REDIRECT: Final = re.compile(r"(\d+) (\S*):(\d+)")
+
+
+def slot_of(key: bytes) -> int:
+    """
+    >>> slot_of(b"123456789"), slot_of(b"a{123456789}b") == slot_of(b"123456789"), slot_of(b"{}x") == slot_of(b"x")
+    (12739, True, False)
+    """
+    start = key.find(b"{")
+    if start >= 0:
+        end = key.find(b"}", start + 1)
+        if end > start + 1:
+            key = key[start + 1 : end]
+    return crc_hqx(key, 0) % SLOTS
+
+
+class Cluster:
+    """One cluster, as one client knows it."""
+
+    def __init__(self, members: Sequence[HostPort], options: dict[str, Any]) -> None:
+        self._members = members
+        self._options = options
+        """For redis-py's connections, by which the map is read; see asking.py."""
+        self._manager: NodesManager | None = None
+        self._reading = threading.Lock()
+        self._read_at = float("-inf")
+        self._refreshing = False
+        self.host_ports: list[HostPort | None] = [None] * SLOTS
+        """By slot: its master."""
+        self.masters: frozenset[HostPort] = frozenset()
+        self.connections = Connections()
+        self.caches: list[dict[bytes, Any]] = []
+        """What others know by this map: emptied when it changes."""
+
+    def refresh(self) -> None:
+        """Read the slot map, unless somebody has just done so."""
+        node: Any = ClusterNode
+        with self._reading:
+            if time.monotonic() - self._read_at < FRESH:
+                return
+            try:
+                if self._manager is None:
+                    nodes = [node(host, port) for host, port in self._members]
+                    self._manager = NodesManager(nodes, require_full_coverage=False, **PATIENCE, **self._options)
+                else:
+                    self._manager.initialize()
+            except (RedisError, RedisClusterException, IndexError) as error:
+                raise _in_words(error) from error
+            host_ports: list[HostPort | None] = [None] * SLOTS
+            for slot, nodes in self._manager.slots_cache.items():
+                host_ports[slot] = (str(nodes[0].host), int(nodes[0].port))
+            self._read_at = time.monotonic()
+            self._install(host_ports)
+
+    def _install(self, host_ports: list[HostPort | None]) -> None:
+        changed, self.host_ports = host_ports != self.host_ports, host_ports
+        if changed:
+            self._forget()
+        self.masters = frozenset(host_port for host_port in host_ports if host_port is not None)
+        self.connections.hang_up(lambda shard, host_port: host_port != self.home(shard))
+
+    def _forget(self) -> None:
+        for cache in self.caches:
+            cache.clear()
+
+    def home(self, shard: Shard) -> HostPort | None:
+        """Where a shard's connections belong, as far as is known: to the master they were made for while it is one."""
+        return shard.preferred if shard.preferred in self.masters else self.host_ports[shard.slot]
+
+    def moved(self, slot: int, host_port: HostPort) -> None:
+        """A server has told us. What else has changed is read in the background."""
+        self.host_ports[slot] = host_port
+        self._forget()
+        self.masters |= {host_port}
+        self.refresh_soon()
+
+    def refresh_soon(self) -> None:
+        if not self._refreshing:
+            self._refreshing = True
+            threading.Thread(target=self._refresh_aside, name="handfast-slots", daemon=True).start()
+
+    def _refresh_aside(self) -> None:
+        try:
+            self.refresh()
+        except Exception as error:
+            # Nothing depends on it: whoever needs a new connection reads the map itself, and is told.
+            log.debug("the cluster's slot map could not be read: %s", error)
+        finally:
+            self._refreshing = False
+
+    def forked(self) -> None:
+        """In the child: what the parent's threads held is not ours."""
+        self._reading = threading.Lock()
+        self._manager, self._refreshing = None, False
+        self.connections = Connections()
+
+    def close(self) -> None:
+        with self._reading:
+            if self._manager is not None:
+                self._manager.close()
+                self._manager = None
+
+
+def _in_words(error: Exception) -> Exception:
+    """Why the slot map could not be read. redis-py wraps what a server says, and takes every refusal for the same."""
+    if isinstance(error, IndexError):
+        return LookupError("no node of the cluster serves any slot")  # redis-py looks for the first node of none
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ResponseError):
+        cause = cause.__cause__ or cause.__context__
+    # redis-py 5 keeps its own words only.
+    if "cluster support disabled" in str(cause) or (cause is None and "mode is not enabled" in str(error)):
+        return ConfigError("is a server without cluster mode: use redis:// and not redis+cluster://")
+    return error if cause is None else LookupError(f"the cluster's slot map could not be read: {cause}")
+
+
+class Shard:
+    """A resolver: the node that serves a slot, and mostly many others with it."""
+
+    def __init__(self, cluster: Cluster, preferred: HostPort | None, slot: int) -> None:
+        self.cluster = cluster
+        self.preferred = preferred
+        """The node it was made for; None: whichever has the slot."""
+        self.slot = slot
+
+    def find(self) -> HostPort:
+        """See net.address.Resolver."""
+        self.cluster.refresh()
+        host_port = self.cluster.home(self)
+        if host_port is None:
+            raise LookupError(f"no node of the cluster serves slot {self.slot}")
+        return host_port
+
+    def opened(self, connection: Any, host_port: HostPort, hang_up: Callable[[Any], None]) -> None:
+        """See net.address.Resolver."""
+        self.cluster.connections.opened(connection, self, host_port, hang_up)
+
+    def on_redirect(self, host_port: HostPort, fault: Any) -> tuple[int, HostPort, bool] | None:
+        """See net.address.Resolver."""
+        if fault.kind == "CLUSTERDOWN":
+            self.cluster.refresh_soon()  # it may be the node that is cut off, not the cluster
+        found = _REDIRECT.match(fault.detail) if fault.kind in ("MOVED", "ASK") else None
+        if found is None:
+            return None
+        fault.lasting = False
+        # A node that does not know its own host leaves it out: it is the one by which we know this node.
+        slot, target = int(found[1]), (found[2].strip("[]") or host_port[0], int(found[3]))
+        if fault.kind == "MOVED":
+            self.cluster.moved(slot, target)
+        return slot, target, fault.kind == "ASK"

@@ -1,0 +1,206 @@
+"""From what the user gave to the addresses of servers: URLs, the environment, servers of our own, redis-py clients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from handfast import log
+from handfast.discovery.urls import checking, distinct, parse, tls_context, without_secrets
+from handfast.errors import ConfigError
+from handfast.net.address import Address
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from handfast.embedded.deployment import Embedded
+
+__all__ = ["Endpoints", "from_redis", "locate"]
+
+
+class Endpoints:
+    """The servers of one client."""
+
+    def __init__(self, addresses: Sequence[Address], embedded: Embedded | None = None) -> None:
+        distinct(addresses)
+        self.addresses = list(addresses)
+        self.open_new: Callable[[Sequence[Address]], None] = lambda addresses: None
+        """Told of embedded servers that are known to be new, before anybody else can see them."""
+        self._embedded = embedded
+        self._moving: list[Any] = [each for a in addresses for each in (a.resolver, a.cluster) if each is not None]
+
+    def close(self) -> None:
+        if self._embedded is not None:
+            self._embedded.close()
+        for moving in self._moving:
+            moving.close()
+
+    def forked(self) -> None:
+        """In a child: what the parent keeps to find servers that move is not ours."""
+        for moving in self._moving:
+            moving.forked()
+
+
+def locate(servers: object) -> Endpoints:
+    """Where the servers are: as given, else by $HANDFAST_URL, else embedded ones."""
+    if servers is None:
+        servers = os.environ.get("HANDFAST_URL", "").split()
+        if not servers:
+            log.warning("no server was named, so embedded:// is used: it excludes on this machine alone")
+            servers = ["embedded://"]
+    if isinstance(servers, str):
+        servers = [servers]
+    if not isinstance(servers, (list, tuple)):
+        raise ConfigError(f"connect() takes a URL or a list of URLs, not a {type(servers).__name__}")
+    servers = list(servers)
+    if not servers:
+        raise ConfigError("connect() was given an empty list of servers")
+    if any(isinstance(url, str) and url.strip().startswith("embedded:") for url in servers):
+        if len(servers) > 1:
+            raise ConfigError("embedded:// stands alone; use embedded://?nodes=5 for an embedded quorum")
+        return _embedded(servers[0].strip())
+    return Endpoints([parse(url) for url in servers])
+
+
+def _embedded(url: str) -> Endpoints:
+    from pathlib import Path
+    from urllib.parse import parse_qsl, urlsplit
+
+    from handfast.embedded.deployment import Embedded, default_folder
+
+    parts = urlsplit(url)
+    nodes = 1
+    for word, value in parse_qsl(parts.query, keep_blank_values=True):
+        if word != "nodes":
+            raise ConfigError(f"{without_secrets(url)}: unknown option {word!r}; known is nodes")
+        if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= 99:
+            raise ConfigError(f"{without_secrets(url)}: nodes must be a number from 1 to 99, not {value!r}")
+        nodes = int(value)
+    if parts.netloc == "private" and parts.path in ("", "/"):
+        folder = None
+    elif parts.netloc:
+        raise ConfigError(f"{without_secrets(url)}: use embedded://, embedded:///some/folder or embedded://private")
+    elif parts.path in ("", "/"):
+        folder = default_folder() if nodes == 1 else default_folder() / f"quorum-{nodes}"
+    else:
+        folder = Path(parts.path)
+
+    def open_new(sockets: Sequence[Path]) -> None:
+        where.open_new([Address(label=str(path), path=str(path)) for path in sockets])
+
+    embedded = Embedded(folder, nodes, open_new=open_new)
+    where = Endpoints(
+        [
+            Address(label=f"embedded://{path}", path=str(path), prepare=embedded.ensure)
+            for path in map(str, embedded.sockets)
+        ],
+        embedded,
+    )
+    return where
+
+
+def from_redis(clients: object) -> Endpoints:
+    """The addresses and credentials of redis-py clients; their connections are left alone."""
+    each = clients if isinstance(clients, (list, tuple)) else [clients]
+    return Endpoints([_from_pool(client) for client in each])
+
+
+def _from_pool(client: Any) -> Address:
+    pool = getattr(client, "connection_pool", None)
+    settings = getattr(pool, "connection_kwargs", None)
+    if hasattr(client, "nodes_manager"):
+        return _from_cluster(client)
+    if pool is None or settings is None or not hasattr(pool, "connection_class"):
+        raise ConfigError(f"from_client() takes a redis.Redis or a RedisCluster (or a list of them), not {client!r}")
+    kind = pool.connection_class.__name__
+    shared = _shared(settings)
+    if "service_name" in vars(pool):
+        return _from_sentinel(pool, kind, shared)
+    path = settings.get("path")
+    if path:
+        return Address(label=f"unix://{path}", path=str(path), **shared)
+    host, port = settings.get("host") or "localhost", int(settings.get("port") or 6379)
+    secure = "SSL" in kind
+    db = f"/{shared['db']}" if shared["db"] else ""
+    return Address(
+        label=f"{'rediss' if secure else 'redis'}://{_shown((host, port))}{db}",
+        host=host,
+        port=port,
+        tls=_tls(settings) if secure else None,
+        **shared,
+    )
+
+
+def _shared(settings: dict[str, Any]) -> dict[str, Any]:
+    """Who we are, from the options of redis-py's connections."""
+    provider = settings.get("credential_provider")
+    return {
+        "username": settings.get("username") or "",
+        "password": settings.get("password") or "",
+        "db": int(settings.get("db") or 0),
+        "client_name": settings.get("client_name") or "handfast",
+        "credentials": _credentials(provider) if provider is not None else None,
+    }
+
+
+_TLS_WORDS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
+_ASKING_WORDS = ("username", "password", "credential_provider", *_TLS_WORDS)
+
+
+def _tls(settings: dict[str, Any]) -> Any:
+    return tls_context(**{word: settings[word] for word in _TLS_WORDS if word in settings})
+
+
+def _shown(place: tuple[str, int]) -> str:
+    host, port = place
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _asked(settings: dict[str, Any], secure: bool) -> dict[str, Any]:
+    """Options for redis-py's connections to those who know where the servers are."""
+    asked = {word: settings[word] for word in _ASKING_WORDS if settings.get(word) is not None}
+    return checking(asked) if secure else asked
+
+
+def _from_sentinel(pool: Any, kind: str, shared: dict[str, Any]) -> Address:
+    from handfast.discovery.sentinel import SentinelMaster
+
+    if not getattr(pool, "is_master", True):
+        raise ConfigError("from_client() needs a master: this client reads from replicas (slave_for); use master_for")
+    pools = [sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels]
+    members = [(str(each.connection_kwargs["host"]), int(each.connection_kwargs["port"])) for each in pools]
+    first = pools[0]
+    secure = "SSL" in kind
+    db = f"/{shared['db']}" if shared["db"] else ""
+    return Address(
+        label=f"redis{'s' * secure}+sentinel://{','.join(map(_shown, members))}/{pool.service_name}{db}",
+        tls=_tls(pool.connection_kwargs) if secure else None,
+        resolver=SentinelMaster(
+            pool.service_name, members, _asked(first.connection_kwargs, "SSL" in first.connection_class.__name__)
+        ),
+        **shared,
+    )
+
+
+def _from_cluster(client: Any) -> Address:
+    from handfast.discovery.cluster import Cluster
+
+    manager = client.nodes_manager
+    settings = dict(getattr(manager, "connection_kwargs", None) or client.connection_kwargs)
+    members = [(str(node.host), int(node.port)) for node in manager.startup_nodes.values()]
+    secure = bool(settings.get("ssl")) or "SSL" in getattr(settings.get("connection_class"), "__name__", "")
+    return Address(
+        label=f"redis{'s' * secure}+cluster://{','.join(map(_shown, members))}",
+        tls=_tls(settings) if secure else None,
+        cluster=Cluster(members, _asked(settings, secure)),
+        **{**_shared(settings), "db": 0},
+    )
+
+
+def _credentials(provider: Any) -> Callable[[], tuple[str, str]]:
+    def ask() -> tuple[str, str]:
+        given = provider.get_credentials()
+        return ("", given[0]) if len(given) == 1 else (given[0] or "", given[1])
+
+    return ask

@@ -1,0 +1,298 @@
+"""Server addresses from URLs.
+
+    redis://[user[:password]@]host[:port][/db][?option=value]      valkey:// is the same
+    rediss://…                                                      with TLS; valkeys:// is the same
+    unix://[user[:password]@]/path/to/socket[?db=1]
+    redis+sentinel://[user[:password]@]host[:26379][,host…]/master[/db][?option=value]
+    redis+cluster://[user[:password]@]host[:6379][,host…][?option=value]
+                                                                    both also with rediss, valkey, valkeys
+
+Options: db, username, password, client_name; with TLS ssl_ca_certs, ssl_certfile, ssl_keyfile, ssl_cert_reqs (required,
+optional or none), ssl_check_hostname; with Sentinel sentinel_username, sentinel_password and sentinel_ssl (true or false,
+where it differs). Anything else is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from handfast.errors import ConfigError
+from handfast.net.address import Address
+
+if TYPE_CHECKING:
+    import ssl
+    from urllib.parse import SplitResult
+
+__all__ = ["checking", "parse", "without_secrets", "tls_context"]
+
+HostPort = tuple[str, int]
+
+_COMMON: Final = frozenset({"db", "username", "password", "client_name"})
+_TLS: Final = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"})
+ENCODE: Final = "user name and password"
+CERT_NONE: Final = 0
+"""Of `ssl`, which is not imported for those who do without it."""
+_SENTINEL: Final = frozenset({"sentinel_username", "sentinel_password", "sentinel_ssl"})
+_FLAGS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_SCHEMES: Final = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
+
+
+def parse(url: object) -> Address:
+    """One server's address, or a ConfigError that says what is wrong with it."""
+    from urllib.parse import urlsplit
+
+    if not isinstance(url, str):
+        raise ConfigError(f"a server is given by its URL, a string, not by a {type(url).__name__}")
+    try:
+        parts = urlsplit(url.strip())
+        several = parts.scheme.partition("+")[2] in ("sentinel", "cluster")
+        port = None if several else parts.port
+    except ValueError:
+        # Its own text may contain what is not to be shown.
+        raise ConfigError(f"{without_secrets(url)}: not a valid URL; look at the port, and at {ENCODE}") from None
+    if parts.fragment or "@" in parts.path + parts.query:
+        raise ConfigError(f"{without_secrets(url)}: '#', '/', '?' and '@' must be percent-encoded in {ENCODE}")
+    if port == 0:
+        raise ConfigError(f"{without_secrets(url)}: port 0 cannot be connected to")
+    if parts.scheme == "unix":
+        return _unix(url, parts)
+    if parts.scheme.partition("+")[0] not in _SCHEMES or ("+" in parts.scheme and not several):
+        raise ConfigError(
+            f"{without_secrets(url)}: unknown scheme {parts.scheme!r}; use redis://, rediss://, valkey://, valkeys://, "
+            "unix:// or embedded://, or redis+sentinel:// and redis+cluster:// (and so on)"
+        )
+    if several:
+        return _sentinel(url, parts) if parts.scheme.endswith("+sentinel") else _cluster(url, parts)
+    tls = _SCHEMES[parts.scheme]
+    options = _options(url, parts, _COMMON | _TLS if tls else _COMMON)
+    host = parts.hostname or "localhost"
+    path = parts.path.strip("/")
+    if path and "db" in options:
+        raise ConfigError(f"{without_secrets(url)}: the database is given twice")
+    shown = f"[{host}]" if ":" in host else host
+    db = _number(url, path or options.get("db", "0"))
+    return Address(
+        label=f"{parts.scheme}://{shown}:{port or 6379}" + (f"/{db}" if db else ""),
+        host=host,
+        port=port or 6379,
+        db=db,
+        tls=tls_context(**_ssl_words(options)) if tls else None,
+        **_who(parts, options),
+    )
+
+
+def _unix(url: str, parts: SplitResult) -> Address:
+    from urllib.parse import unquote
+
+    options = _options(url, parts, _COMMON)
+    if not parts.path:
+        raise ConfigError(f"{without_secrets(url)}: a path is missing, as in unix:///run/redis.sock")
+    db = _number(url, options.get("db", "0"))
+    path = unquote(parts.path)
+    return Address(label=f"unix://{path}" + (f"?db={db}" if db else ""), path=path, db=db, **_who(parts, options))
+
+
+def _sentinel(url: str, parts: SplitResult) -> Address:
+    from urllib.parse import unquote
+
+    from handfast.discovery.sentinel import SentinelMaster
+
+    tls = _SCHEMES[parts.scheme.partition("+")[0]]
+    options = _options(url, parts, _COMMON | _SENTINEL | (_TLS if tls else frozenset()))
+    hosts, _, rest = parts.path.strip("/").partition("/")
+    name, db = unquote(hosts), rest or options.get("db", "0")
+    if not name:
+        raise ConfigError(
+            f"{without_secrets(url)}: the master's name is missing, as in redis+sentinel://host:26379/mymaster"
+        )
+    if rest and "db" in options:
+        raise ConfigError(f"{without_secrets(url)}: the database is given twice")
+    members = _members(url, parts, 26379)
+    secured = _ssl_words(options)
+    asked: dict[str, Any] = {
+        "username": options.get("sentinel_username") or None,
+        "password": options.get("sentinel_password") or None,
+    }
+    if _flag(url, "sentinel_ssl", options.get("sentinel_ssl", str(tls).lower())):
+        asked |= _for_redis_py(url, secured)
+    number = _number(url, db)
+    return Address(
+        label=_label(parts, members) + f"/{name}" + (f"/{number}" if number else ""),
+        db=number,
+        tls=tls_context(**secured) if tls else None,
+        resolver=SentinelMaster(name, members, asked),
+        **_who(parts, options),
+    )
+
+
+def _cluster(url: str, parts: SplitResult) -> Address:
+    from handfast.discovery.cluster import Cluster
+
+    tls = _SCHEMES[parts.scheme.partition("+")[0]]
+    options = _options(url, parts, (_COMMON - {"db"}) | (_TLS if tls else frozenset()))
+    if parts.path.strip("/") not in ("", "0"):
+        raise ConfigError(f"{without_secrets(url)}: a cluster has no databases but 0")
+    members = _members(url, parts, 6379)
+    who = _who(parts, options)
+    asked: dict[str, Any] = {"username": who["username"] or None, "password": who["password"] or None}
+    secured = _ssl_words(options)
+    if tls:
+        asked |= _for_redis_py(url, secured)
+    return Address(
+        label=_label(parts, members),
+        tls=tls_context(**secured) if tls else None,
+        cluster=Cluster(members, asked),
+        **who,
+    )
+
+
+def _members(url: str, parts: SplitResult, usual: int) -> list[HostPort]:
+    """The servers of a list: host, host:port, [IPv6] or [IPv6]:port, with commas between."""
+    found: list[HostPort] = []
+    for text in parts.netloc.rpartition("@")[2].split(","):
+        host, port = text, ""
+        if text.startswith("["):
+            host, closed, port = text[1:].partition("]")
+            if not closed or (port and not port.startswith(":")):
+                raise ConfigError(f"{without_secrets(url)}: {text!r} is not an IPv6 address in brackets")
+            port = port[1:]
+        elif ":" in text:
+            host, _, port = text.partition(":")
+        if not host:
+            raise ConfigError(f"{without_secrets(url)}: a host is missing; members are written host:port,host:port")
+        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise ConfigError(f"{without_secrets(url)}: {port!r} is not a port")
+        place = (host.lower(), int(port) if port else usual)
+        if place in found:
+            raise ConfigError(f"{without_secrets(url)}: {text} is listed twice")
+        found.append(place)
+    return found
+
+
+def _label(parts: SplitResult, members: list[HostPort]) -> str:
+    shown = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in members]
+    return f"{parts.scheme}://{','.join(shown)}"
+
+
+def _ssl_words(options: dict[str, str]) -> dict[str, str]:
+    return {word: value for word, value in options.items() if word in _TLS}
+
+
+def _for_redis_py(url: str, secured: dict[str, str]) -> dict[str, Any]:
+    """The same TLS options for the connections that redis-py makes."""
+    if "ssl_check_hostname" not in secured:
+        return checking(secured)
+    return checking({**secured, "ssl_check_hostname": _flag(url, "ssl_check_hostname", secured["ssl_check_hostname"])})
+
+
+def checking(secured: dict[str, Any]) -> dict[str, Any]:
+    """TLS options for redis-py that compare host names unless they say otherwise, as `tls_context` does.
+
+    redis-py before 6.0 does not compare them by itself: it would send a password to any host with a certificate.
+    """
+    unverified = secured.get("ssl_cert_reqs", "required") in ("none", None, CERT_NONE)
+    return {"ssl_check_hostname": not unverified, **secured, "ssl": True}
+
+
+def _flag(url: str, word: str, text: str) -> bool:
+    if text.lower() not in _FLAGS:
+        raise ConfigError(f"{without_secrets(url)}: {word} must be true or false, not {text!r}")
+    return _FLAGS[text.lower()]
+
+
+def _who(parts: SplitResult, options: dict[str, str]) -> dict[str, Any]:
+    from urllib.parse import unquote
+
+    return {
+        "username": unquote(parts.username or "") or options.get("username", ""),
+        "password": unquote(parts.password or "") or options.get("password", ""),
+        "client_name": _client_name(options.get("client_name", "handfast")),
+    }
+
+
+def _client_name(name: str) -> str:
+    if not all("!" <= c <= "~" for c in name):
+        raise ConfigError(f"client_name must be printable ASCII without spaces, not {name!r}")
+    return name
+
+
+def _options(url: str, parts: SplitResult, known: frozenset[str]) -> dict[str, str]:
+    from urllib.parse import parse_qsl
+
+    options: dict[str, str] = {}
+    for word, value in parse_qsl(parts.query, keep_blank_values=True):
+        if word not in known:
+            raise ConfigError(f"{without_secrets(url)}: unknown option {word!r}; known are {', '.join(sorted(known))}")
+        if word in options:
+            raise ConfigError(f"{without_secrets(url)}: option {word!r} is given twice")
+        options[word] = value
+    return options
+
+
+def _number(url: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise ConfigError(f"{without_secrets(url)}: the database must be a number, not {text!r}")
+    return int(text)
+
+
+def without_secrets(url: str) -> str:
+    """The URL without what is or may be secret in it."""
+    head, sep, rest = url.strip().partition("://")
+    if not sep:
+        return repr(head.rpartition("@")[2].partition("?")[0][:40])
+    place = rest.partition("?")[0]
+    if "@" in rest[len(place) :] or "#" in rest:
+        return f"{head}://…"  # what of it is the address cannot be told
+    return f"{head}://{place.rpartition('@')[2]}"
+
+
+def tls_context(
+    ssl_ca_certs: str | None = None,
+    ssl_certfile: str | None = None,
+    ssl_keyfile: str | None = None,
+    ssl_cert_reqs: Any = "required",
+    ssl_check_hostname: Any = None,
+) -> Callable[[], ssl.SSLContext]:
+    """Makes the TLS context when it is first needed, with redis-py's words for what goes into it."""
+    import ssl
+
+    levels = {
+        "required": ssl.CERT_REQUIRED,
+        "optional": ssl.CERT_OPTIONAL,
+        "none": ssl.CERT_NONE,
+        None: ssl.CERT_NONE,
+    }
+    level = ssl_cert_reqs if isinstance(ssl_cert_reqs, ssl.VerifyMode) else levels.get(ssl_cert_reqs)
+    if level is None:
+        raise ConfigError(f"ssl_cert_reqs must be required, optional or none, not {ssl_cert_reqs!r}")
+    check = ssl_check_hostname
+    if isinstance(check, str):
+        if check.lower() not in _FLAGS:
+            raise ConfigError(f"ssl_check_hostname must be true or false, not {check!r}")
+        check = _FLAGS[check.lower()]
+    if check is None:
+        check = level != ssl.CERT_NONE
+
+    @functools.cache
+    def make() -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=ssl_ca_certs)
+        context.check_hostname = bool(check)
+        context.verify_mode = level
+        if ssl_certfile:
+            context.load_cert_chain(ssl_certfile, ssl_keyfile)
+        return context
+
+    return make
+
+
+def distinct(addresses: Sequence[Address]) -> None:
+    """A server that is listed twice would have two votes. By address here; by run_id once it is connected."""
+    seen: set[tuple[str, int, str]] = set()
+    for address in addresses:
+        moving = address.resolver is not None or address.cluster is not None
+        place = (address.host.lower(), address.port if not address.path else 0, address.label if moving else address.path)
+        if place in seen:
+            raise ConfigError(f"{address.label} is listed twice: each server has one vote")
+        seen.add(place)

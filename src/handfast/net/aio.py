@@ -1,0 +1,34 @@
+"""The core's interface on an asyncio loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from handfast.net import clock
+from handfast.net.aio_connections import AioConnections
+from handfast.net.push_router import TaskWakeup
+
+__all__ = ["AsyncIO"]
+
+
+class AsyncIO(AioConnections, clock.MachineClock):
+    """Connections that perform operations of the core, any number at once. Tasks reach the nodes through it (Access)."""
+
+    caller = staticmethod(asyncio.current_task)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.wind_up()
+
+    def wait(self, wakeup: TaskWakeup, until: float | None) -> Awaitable[None]:
+        return self.wait_for(wakeup, None if until is None else max(0.0, until - clock.now()))
+
+    def use(self, operation: Callable[..., Any], *args: Any) -> Awaitable[Any]:
+        """See Access.use."""
+        awaited: Awaitable[Any] = operation(self, *args)
+        return awaited
+
+    async def sleep(self, until: float) -> None:
+        await asyncio.sleep(max(0.0, until - clock.now()))

@@ -1,0 +1,94 @@
+"""The blocking connections of a client of clusters: idle ones, by the set of nodes that they lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from handfast.core.handshake import Steps
+from handfast.core.nodes import NodeGroup
+from handfast.discovery.cluster import slot_of
+from handfast.net.address import HostPort
+from handfast.net.cluster_routes import MOST_KNOWN, Route, SlotRouter
+from handfast.net.cluster_threads import RedirectingIO
+
+__all__ = ["RoutedPool"]
+
+SPARE: Final = 16
+"""Idle RedirectingIO objects that are kept of each route."""
+IN_PASSING: Final = 1.0
+"""Seconds for a question to a node that a slot is just being moved to."""
+
+
+class RoutedPool:
+    """The lists of idle connections change by single steps that are atomic, so threads need no lock."""
+
+    def __init__(self, group: NodeGroup, routes: SlotRouter, shake: Callable[[int], Steps]) -> None:
+        self._group = group
+        self._routes = routes
+        self._shake = shake
+        self._idle: dict[Route, list[RedirectingIO]] = {}
+        self._known: dict[bytes, list[RedirectingIO]] = {}
+        """By key, those of its route; emptied when slots move."""
+        routes.forget_when_moved(self._known)
+        self._closed = False
+
+    def take(self, key: bytes) -> RedirectingIO:
+        idle = self._known.get(key)
+        if idle:
+            try:
+                return idle.pop()
+            except IndexError:
+                pass  # another thread was quicker
+        slot = slot_of(key)
+        route = self._routes.of(slot)
+        io = self._take(route, slot)
+        if None not in route:
+            if len(self._known) > MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = io.siblings
+        return io
+
+    def _take(self, route: Route, slot: int) -> RedirectingIO:
+        idle = self._idle.setdefault(route, [])
+        try:
+            return idle.pop()
+        except IndexError:
+            addresses = self._routes.addresses(route, slot)
+            io = RedirectingIO(self._group, addresses, self._shake, detour=self._in_passing)
+            io.siblings = idle
+            return io
+
+    def give_back(self, io: RedirectingIO) -> None:
+        """For the next; under the node that it leads to now."""
+        if io.inconsistent:
+            io.abandon()
+            return
+        if io.redirected:
+            io.redirected = False
+            io.siblings = self._idle.setdefault(self._routes.taken([link.address for link in io.links]), [])
+        if self._closed or len(io.siblings) >= SPARE:
+            io.close()
+        else:
+            io.siblings.append(io)
+
+    def _in_passing(self, host_port: HostPort, slot: int, payload: bytes) -> Any:
+        io = self._take((host_port,), slot)
+        try:
+            return io.ask_in_passing(payload, IN_PASSING)
+        finally:
+            self.give_back(io)
+
+    def close(self) -> None:
+        self._closed = True
+        for idle in list(self._idle.values()):
+            while idle:
+                idle.pop().close()
+
+    def forked(self) -> None:
+        """In the child: the connections are the parent's."""
+        idle, self._idle = self._idle, {}
+        self._known.clear()
+        for ios in idle.values():
+            for io in ios:
+                io.abandon()

@@ -1,0 +1,81 @@
+"""Waiting for a reply without going to sleep, while that pays.
+
+Most of the time of a round trip on a near server is spent on falling asleep and being woken, not on Python or on the
+network. So a blocking round trip first polls its sockets without sleeping, for about twice the time that recent replies
+took and never for more than `LONGEST`. It needs a second CPU, because the server may have to run on this one.
+
+Where it does not pay (a far server, busy CPUs, another thread that keeps the interpreter's lock), it is given up for a
+while, and tried again later.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from typing import Final
+
+__all__ = ["Spinner"]
+
+LONGEST: Final = 200e-6
+"""Seconds: more than that is longer than sleeping costs."""
+MARGIN: Final = 10e-6
+MISSES: Final = 3
+"""Rounds in a row without a reply in time after which spinning is given up."""
+PAUSE: Final = 0.02
+"""Seconds for which it is given up, doubled up to `LONGEST_PAUSE` while it still does not pay."""
+LONGEST_PAUSE: Final = 1.0
+WEIGHT: Final = 0.2
+"""Of the latest reply in the average of recent ones."""
+
+_clock = time.perf_counter
+
+
+def _has_second_cpu() -> bool:
+    try:
+        return len(os.sched_getaffinity(0)) > 1
+    except AttributeError:  # not on this system
+        return (os.cpu_count() or 1) > 1
+
+
+class Spinner:
+    """One for each set of connections."""
+
+    __slots__ = ("_average", "_misses", "_pause", "_resumes_at")
+
+    def __init__(self) -> None:
+        self._average = LONGEST / 2
+        """Seconds that recent replies took."""
+        self._misses = 0
+        self._pause = PAUSE
+        self._resumes_at = 0.0 if _has_second_cpu() else float("inf")
+
+    def poll(self, poller: select.poll, seconds: float) -> list[tuple[int, int]]:
+        """Like `poller.poll`, for a reply that is expected soon."""
+        began = now = _clock()
+        if began < self._resumes_at:
+            return poller.poll(seconds * 1000)
+        limit = min(LONGEST, 2 * self._average + MARGIN, seconds)
+        while now - began < limit:
+            events = poller.poll(0)
+            now = _clock()
+            if events:
+                self._count(now - began, limit)
+                return events
+        self._miss(now)
+        return poller.poll(max(0.0, seconds - (now - began)) * 1000)
+
+    def _count(self, took: float, limit: float) -> None:
+        self._average += WEIGHT * (min(took, LONGEST) - self._average)
+        if took > 2 * limit:  # another thread had the interpreter's lock in between
+            self._miss(_clock())
+        else:
+            self._misses, self._pause = 0, PAUSE
+
+    def _miss(self, now: float) -> None:
+        self._misses += 1
+        if self._misses >= MISSES:
+            self._misses = MISSES - 1  # one more try after the pause
+            self._resumes_at = now + self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            self._average = LONGEST / 2

@@ -1,0 +1,375 @@
+"""Blocking connections: one socket to each node, for one thread at a time.
+
+A broadcast writes to all sockets and then polls them, as the Redlock text recommends. There is no thread per node.
+Connections are made by short-lived threads of their own, because name look-ups and TLS handshakes block: a node that
+hangs there holds up nobody. They report through a wake-up socket, which is polled along with the others.
+
+An exception may strike between any two steps (Ctrl-C). Around each place where bytes and bookkeeping must agree
+`inconsistent` is set. Connections that are found inconsistent afterwards are not used again.
+"""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from handfast.core.handshake import Steps
+from handfast.core.io import CLOSED, Collector, Fault, Payloads, payload_for
+from handfast.core.nodes import NodeGroup
+from handfast.net.address import Address, dial
+from handfast.net.connection import DISCARD, Connection, Discard, Subscription
+from handfast.net.faults import from_socket, wants_more
+from handfast.net.link import CONNECT_TIMEOUT, GRACE, NOT_CONNECTED, NodeLink
+from handfast.net.push_router import PushRouter
+from handfast.net.sockets import converse, hang_up
+from handfast.net.spinning import Spinner
+from handfast.net.wakeup import wake_up
+
+__all__ = ["ThreadConnections", "ThreadLink"]
+
+IDLE_CHECK: Final = 0.05
+"""Connections that rested longer are checked for those that the server has closed."""
+
+_READ = select.POLLIN | select.POLLERR | select.POLLHUP
+_NOBODY: Final[tuple[Payloads, Collector | None]] = ((), None)
+_clock = time.monotonic
+
+
+class ThreadLink(NodeLink):
+    """The link to one node."""
+
+    __slots__ = ("flags", "sock")
+
+    def __init__(self, index: int, address: Address, group: NodeGroup) -> None:
+        super().__init__(index, address, group)
+        self.sock: socket.socket | None = None
+        self.flags = 0 if address.tls is not None else socket.MSG_DONTWAIT
+        """For what must not block. Not with TLS, whose sockets do not block."""
+
+
+class ThreadConnections(PushRouter):
+    """One link to each node of a group."""
+
+    if TYPE_CHECKING:
+
+        @staticmethod
+        def now() -> float:
+            """The driver's; see IO."""
+            ...
+
+    def __init__(self, group: NodeGroup, addresses: Sequence[Address], shake: Callable[[int], Steps]) -> None:
+        super().__init__(len(addresses))
+        self.group = group
+        self.shake = shake
+        self.links = [ThreadLink(i, address, group) for i, address in enumerate(addresses)]
+        self.up = 0
+        self.ready = False
+        self.used_at = _clock()
+        self.closed = False
+        self._connecting: set[int] = set()
+        self._arrived: deque[tuple[int, socket.socket | None, Connection | None, Fault | None]] = deque()
+        self._by_fd: dict[int, ThreadLink] = {}
+        self._poller = select.poll()
+        self._spinner = Spinner()
+        # Sockets rather than a pipe: a thread that comes late finds a closed object, not a number that is in use again.
+        self._woken_socket, self._wake_socket = socket.socketpair()
+        self._woken_socket.setblocking(False)
+        self._wake_socket.setblocking(False)
+        self._woken_fd = self._woken_socket.fileno()
+        self._poller.register(self._woken_fd, select.POLLIN)
+        self.inconsistent = False
+        self._current: tuple[Payloads, Collector | None] = _NOBODY
+        """The broadcast under way, for nodes that are connected during it."""
+
+    # -- connecting ------------------------------------------------------------------------------------------------
+
+    def connect_now(self, need: int, within: float) -> None:
+        """See IO.connect."""
+        end = _clock() + min(within, max(link.connect_timeout for link in self.links) + GRACE)
+        # A node that could not be connected a moment ago is not tried again at once, however many callers ask for it.
+        time.sleep(max(0.0, min(within, max(link.rests(_clock()) for link in self.links))))
+        self.inconsistent = True
+        self._start(force=True)
+        self.inconsistent = False
+        while self._connecting and (left := end - _clock()) > 0:
+            if self.up >= need:
+                need = self.group.n + 1
+                end = min(end, _clock() + GRACE)
+                left = min(left, GRACE)
+            self._wait(left)
+        self.ready = self.up >= self.group.need
+
+    def _start(self, *, force: bool = False) -> None:
+        """Begin to connect every link that is down and due; with `force` all that are down."""
+        now = _clock()
+        for link in self.links:
+            if link.connection is None and link.index not in self._connecting and link.due(now, force=force):
+                self._connecting.add(link.index)
+                # Not threading.Thread: its start() waits for the thread, and an interrupt there leaves a broken lock.
+                _thread.start_new_thread(self._dial, (link.index, link.address))
+
+    def _dial(self, index: int, address: Address) -> None:
+        """In a thread of its own: connect, shake hands, hand over."""
+        sock: socket.socket | None = None
+        connection: Connection | None = None
+        fault: Fault | None = None
+        try:
+            address = address.located()
+            sock = dial(address, CONNECT_TIMEOUT)
+            if address.resolver is not None:
+                address.resolver.opened(sock, address.host_port, hang_up)
+            connection = Connection(index, self.shake(index), self.now)
+            if address.resolver is not None:
+                connection.redirected = functools.partial(self._redirected, index, address)
+            converse(sock, connection, blocking=address.tls is None)
+            fault = connection.fault
+        except Exception as error:  # whatever went wrong is this node's answer
+            fault = from_socket(error)
+        if fault is not None:
+            fault = address.says(fault)
+        if fault is not None and sock is not None:
+            sock.close()
+        self._arrived.append((index, sock, connection, fault))
+        wake_up(self._wake_socket)
+        if self.closed:
+            self._turn_away()
+
+    def _turn_away(self) -> None:
+        while self._arrived:
+            sock = self._arrived.popleft()[1]
+            if sock is not None:
+                sock.close()
+
+    def _admit(self) -> None:
+        """Take over what the connecting threads have made; a failure is an answer to whoever waits for that node."""
+        try:
+            self._woken_socket.recv(4096)
+        except BlockingIOError:
+            pass  # woken for something that was admitted already
+        payloads, collector = self._current
+        while self._arrived:
+            index, sock, connection, fault = self._arrived.popleft()
+            link = self.links[index]
+            self._connecting.discard(index)
+            payload: bytes | None = None
+            if collector is not None and self.now() < collector.until:
+                payload = payload_for(payloads, index)
+            if fault is not None or sock is None or connection is None:
+                link.failed(fault or NOT_CONNECTED, _clock())
+                if payload is not None and collector is not None:
+                    collector.add(index, link.fault)
+                continue
+            link.sock = sock
+            self.listen_to(connection)
+            link.connected(connection)
+            self._by_fd[sock.fileno()] = link
+            self._poller.register(sock.fileno(), _READ)
+            self.up += 1
+            if payload is not None and collector is not None:
+                self._send(link, payload, collector)
+
+    def _down(self, link: ThreadLink, fault: Fault) -> None:
+        sock, connection = link.sock, link.connection
+        link.sock = None
+        link.failed(fault, _clock())
+        if sock is not None and connection is not None:
+            self.up -= 1
+            self.ready = self.up >= self.group.need
+            self._poller.unregister(sock.fileno())
+            del self._by_fd[sock.fileno()]
+            sock.close()
+            connection.fail(fault)
+            self.connection_lost(link.index)
+
+    # -- talking ---------------------------------------------------------------------------------------------------
+
+    def round_trip(self, payloads: Payloads, collector: Collector, timeout: float) -> None:
+        """See IO.broadcast."""
+        now = _clock()
+        self._inspect(now)
+        for link in self.links:
+            payload = payload_for(payloads, link.index)
+            if payload is None:
+                continue
+            if link.connection is not None:
+                self._send(link, payload, collector)
+            elif link.index not in self._connecting:
+                collector.add(link.index, link.fault or NOT_CONNECTED)
+        self._current = (payloads, collector)
+        try:
+            end = now + timeout
+            while not collector.decided and (left := end - _clock()) > 0:
+                self._wait(left, spin=True)
+        finally:
+            self._current = _NOBODY
+            collector.over = True
+
+    def send(self, payloads: Payloads, collector: Collector) -> None:
+        """See IO.send."""
+        self._inspect(_clock())
+        for link in self.links:
+            payload = payload_for(payloads, link.index)
+            if payload is None:
+                continue
+            if link.connection is not None:
+                self._send(link, payload, collector)
+            else:
+                collector.add(link.index, link.fault or NOT_CONNECTED)
+
+    def send_and_forget(self, payloads: Payloads, width: int = 1) -> bool:
+        """See IO.send_and_forget."""
+        if self.inconsistent:
+            return False
+        all_up, discard = True, DISCARD if width == 1 else Discard(width)
+        for link in self.links:
+            payload = payload_for(payloads, link.index)
+            if payload is None:
+                continue
+            if link.connection is not None:
+                self._send(link, payload, discard)
+            else:
+                all_up = False
+        return all_up
+
+    def wake(self) -> None:
+        """Before an operation after a rest: notice what was closed meanwhile."""
+        self._wait(0)
+
+    def subscribe_now(self, timeout: float) -> None:
+        """See IO.subscribe."""
+        waiting: set[int] = set()
+
+        def done(node: int, fault: Fault | None) -> None:
+            waiting.discard(node)
+            self.subscribed(self.group.nodes[node], self.links[node].connection, fault)
+
+        for link in self.links:
+            connection = link.connection
+            if connection is not None and not connection.channel and self.group.nodes[link.index].no_push is None:
+                waiting.add(link.index)
+                subscription = Subscription(connection, self.group.channel_prefix, done)
+                self._send(link, subscription.payload, subscription)
+        end = _clock() + timeout
+        while waiting and (left := end - _clock()) > 0:
+            self._wait(left)
+
+    def _inspect(self, now: float) -> None:
+        """Before use: drop what hangs, and see to what is down."""
+        self.used_at = now
+        self.inconsistent = True
+        for link in self.links:
+            if link.asked_at and link.connection is not None and (fault := link.hangs(now)) is not None:
+                self._down(link, fault)
+        if self.up < len(self.links):
+            self._start()
+        self.inconsistent = False
+
+    def _send(self, link: ThreadLink, payload: bytes, collector: Collector) -> None:
+        connection = link.connection
+        assert connection is not None
+        before, self.inconsistent = self.inconsistent, True
+        if not connection.pending:
+            link.asked_at = _clock()
+        connection.request(payload, collector)
+        self._flush(link, connection)
+        self.inconsistent = before
+
+    def _flush(self, link: ThreadLink, connection: Connection) -> None:
+        sock = link.sock
+        assert sock is not None
+        data = connection.out[0] if len(connection.out) == 1 else b"".join(connection.out)
+        connection.out.clear()
+        try:
+            sent = sock.send(data, link.flags)
+        except OSError as error:
+            if not wants_more(error):
+                self._down(link, from_socket(error))
+                return
+            sent = 0
+        if sent < len(data):
+            connection.out.append(data[sent:])
+            self._poller.modify(sock.fileno(), _READ | select.POLLOUT)
+
+    def _wait(self, seconds: float | None, *, spin: bool = False) -> None:
+        """Poll once and handle what came; None: however long it takes. `spin`: a reply is expected soon."""
+        if spin and seconds is not None:
+            self._handle(self._spinner.poll(self._poller, seconds))
+        else:
+            self._handle(self._poller.poll(None if seconds is None else seconds * 1000))
+
+    def _handle(self, events: Sequence[tuple[int, int]]) -> None:
+        self.inconsistent = True
+        for fd, event in events:
+            if fd == self._woken_fd:
+                self._admit()
+                continue
+            link = self._by_fd.get(fd)
+            if link is None or link.connection is None:
+                continue  # an earlier event of this turn has closed it
+            connection = link.connection
+            if event & select.POLLOUT:
+                self._poller.modify(fd, _READ)
+                self._flush(link, connection)
+            if event & _READ and link.sock is not None:
+                self._receive(link, connection, link.sock)
+        self.inconsistent = False
+
+    def _receive(self, link: ThreadLink, connection: Connection, sock: socket.socket) -> None:
+        try:
+            data = sock.recv(65536, link.flags)
+            # TLS may have decrypted more than was asked for; poll() knows nothing of it.
+            while data and link.address.tls is not None and sock.pending():  # type: ignore[attr-defined]
+                data += sock.recv(65536)
+        except OSError as error:
+            if not wants_more(error):
+                self._down(link, from_socket(error))
+            return
+        if data:
+            connection.feed(data)
+        self._after(link, connection, CLOSED if not data else connection.fault)
+
+    def _after(self, link: ThreadLink, connection: Connection, fault: Fault | None) -> None:
+        """Something was received, or the end of it."""
+        if fault is not None:
+            self._down(link, fault)
+            return
+        link.asked_at = _clock() if connection.pending else 0.0
+        if connection.out:
+            self._flush(link, connection)
+
+    def _redirected(self, index: int, address: Address, collector: Any, payload: bytes, fault: Fault) -> bool:
+        """See Connection.redirected."""
+        if address.resolver is not None:
+            address.resolver.on_redirect(address.host_port, fault)
+        return False
+
+    # -- ending ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the connections. Replies that are due are awaited for a moment: closing on unread data resets a
+        connection, and a release that was just posted could be lost with it."""
+        if self.closed:
+            return
+        end = _clock() + 0.05
+        while any(link.connection and link.connection.pending for link in self.links) and (left := end - _clock()) > 0:
+            self._wait(left)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close without a word: after a fork the connections are the parent's."""
+        self.closed = True
+        for link in self.links:
+            if link.sock is not None:
+                # detach: an SSLSocket must not say goodbye on a connection that is still in use elsewhere.
+                os.close(link.sock.detach())
+            link.sock = link.connection = None
+        self._turn_away()
+        self._woken_socket.close()
+        self._wake_socket.close()

@@ -1,0 +1,125 @@
+"""How long the tasks wait for the nodes: kept by one sweep over all of them, not by a timer for each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from handfast.core.io import SILENT, Fault
+from handfast.net.aio_protocol import AioLink
+from handfast.net.reply_future import ReplyFuture
+
+__all__ = ["RequestTimeouts"]
+
+SWEEP_EVERY: Final = 0.02
+"""Seconds between two looks at who has waited too long, unless a timeout ends sooner."""
+QUEUE_TIMEOUTS: Final = 10
+"""How many times its timeout an exchange waits on for nodes that are busy answering others before it."""
+
+
+class RequestTimeouts:
+    """The part of the connections that ends requests without a reply."""
+
+    loop: asyncio.AbstractEventLoop
+    links: Sequence[AioLink]
+
+    def __init__(self) -> None:
+        self._fresh: list[ReplyFuture] = []
+        """Who began to wait in this turn, all with the same timeout."""
+        self._timeout = 0.0
+        self._batches: list[tuple[float, list[ReplyFuture]]] = []
+        """Those before them, with another timeout."""
+        self._waiting: dict[float, deque[tuple[float, list[ReplyFuture], list[int]]]] = {}
+        """By timeout: who waits, turn by turn. A timeout counts from the write, not from the call."""
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    def down(self, link: AioLink, fault: Fault) -> None:
+        raise NotImplementedError
+
+    def _met_silence(self) -> None:
+        """Somebody has waited in vain for a node."""
+
+    def _regroup(self, timeout: float) -> None:
+        """Who waits from now on has this timeout."""
+        if self._fresh:
+            self._batches.append((self._timeout, self._fresh))
+            self._fresh = []
+        self._timeout = timeout
+
+    @staticmethod
+    def _silence(future: ReplyFuture) -> None:
+        if not future.over:
+            future.set_result(SILENT)
+
+    def _plan_sweep(self, now: float) -> None:
+        """After a write: those who have sent something with it wait from now on."""
+        self._regroup(self._timeout)
+        marks = [link.answered + len(link.connection.pending) if link.connection else 0 for link in self.links]
+        least = min(timeout for timeout, _ in self._batches)
+        for timeout, futures in self._batches:
+            self._waiting.setdefault(timeout, deque()).append((now + timeout, futures, marks))
+        self._batches.clear()
+        if self._sweeper is None or self._sweeper.when() > now + least:
+            self._sweep_at(now + min(SWEEP_EVERY, least))
+
+    def _is_over(self, end: float, futures: list[ReplyFuture], marks: list[int], now: float, timeout: float) -> bool:
+        """All nodes have answered this turn's requests; or the timeout is over, and no answer is on its way.
+
+        A node that works through a long queue answers all the time: it is slow, not silent, and is given longer.
+        """
+        behind = self._behind(marks)
+        if not behind:
+            return all(future.over for future in futures) or now >= end
+        if now < end:
+            return False
+        return now >= end + QUEUE_TIMEOUTS * timeout or all(now - link.asked_at > timeout for link in behind)
+
+    def relieve(self) -> None:
+        """After replies: forget those who have all been answered. They would live on until the sweep, and so many would
+        call the garbage collector."""
+        for queue in self._waiting.values():
+            while queue and not self._behind(queue[0][2]) and all(future.over for future in queue[0][1]):
+                queue.popleft()
+
+    def _behind(self, marks: list[int]) -> list[AioLink]:
+        """Who has not answered what was sent up to there."""
+        return [link for link, mark in zip(self.links, marks, strict=True) if link.connection and link.answered < mark]
+
+    def _sweep(self) -> None:
+        """Wake exchanges whose timeout is over; give up connections whose node hangs."""
+        now = self.loop.time()
+        for timeout, queue in list(self._waiting.items()):
+            while queue and self._is_over(*queue[0], now, timeout):
+                in_vain = [future for future in queue.popleft()[1] if not future.over]
+                for future in in_vain:
+                    future.set_result(SILENT)
+                if in_vain:
+                    self._met_silence()
+            if not queue:
+                del self._waiting[timeout]
+        for link in self.links:
+            fault = link.hangs(now) if link.connection is not None else None
+            if fault is not None:
+                self.down(link, fault)
+        self._sweeper = None
+        if self._waiting or any(link.asked_at for link in self.links if link.connection is not None):
+            ends = [queue[0][0] for queue in self._waiting.values() if queue[0][0] > now]
+            self._sweep_at(min([now + SWEEP_EVERY, *ends]))
+
+    def _end_timeouts(self) -> None:
+        """For ever: nobody looks after who waits any more, so nobody waits."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        batches = [futures for queue in self._waiting.values() for _, futures, _ in queue]
+        for futures in (*batches, *(futures for _, futures in self._batches), self._fresh):
+            for future in futures:
+                self._silence(future)
+        self._waiting.clear()
+
+    def _sweep_at(self, when: float) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._sweeper = self.loop.call_at(when, self._sweep)

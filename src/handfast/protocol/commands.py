@@ -1,0 +1,230 @@
+"""One encoder for each transition. Keys come from keys.py, the meaning of arguments is in the header of each script.
+
+The commands about one name are in every acquisition, so they are put together from parts that their callers keep ready:
+making a command from twenty words takes longer than sending it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from handfast.protocol import keys as names
+from handfast.protocol.resp import bulk, encode
+from handfast.protocol.scripts import SHA
+
+__all__ = [
+    "INFO_REPLICATION",
+    "NO_GENERATION",
+    "SEAL_REPLIES",
+    "Identity",
+    "acquire_all",
+    "claim",
+    "claim_terms",
+    "delete_owned",
+    "extend",
+    "limits",
+    "pass_on",
+    "peek",
+    "queue",
+    "raise_token",
+    "restore_vote",
+    "script",
+    "seal",
+    "set_marker",
+    "set_nx",
+    "track",
+    "yield_vote",
+]
+
+NO_GENERATION: Final = b"-"
+
+
+class Identity:
+    """Who asks. An acquisition has an id of its own: its owner, or, for an explicit owner, its generation.
+
+    An acquisition of several names has an id for each of them: a push must not be taken for one about another name.
+    """
+
+    __slots__ = ("generation", "id", "owner", "words")
+
+    def __init__(self, id: bytes, owner: bytes, generation: bytes = NO_GENERATION) -> None:  # noqa: A002
+        self.id = id
+        self.owner = owner
+        self.generation = generation
+        self.words = b"$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
+            len(id), id, len(owner), owner, len(generation), generation,
+        )  # fmt: skip
+        """As arguments of a command."""
+
+    @classmethod
+    def explicit(cls, owner: bytes, generation: bytes) -> Identity:
+        """One of possibly several acquisitions of an explicit owner."""
+        return cls(generation, owner, generation)
+
+    def for_name(self, index: int) -> Identity:
+        """The identity for one of several names."""
+        return Identity(b"%b#%d" % (self.id, index), self.owner, self.generation)
+
+
+def script(name: str, keys: Sequence[bytes], *args: bytes) -> bytes:
+    return encode(b"EVALSHA", SHA[name], b"%d" % len(keys), *keys, *args)
+
+
+def _head(name: str, args: int) -> tuple[bytes, bytes]:
+    """The start of a command about one name: without and with a guard."""
+    start = b"*%d\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n%d\r\n"
+    return start % (3 + 5 + args, SHA[name], 5), start % (3 + 7 + args, SHA[name], 7)
+
+
+_CLAIM: Final = _head("claim", 12)
+_PASS: Final = _head("pass", 5)
+_YIELD: Final = _head("yield", 6)
+
+
+def claim_terms(ttl_ms: bytes, step: int) -> bytes:
+    """ttl and tokens wanted, as arguments of a claim."""
+    return bulk(ttl_ms) + bulk(b"%d" % step)
+
+
+def limits(retention: int, longest_ms: int) -> bytes:
+    """Retention of counters and longest ttl, as arguments of a claim."""
+    return bulk(b"%d" % retention) + bulk(b"%d" % longest_ms)
+
+
+def claim(
+    keys: bytes,
+    guard: bytes,
+    who: Identity,
+    terms: bytes,
+    proposal: bytes,
+    floor: bytes,
+    limit: bytes,
+    ticket: bytes = b"",
+    channel: bytes = b"",
+    barge: bool = False,
+) -> bytes:
+    """Take the vote or, with a ticket, stand in the queue. `keys`: see `keys.queue_keys`; `guard`: the guard's keys as
+    arguments, or nothing."""
+    return b"%b%b%b%b%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n$1\r\n%d\r\n" % (
+        _CLAIM[guard != b""], keys, guard, who.words, terms, len(proposal), proposal, len(floor), floor,
+        limit, len(ticket), ticket, len(channel), channel, barge,
+    )  # fmt: skip
+
+
+def pass_on(keys: bytes, guard: bytes, who: Identity, floor: bytes, retention: bytes) -> bytes:
+    """End an acquisition: leave the queue, hand the vote over."""
+    return b"%b%b%b%b$%d\r\n%b\r\n%b" % (
+        _PASS[guard != b""], keys, guard, who.words, len(floor), floor, retention,
+    )  # fmt: skip
+
+
+def yield_vote(keys: bytes, guard: bytes, who: Identity, stamp: int, floor: bytes, retention: bytes) -> bytes:
+    """Give the vote with this stamp back to the queue."""
+    return b"%b%b%b%b%b%b%b" % (
+        _YIELD[guard != b""], keys, guard, who.words, bulk(b"%d" % stamp), bulk(floor), retention,
+    )  # fmt: skip
+
+
+def acquire_all(
+    keys: Sequence[bytes],
+    guard: Sequence[bytes],
+    who: Identity,
+    ttl_ms: bytes,
+    step: int,
+    proposal: bytes,
+    floor: bytes,
+    retention: int,
+    longest_ms: int,
+    barge: bool,
+) -> bytes:
+    """Take the votes for several names, all or none."""
+    all_keys = [*keys, *names.with_suffix(keys, names.QUEUE, names.CLAIMS, names.FENCE, names.GENERATIONS), *guard]
+    return script(
+        "acquire_all", all_keys, who.owner, who.generation, ttl_ms, b"%d" % len(keys), b"%d" % step, proposal, floor,
+        b"%d" % retention, b"%d" % longest_ms, b"%d" % barge,
+    )  # fmt: skip
+
+
+def extend(keys: Sequence[bytes], who: Identity, ttl_ms: bytes, longest_ms: bytes) -> bytes:
+    # Only the locks where that is enough: a cluster refuses keys that do not exist while their slot moves.
+    generations = names.with_suffix(keys, names.GENERATIONS) if who.generation != NO_GENERATION else []
+    return script("extend", [*keys, *generations], who.owner, who.generation, ttl_ms, longest_ms)
+
+
+def restore_vote(
+    keys: Sequence[bytes], mark: Sequence[bytes], who: Identity, ttl_ms: int, token: int, retention: int
+) -> bytes:
+    """Put back the votes for names that a node has lost. `mark`: the high-water mark's key, if there is one."""
+    all_keys = [*keys, *names.with_suffix(keys, names.FENCE, names.GENERATIONS), *mark]
+    return script(
+        "restore_vote", all_keys, who.owner, who.generation, b"%d" % ttl_ms, b"%d" % len(keys), b"%d" % token,
+        b"%d" % retention,
+    )  # fmt: skip
+
+
+def raise_token(keys: Sequence[bytes], mark: Sequence[bytes], who: Identity, token: int, retention: int) -> bytes:
+    """Lift the counters to an agreed token."""
+    all_keys = [*keys, *names.with_suffix(keys, names.FENCE, names.GENERATIONS), *mark]
+    args = (b"%d" % len(keys), b"%d" % token, b"%d" % retention)
+    return script("raise_token", all_keys, who.owner, who.generation, *args)
+
+
+def set_marker(key: bytes, seen: bytes, marker: bytes, micros: int) -> bytes:
+    return script("set_marker", (key,), seen, marker, b"%d" % micros)
+
+
+# -- keys that other programs share ----------------------------------------------------------------------------------
+
+DELETE_OWNED: Final = {
+    "delifeq": b"*3\r\n$7\r\nDELIFEQ\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n",
+    "delex": b"*4\r\n$5\r\nDELEX\r\n$%d\r\n%b\r\n$4\r\nIFEQ\r\n$%d\r\n%b\r\n",
+    "": b"*5\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n" % SHA["delete_owned"] + b"$%d\r\n%b\r\n$%d\r\n%b\r\n",
+}
+"""How a server compares and deletes in one step, by what the handshake has found: Valkey, Redis 8.4, any."""
+SEAL_REPLIES: Final = 3
+"""Replies to what `seal` sends."""
+INFO_REPLICATION: Final = encode(b"INFO", b"replication")
+
+
+def set_nx(key: bytes, owner: bytes, ttl_ms: bytes) -> bytes:
+    """The published protocol, to the letter."""
+    return b"*6\r\n$3\r\nSET\r\n%b%b$2\r\nNX\r\n$2\r\nPX\r\n%b" % (bulk(key), bulk(owner), bulk(ttl_ms))
+
+
+def delete_owned(ladder: str, key: bytes, owner: bytes) -> bytes:
+    return DELETE_OWNED[ladder] % (len(key), key, len(owner), owner)
+
+
+def seal(marker_key: bytes) -> bytes:
+    """What a guarded node shows behind a vote that no script can show it with."""
+    return encode(b"GET", marker_key) + encode(b"TIME") + INFO_REPLICATION
+
+
+# -- looking ---------------------------------------------------------------------------------------------------------
+
+_TRACKED: Final = encode(b"CLIENT", b"CACHING", b"YES")
+_UNTRACKED: Final = encode(b"PING")
+
+
+def track(keys: Sequence[bytes], *, tracked: bool) -> bytes:
+    """Who holds these keys and for how long, and a wish to be told of changes.
+
+    Replies: one to drop, the holder (of several keys: all holders), the PTTL of each key.
+    """
+    read = encode(b"GET", keys[0]) if len(keys) == 1 else encode(b"MGET", *keys)
+    return (_TRACKED if tracked else _UNTRACKED) + read + b"".join(encode(b"PTTL", key) for key in keys)
+
+
+def peek(keys: Sequence[bytes]) -> bytes:
+    """Four replies for each key: the holder, its PTTL, its counter, and the record of the vote."""
+    return b"".join(
+        encode(b"GET", key) + encode(b"PTTL", key) + encode(b"GET", key + names.FENCE)
+        + encode(b"HGET", key + names.CLAIMS, b"*")
+        for key in keys
+    )  # fmt: skip
+
+
+def queue(key: bytes) -> bytes:
+    """Two replies: the ids that wait with their tickets, and their claims."""
+    return encode(b"ZRANGE", key + names.QUEUE, b"0", b"-1", b"WITHSCORES") + encode(b"HGETALL", key + names.CLAIMS)

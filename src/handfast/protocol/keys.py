@@ -1,0 +1,83 @@
+"""Every key that handfast keeps on a server.
+
+| key              | type       | content                                       | lifetime                        |
+|------------------|------------|-----------------------------------------------|---------------------------------|
+| `<prefix>{name}` | string     | the owner that holds this node's vote         | the lease's ttl, renewed        |
+| `...:f`          | string     | the fence counter: the last token             | the token's time + token_memory |
+| `...:q`          | sorted set | waiting acquisitions by ticket                | minutes after the last claim    |
+| `...:c`          | hash       | their claims; field `*`: who has the vote     | minutes after the last claim    |
+| `...:g`          | hash       | acquisitions of an explicit owner             | as the lock                     |
+| `<prefix>guard`  | string     | the restart guard's marker                    | for ever; one per namespace     |
+| `<prefix>mark`   | string     | the largest token that the node has voted for | for ever; one per namespace     |
+| `<prefix>wake:…` | channel    | pushes to one connection                      | as the connection               |
+
+A name with a hash tag of its own keeps it, so that several names can live in one slot of a cluster: `<prefix><a{tag}>`.
+A name that begins with a brace would make an empty tag, which is none: `<prefix>[{_}}a]`. So no two names share a key.
+With `prefix=""` and without a fence the key is exactly the name, as other programs expect it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from handfast.protocol.resp import bulk
+
+__all__ = ["CLAIMS", "FENCE", "GENERATIONS", "QUEUE", "channel_prefix", "guard_key", "key_of", "mark_key", "queue_keys"]
+
+FENCE: Final = b":f"
+QUEUE: Final = b":q"
+CLAIMS: Final = b":c"
+GENERATIONS: Final = b":g"
+NAMESPACE: Final = "handfast:"
+"""The namespace of guard and channels where a client has no prefix of its own."""
+
+
+def key_of(prefix: str, name: str, *, exact: bool) -> bytes:
+    """The lock key of a name. `exact`: the name itself.
+
+    >>> key_of("handfast:", "orders", exact=False), key_of("", "orders", exact=True)
+    (b'handfast:{orders}', b'orders')
+    >>> key_of("p:", "a{tag}b", exact=False), key_of("p:", "}a", exact=False)
+    (b'p:<a{tag}b>', b'p:[{_}}a]')
+    """
+    if exact:
+        return name.encode()
+    start = name.find("{")
+    if start >= 0 and name.find("}", start) > start + 1:
+        return f"{prefix}<{name}>".encode()
+    if name.startswith("}"):
+        return f"{prefix}[{{_}}{name}]".encode()
+    return f"{prefix}{{{name}}}".encode()
+
+
+def queue_keys(key: bytes) -> bytes:
+    """The five keys that the scripts about one name get, as arguments of a command."""
+    size = len(key) + 2
+    return b"$%d\r\n%b\r\n$%d\r\n%b:q\r\n$%d\r\n%b:c\r\n$%d\r\n%b:f\r\n$%d\r\n%b:g\r\n" % (
+        len(key), key, size, key, size, key, size, key, size, key,
+    )  # fmt: skip
+
+
+def with_suffix(keys: Sequence[bytes], *suffixes: bytes) -> list[bytes]:
+    """All keys with the first suffix, then all with the second, and so on."""
+    return [key + suffix for suffix in suffixes for key in keys]
+
+
+def guard_key(prefix: str) -> bytes:
+    return (prefix or NAMESPACE).encode() + b"guard"
+
+
+def mark_key(prefix: str) -> bytes:
+    return (prefix or NAMESPACE).encode() + b"mark"
+
+
+def guard_keys(prefix: str) -> bytes:
+    """Marker and high-water mark, as arguments of a command."""
+    return bulk(guard_key(prefix)) + bulk(mark_key(prefix))
+
+
+def channel_prefix(prefix: str) -> bytes:
+    """How the channels of this namespace begin. Claims are separated by spaces, so a channel has none."""
+    usable = prefix and not any(letter.isspace() for letter in prefix)
+    return (prefix if usable else NAMESPACE).encode() + b"wake:"

@@ -1,0 +1,46 @@
+"""The transitions that run on a server, one `.lua` file each; its header gives keys, arguments and reply.
+
+A line `--@ _part` includes another file: Lua on a server has no other way to share code.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from handfast.protocol.resp import encode
+
+try:  # the interpreter's own: hashlib imports OpenSSL, which takes longer to load than all the scripts
+    from _sha1 import sha1  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
+except ImportError:
+    from hashlib import sha1
+
+__all__ = ["LOAD_REPLIES", "NAMES", "SHA", "TEXT", "load_scripts"]
+
+NAMES: Final = (
+    "claim", "pass", "yield", "acquire_all", "extend", "restore_vote", "raise_token", "delete_owned", "set_marker",
+)  # fmt: skip
+INCLUDE: Final = b"--@ "
+
+
+def _text(name: str) -> bytes:
+    """A script without its comments: every connection loads every script."""
+    with open(os.path.join(os.path.dirname(__file__), f"{name}.lua"), "rb") as file:
+        lines = file.read().splitlines()
+    return b"\n".join(
+        _text(line.removeprefix(INCLUDE).decode()) if line.startswith(INCLUDE) else line
+        for line in lines
+        if line.startswith(INCLUDE) or not line.lstrip().startswith(b"--")
+    )
+
+
+TEXT: Final[dict[str, bytes]] = {name: _text(name) for name in NAMES}
+SHA: Final[dict[str, bytes]] = {
+    name: sha1(text, usedforsecurity=False).hexdigest().encode() for name, text in TEXT.items()
+}
+LOAD_REPLIES: Final = len(NAMES)
+"""Replies to what `load_scripts` sends."""
+
+
+def load_scripts() -> bytes:
+    return b"".join(encode(b"SCRIPT", b"LOAD", TEXT[name]) for name in NAMES)

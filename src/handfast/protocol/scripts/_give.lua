@@ -1,0 +1,50 @@
+-- _give: part of other scripts. Gives a vote that nobody holds to the lowest ticket whose waiter is still there.
+-- A waiter that died listens no more, and the claim of one that hangs expires. Both are skipped.
+-- The record of the vote is field `*` of the claims: `stamp ticket id claim`. A stamp is never given twice.
+-- KEYS   1 lock  2 queue (sorted set of ids by ticket)  3 claims (hash by id)
+-- needs  call, time, now_ms, id (the caller, which needs no push), take, next_token, proof
+-- after  give(floor) returns the claim's id, owner, ttl, token and stamp; nil if nobody waits
+local CLAIM = '^(%d+) (%d+) (%d+) (%d+) (%S+) (%S+) (.*)$'
+local function new_stamp()
+  local last = string.match(call('HGET', KEYS[3], '*') or '', '^%d+') or '0'
+  return string.format('%.0f', math.max(time[1] * 1000000 + time[2], tonumber(last) + 1))
+end
+local function push(channel, text)
+  -- A failure is not the caller's: its user may lack the right to publish. The waiter counts as gone.
+  local heard = redis.pcall('PUBLISH', channel, text)
+  return type(heard) == 'number' and heard > 0
+end
+-- If the new holder hangs, somebody has to look when its ttl is over. The next waiter may expect a later end: it is told
+-- to look again. A waiter that listens no more is left out.
+local function hint(ttl)
+  if ttl < 0 or ttl >= 5000 then return end -- every waiter looks again after five seconds
+  for _, waiter in ipairs(call('ZRANGE', KEYS[2], 0, 9)) do
+    local ends, its_ttl, channel = string.match(call('HGET', KEYS[3], waiter) or '', '^(%d+) (%d+) %d+ %d+ %S+ (%S+) ')
+    if ends then
+      local late = ends - its_ttl / 1000 - 2 > time[1] + ttl / 1000
+      if late and push(channel, 'look ' .. waiter) then return end
+      local listeners = redis.pcall('PUBSUB', 'NUMSUB', channel) -- a user without the right counts as nobody
+      if not late and type(listeners[2]) == 'number' and listeners[2] > 0 then return end
+    end
+  end
+end
+local function give(floor)
+  local first = call('ZPOPMIN', KEYS[2])
+  while first[1] do
+    local heir, claim = first[1], call('HGET', KEYS[3], first[1]) or ''
+    call('HDEL', KEYS[3], heir)
+    local ends, ttl, step, proposal, generation, channel, owner = string.match(claim, CLAIM)
+    if owner and tonumber(ends) >= tonumber(time[1]) then
+      local stamp, token = new_stamp(), '0'
+      if step ~= '0' then token = next_token(tonumber(step), tonumber(proposal), floor) end
+      if heir == id or push(channel, table.concat({'yours', heir, stamp, token, time[1], time[2], proof()}, ' ')) then
+        ttl = tonumber(ttl)
+        take(owner, generation, ttl, token)
+        call('HSET', KEYS[3], '*', table.concat({stamp, first[2], heir, claim}, ' '))
+        hint(ttl)
+        return heir, owner, ttl, token, stamp
+      end
+    end
+    first = call('ZPOPMIN', KEYS[2])
+  end
+end

@@ -1,0 +1,24 @@
+-- _token: part of other scripts. The next fencing token of a name, and its counter.
+-- A counter expires a retention after its own token's time. So it is gone only when the server's clock is past every
+-- token that it gave, and the server's time is then a safe start. A proposal that is older than the retention may be
+-- older than an expired counter: the server's time replaces it.
+-- KEYS   4 fence counter  7 high-water mark (guarded only)
+-- needs  call, time, retention (seconds)
+local function set_counter(token)
+  local text = string.format('%.0f', token)
+  call('SET', KEYS[4], text, 'EXAT', math.floor(token / 1000000) + retention + 1)
+  local mark = KEYS[7]
+  if mark and token > tonumber(call('GET', mark) or '0') then call('SET', mark, text) end
+  return text
+end
+local function next_token(step, proposal, floor)
+  local now = time[1] * 1000000 + time[2]
+  local count = tonumber(call('GET', KEYS[4]) or '0')
+  local token = proposal
+  if token == 0 or (count == 0 and token <= now - retention * 1000000) then token = now end
+  local least = math.max(count, floor) + step
+  if token < least then token = least end
+  -- Lua numbers are doubles: 2^53 is the last that counts by ones.
+  if token >= 9007199254740992 then error('EXHAUSTED the fence counter has reached 2^53', 0) end
+  return set_counter(token)
+end

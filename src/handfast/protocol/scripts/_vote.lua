@@ -1,0 +1,34 @@
+-- _vote: part of other scripts. Giving the vote of this node, and what a guarded node shows with it.
+-- An explicit owner may hold the lock several times at once. Each acquisition has a generation of its own in the hash
+-- KEYS[5], with the millisecond at which it ends; field `t` is the token that they share.
+-- KEYS   1 lock  5 generations  6 guard marker (guarded only)
+-- needs  call, time, now_ms
+local function take(owner, generation, ttl, token)
+  call('SET', KEYS[1], owner, 'PX', ttl)
+  if generation ~= '-' then
+    call('DEL', KEYS[5])
+    call('HSET', KEYS[5], generation, now_ms + ttl, 't', token)
+    call('PEXPIRE', KEYS[5], ttl)
+  end
+end
+-- One acquisition of this owner ends: true if no other one of the same owner is left, nil if it had ended before.
+local function leave(generation)
+  if generation == '-' then return true end
+  if call('HDEL', KEYS[5], generation) == 0 then return nil end
+  local others = call('HGETALL', KEYS[5])
+  for i = 1, #others, 2 do
+    if others[i] ~= 't' and tonumber(others[i + 1]) > now_ms then return false end
+  end
+  call('DEL', KEYS[5])
+  return true
+end
+-- The node's incarnation as far as a script can see it: 0, or the replication id that it took when it was promoted.
+local function promotion()
+  local info = call('INFO', 'replication')
+  if string.find(info, 'master_replid2:0+\r') then return '0' end
+  return string.match(info, 'master_replid:(%x+)') or '?'
+end
+local function proof()
+  if not KEYS[6] then return '' end
+  return promotion() .. ' ' .. (call('GET', KEYS[6]) or '')
+end

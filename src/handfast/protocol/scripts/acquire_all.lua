@@ -1,0 +1,74 @@
+-- acquire_all: take the votes for n names at once, if all of them are free and nobody waits for one of them. A free name
+-- that somebody waits for is given to the first waiter.
+-- KEYS   1..n locks; then n queues, n claims, n fence counters, n generations; guarded: marker, high-water mark
+-- ARGV   1 owner  2 generation ('-': the owner is new)  3 ttl in ms  4 n  5 tokens wanted (0: unfenced)
+--        6 proposed token (0: the server's time)  7 floor of the counters  8 retention of the counters in s
+--        9 longest ttl in ms  10 1: overtake the queues
+-- reply  {1, ttl, token, '0', s, µs, proof, 0}: granted
+--        {0, remaining ttl in ms (-1: no end), holder, 0, s, µs, proof}: refused; the holder of the first name that is held
+local call = redis.call
+local names, owner, generation, ttl, n = KEYS, ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local step, retention = tonumber(ARGV[5]), tonumber(ARGV[8])
+local time = call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+-- The shared parts work on one name.
+local KEYS = {}
+local function name(i)
+  KEYS = {names[i], names[n + i], names[2 * n + i], names[3 * n + i], names[4 * n + i], names[5 * n + 1],
+    names[5 * n + 2]}
+end
+name(1)
+--@ _token
+--@ _vote
+local id = ''
+--@ _give
+local held, token = 0, 1
+for i = 1, n do
+  name(i)
+  local holder = call('GET', KEYS[1])
+  if holder == owner then
+    held = held + 1
+    token = math.max(token, tonumber(call('HGET', KEYS[5], 't') or '1'))
+  elseif not holder and ARGV[10] ~= '1' and call('EXISTS', KEYS[2]) == 1 then
+    local heir, new_owner, new_ttl = give(tonumber(ARGV[7]))
+    if heir then return {0, new_ttl, new_owner, 0, time[1], time[2], proof()} end
+  elseif holder then
+    local left = call('PTTL', KEYS[1])
+    if left > tonumber(ARGV[9]) then
+      left = tonumber(ARGV[9])
+      call('PEXPIRE', KEYS[1], left)
+    end
+    return {0, left, holder, 0, time[1], time[2], proof()}
+  end
+end
+if step > 0 and (held < n or token < 2) then
+  local now = time[1] * 1000000 + time[2]
+  local proposal = tonumber(ARGV[6])
+  token = proposal == 0 and now or proposal
+  local floor, gone = tonumber(ARGV[7]), false
+  for i = 1, n do
+    name(i)
+    local count = call('GET', KEYS[4])
+    gone = gone or not count
+    floor = math.max(floor, tonumber(count or '0'))
+  end
+  if gone and token <= now - retention * 1000000 then token = now end
+  token = math.max(token, floor + step)
+  if token >= 9007199254740992 then return redis.error_reply('EXHAUSTED the fence counter has reached 2^53') end
+  for i = 1, n do
+    name(i)
+    set_counter(token)
+  end
+end
+local text = string.format('%.0f', token)
+for i = 1, n do
+  name(i)
+  if call('GET', KEYS[1]) == owner then
+    if call('PTTL', KEYS[1]) < ttl then call('PEXPIRE', KEYS[1], ttl) end
+    call('HSET', KEYS[5], generation, now_ms + ttl, 't', text)
+    if call('PTTL', KEYS[5]) < ttl then call('PEXPIRE', KEYS[5], ttl) end
+  else
+    take(owner, generation, ttl, text)
+  end
+end
+return {1, ttl, text, '0', time[1], time[2], proof(), 0}

@@ -1,0 +1,107 @@
+-- claim: take the vote of this node if it is free and nobody waits for it; otherwise stand in the queue.
+-- A claim is repeatable: it finds its own vote or its own place again.
+-- KEYS   1 lock  2 queue  3 claims  4 fence counter  5 generations; guarded: 6 marker  7 high-water mark
+-- ARGV   1 id of the acquisition  2 owner  3 generation ('-': the id is the owner)  4 ttl in ms
+--        5 tokens wanted, of which the last is answered (0: unfenced)  6 proposed token (0: the server's time)
+--        7 floor of the counter  8 retention of the counter in s  9 longest ttl in ms
+--        10 ticket ('': do not queue; '0': the time of arrival)  11 channel  12 1: overtake the queue if the lock is free
+-- reply  an integer, the token (1 if unfenced): granted, on a node without a guard
+--        {1, remaining ttl in ms, token, stamp, s, µs, proof, inquired}: granted; inquired: a lower ticket waits
+--        {0, remaining ttl of the holder in ms (-1: no end), holder, held by a plain key, s, µs, proof}: refused or queued
+local call = redis.call
+local id, owner, generation, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local step, retention, ticket = tonumber(ARGV[5]), tonumber(ARGV[8]), ARGV[10]
+local time = call('TIME')
+--@ _token
+-- The usual case: the lock is free, nobody waits, and nothing more has to be remembered or shown.
+local overtakes = ARGV[12] == '1'
+if generation == '-' and not KEYS[6] and (ticket == '' or ticket == '0')
+    and (overtakes or call('EXISTS', KEYS[2]) == 0) and call('SET', KEYS[1], owner, 'NX', 'PX', ttl) then
+  if step == 0 then return 1 end
+  return tonumber(next_token(step, tonumber(ARGV[6]), tonumber(ARGV[7])))
+end
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+--@ _vote
+local holder = call('GET', KEYS[1])
+local function grant()
+  local token = '1'
+  if step > 0 then token = next_token(step, tonumber(ARGV[6]), tonumber(ARGV[7])) end
+  take(owner, generation, ttl, token)
+  if not KEYS[6] then return tonumber(token) end
+  return {1, ttl, token, '0', time[1], time[2], proof(), 0}
+end
+if not holder and (ticket == '' or ticket == '0') and (overtakes or call('EXISTS', KEYS[2]) == 0) then
+  return grant()
+end
+--@ _give
+local left = 0
+if holder then
+  left = call('PTTL', KEYS[1])
+  -- No lease is longer than the longest ttl: this server's clock was set back. Without this, the key of a dead holder
+  -- would stay until the clock has caught up.
+  if left > tonumber(ARGV[9]) then
+    left = tonumber(ARGV[9])
+    call('PEXPIRE', KEYS[1], left)
+  end
+end
+local claim = table.concat({
+  time[1] + math.ceil((math.max(left, 0) + ttl) / 1000) + 1, ttl, step, ARGV[6], generation, ARGV[11], owner}, ' ')
+local queues = ticket ~= ''
+if ticket == '0' then ticket = string.format('%.0f', time[1] * 1000000 + time[2]) end
+local function keep()
+  -- The queue outlives every claim in it. It is not extended each time.
+  local least = math.max(300000, left + ttl + 3000)
+  if call('PTTL', KEYS[2]) < least then call('PEXPIRE', KEYS[2], 2 * least) end
+  if call('PTTL', KEYS[3]) < least then call('PEXPIRE', KEYS[3], 2 * least) end
+end
+if holder == owner then
+  -- Ours already: by an earlier claim, or by another acquisition of the same explicit owner.
+  if left >= 0 and left < ttl then
+    left = ttl
+    call('PEXPIRE', KEYS[1], ttl)
+  end
+  local token = '0'
+  if generation ~= '-' then
+    call('HSET', KEYS[5], generation, now_ms + ttl)
+    if call('PTTL', KEYS[5]) < ttl then call('PEXPIRE', KEYS[5], ttl) end
+    token = call('HGET', KEYS[5], 't') or '0'
+    if step > 0 and tonumber(token) < 2 then
+      token = next_token(step, tonumber(ARGV[6]), tonumber(ARGV[7]))
+      call('HSET', KEYS[5], 't', token)
+    end
+  elseif step > 0 then
+    token = call('GET', KEYS[4]) or '0'
+  end
+  local stamp, given, whose = string.match(call('HGET', KEYS[3], '*') or '', '^(%d+) (%d+) (%S+)')
+  -- On a single node the order of arrival is the order: a claim that is repeated keeps its ticket, and yields to nobody.
+  local single = ARGV[10] == '0'
+  if whose ~= id then stamp = new_stamp() elseif single then ticket = given end
+  local inquired = 0
+  if queues then
+    -- It arrived before, not now. A vote without a record was given before anybody queued.
+    if ARGV[10] == '0' then ticket = whose == id and given or '0' end
+    if call('ZREM', KEYS[2], id) == 1 then call('HDEL', KEYS[3], id) end
+    call('HSET', KEYS[3], '*', table.concat({stamp, ticket, id, claim}, ' '))
+    keep()
+    local first = call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+    if first[1] and not single and tonumber(first[2]) < tonumber(ticket) then inquired = 1 end
+  end
+  return {1, left, token, stamp, time[1], time[2], proof(), inquired}
+end
+if queues then
+  call('ZADD', KEYS[2], 'NX', ticket, id)
+  call('HSET', KEYS[3], id, claim)
+  keep()
+end
+if not holder then
+  local heir, new_owner, new_ttl, token, stamp = give(tonumber(ARGV[7]))
+  if heir == id then return {1, new_ttl, token, stamp, time[1], time[2], proof(), 0} end
+  if heir then return {0, new_ttl, new_owner, 0, time[1], time[2], proof()} end
+  return grant() -- only dead claims were there
+end
+local plain = 1
+local stamp, given, whose, channel = string.match(
+  call('HGET', KEYS[3], '*') or '', '^(%d+) (%d+) (%S+) %d+ %d+ %d+ %d+ %S+ (%S+) ')
+if stamp and queues and tonumber(ticket) < tonumber(given) then push(channel, 'inquire ' .. whose .. ' ' .. stamp) end
+if call('EXISTS', KEYS[5]) == 1 then plain = 0 end
+return {0, left, holder, plain, time[1], time[2], proof()}

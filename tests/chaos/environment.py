@@ -1,0 +1,276 @@
+"""What a scenario runs on: servers, workers, what was done to them, and what must hold."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import handfast
+from handfast.testing import Proxy, Server, Servers, history
+from handfast.testing.clock import Clock
+from handfast.testing.history import History, Recorder, now
+from tests.chaos.peers import KINDS
+from tests.chaos.worker import Spec
+from tests.chaos.workers import Member, WorkerError
+
+__all__ = ["MAX_TTL", "MODES", "OURS", "TTL", "WAIT", "Q", "Environment"]
+
+TTL: Final = 1.0
+"""Seconds; python-redis-lock takes whole ones only."""
+MAX_TTL: Final = 1.0
+Q: Final = MAX_TTL * 1.02 + 0.1
+"""The quarantine that follows from it."""
+LASTING_TTL: Final = 3.0
+WAIT: Final = 30.0
+"""Seconds for which a single user waits for a lock: long enough for a busy machine."""
+OURS: Final = "handfast"
+MODES: Final = ("threads", "asyncio")
+"""Of ours; a peer has one, and plays as often."""
+SETTLED: Final = 8.0
+"""Seconds in which every lock must have been taken again when all faults are over, else it is stuck."""
+
+
+class Environment:
+    """What a scenario needs. `lock` is handfast, or the peer that has to go through the same."""
+
+    def __init__(self, lock: str, registers: Server, seconds: float) -> None:
+        self.lock = lock
+        self.ours = lock == OURS
+        self.seconds = seconds
+        """How long what takes its time is to take."""
+        self.folder = Path(tempfile.mkdtemp(prefix="handfast-chaos-"))
+        self.names = [f"{self.folder.name}-{letter}" for letter in "ab"]
+        self.ttl = TTL
+        self.options: dict[str, Any] = {"max_ttl": MAX_TTL}
+        self.nodes: list[Server] = []
+        self.urls: list[str] = []
+        self.faults: Counter[str] = Counter()
+        self.complaints: list[str] = []
+        self.stuck: list[str] = []
+        self.aborted = ""
+        self.counts: Counter[str] = Counter()
+        """What the users say that they met."""
+        self.members: list[Member] = []
+        self.began = self.ended = 0.0
+        self._registers = registers
+        self._recorder = Recorder(self.folder)
+        self._things = contextlib.ExitStack()
+
+    # -- the scene
+
+    def servers(self, count: int, **options: Any) -> list[Server]:
+        """New servers; those that the workers use, unless others are named."""
+        self.nodes = self.enter(Servers(count, **options)).nodes
+        self.urls = [node.url for node in self.nodes]
+        return self.nodes
+
+    def clocked(self, count: int) -> list[Clock]:
+        """New servers, each with a clock of its own."""
+        clocks = [self.enter(Clock()) for _ in range(count)]
+        self.nodes = [self.enter(Server(env=clock.environment)) for clock in clocks]
+        self.urls = [node.url for node in self.nodes]
+        return clocks
+
+    def lasting(self) -> None:
+        """Where a lease has to outlast something by its renewals: one that a busy machine can renew in time."""
+        self.ttl = self.options["max_ttl"] = LASTING_TTL
+
+    def proxies(self) -> list[Proxy]:
+        """One in front of each node; from now on workers come that way."""
+        proxies = [self.enter(Proxy(node)) for node in self.nodes]
+        self.urls = [proxy.url for proxy in proxies]
+        return proxies
+
+    def open(self, **options: Any) -> None:
+        """A new deployment is opened for votes."""
+        self.options |= options
+        if self.ours and self.options.get("guard", True):
+            with handfast.connect(self._servers(self.urls), **self.options) as client:
+                said = handfast.bootstrap(client)
+            assert set(said.values()) <= {"opened", "open already"}, said
+
+    def enter(self, thing: Any) -> Any:
+        return self._things.enter_context(thing)
+
+    @staticmethod
+    def _servers(urls: list[str]) -> str | list[str]:
+        return urls if len(urls) > 1 else urls[0]
+
+    # -- those who use locks
+
+    def member(
+        self, mode: str = "threads", *, urls: Sequence[str] = (), env: Mapping[str, str] = {}, **more: Any
+    ) -> Member:
+        """One worker process, of the lock under test."""
+        spec = Spec(
+            kind=mode if self.ours else self.lock,
+            urls=list(urls or self.urls),
+            ttl=self.ttl,
+            options=self.options | more.pop("options", {}),
+            folder=str(self.folder),
+            registers=self._registers.port,
+            names=more.pop("names", self.names[:1]),
+            **more,
+        )
+        member = Member(spec, env)
+        self.members.append(member)
+        self._things.callback(member.kill)
+        return member
+
+    def crowd(self, processes: int = 4, **more: Any) -> list[Member]:
+        """Workers that go on until the end, threads and tasks by turns; back when each lock was held."""
+        more = {"names": self.names, **more}
+        crowd = [self.member(MODES[i % 2], **more) for i in range(processes)]
+        for member in crowd:
+            member.ask("work")
+        self.await_all(more["names"], now())
+        self.began = self.began or now()
+        return crowd
+
+    def dismiss(self) -> None:
+        """The end of all work; what went wrong in it that nobody was to meet."""
+        within = 10.0 if self.ours else 1.0  # a peer that hangs is killed
+        living = [member for member in self.members if member.process.poll() is None]
+        for member in living:
+            member.tell("stop", within)
+        for member in living:
+            said = member.hear(within + 30)
+            self.counts.update(said["counts"])
+            if self.ours:
+                self.complaints += said["errors"]
+                if said["hang"]:
+                    self.complaints.append(f"{said['hang']} users of {member.spec.kind} do not come to an end")
+
+    # -- what is done to them
+
+    def fault(self, what: str, times: int = 1) -> None:
+        self.faults[what] += times
+
+    def kill(self, member: Member) -> None:
+        member.kill()
+        self._recorder.died(member.pid)
+        self.fault("kill -9 of a client")
+
+    @contextlib.contextmanager
+    def paused(self, member: Member, seconds: float | None = None) -> Iterator[None]:
+        member.pause()
+        self.fault("SIGSTOP of a client")
+        try:
+            yield
+            if seconds is not None:
+                time.sleep(seconds)
+        finally:
+            member.resume()
+
+    def step(self, clock: Clock, node: Server, seconds: float) -> None:
+        """Set a server's clock; back when the server has noticed."""
+        clock.step(seconds)
+        self.fault("step of a clock")
+
+        def noticed() -> bool:
+            said: Any = node.command("TIME")
+            return abs(float(said[0]) + float(said[1]) / 1e6 - time.time() - clock.ahead) < 0.5
+
+        self.until(noticed, "the server has the new time")
+
+    # -- what is waited for, and what must hold
+
+    def lapse(self, seconds: float) -> None:
+        """Time that has to pass: a ttl, or work under a fault."""
+        time.sleep(seconds)
+
+    def until(self, predicate: Callable[[], object], what: str, within: float = 15.0) -> None:
+        end = now() + within
+        while not predicate():
+            if now() > end:
+                raise TimeoutError(f"not so within {within:g} s: {what}")
+            time.sleep(0.01)
+
+    def history(self) -> History:
+        return history.read(self.folder)
+
+    def await_all(self, names: Sequence[str], since: float, within: float = 20.0) -> None:
+        """Until each of the locks was taken after that moment."""
+
+        def taken() -> set[str]:
+            return {each.name for each in self.history().holdings if each.since > since}
+
+        self.until(lambda: set(names) <= taken(), "every lock is taken", within)
+
+    def recovers(self, within: float = SETTLED) -> None:
+        """All faults are over: each lock must be taken again."""
+        since = now()
+        with contextlib.suppress(TimeoutError):
+            self.await_all(self.names, since, within)
+        self.ended = now()
+        taken = {each.name for each in self.history().holdings if each.since > since}
+        self.stuck = [name for name in self.names if name not in taken]
+        self.dismiss()
+
+    def takes_over(self, member: Member, within: float = SETTLED) -> bool:
+        """A single one takes the lock, uses it and lets go. A lock that it does not get and nobody holds is stuck."""
+        try:
+            member.ask("acquire", within, within=within + 5)
+        except (WorkerError, TimeoutError) as error:
+            self.expect(False, f"it was not to be had: {error}")
+            if not any(each.until > now() for each in self.history().holdings if each.name == self.names[0]):
+                self.stuck = self.names[:1]
+            return False
+        self.uses(member)
+        return True
+
+    def uses(self, member: Member) -> None:
+        """Its critical section, from the beginning."""
+        member.ask("read")
+        self.finishes(member)
+
+    def finishes(self, member: Member) -> None:
+        """The rest of it, as it should be: look, write, release."""
+        try:
+            if member.ask("check"):
+                member.ask("write")
+        except WorkerError as error:
+            self.expect(False, f"a look at the lease raised {error}")
+        self.lets_go(member)
+
+    def lets_go(self, member: Member) -> None:
+        """Some locks raise if they are not held any more; ours does not."""
+        try:
+            member.ask("release")
+        except WorkerError as error:
+            self.expect(False, f"a release raised {error}")
+
+    def writes_late(self, member: Member) -> None:
+        """Without a look, what it has read before somebody else came: only a fenced register is safe from that."""
+        self.expect(not member.ask("write").get("fenced"), "a fenced register refuses it")
+        self.lets_go(member)
+
+    def key(self, name: str) -> str:
+        """Where the lock under test has its key."""
+        return (f"handfast:{{{name}}}" if self.ours else KINDS[self.lock].key).replace("NAME", name)
+
+    def free(self, node: Server) -> bool:
+        return not self.held(node)
+
+    def held(self, node: Server, name: str | None = None) -> bool:
+        """Whether the server has the key of the lock."""
+        return bool(node.command("EXISTS", self.key(name or self.names[0])))
+
+    def expect(self, true: object, what: str) -> None:
+        """What handfast promises of this scenario; a peer promises nothing."""
+        if self.ours and not true:
+            self.complaints.append(what)
+
+    def certain(self, true: object, what: str) -> None:
+        """That the fault had its effect: without it the scenario shows nothing, whoever plays."""
+        if not true:
+            raise AssertionError(f"the fault had no effect: {what}")
+
+    def close(self) -> None:
+        self._things.close()
+        self._recorder.close()

@@ -1,0 +1,147 @@
+"""Leases, locks and clients that nobody has any more: what they held is freed, wherever a collection strikes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from typing import Any
+
+import pytest
+
+import handfast
+import handfast.aio
+from handfast.testing import Server, available
+from tests.support.eventually import eventually, eventually_async
+from tests.support.programs import program
+from tests.support.sync_and_async import Awaited, both, connected
+
+needs_server = pytest.mark.skipif(not available(), reason="no server binary on this machine")
+
+DROPPING = """
+import faulthandler, logging, sys, handfast
+
+logging.disable()
+client = handfast.connect(sys.argv[1], ttl=0.5)
+kept, leases = [], []
+for n in range(600):
+    # Of the two leases of one owner, the one that is dropped is not the last.
+    owned = client.lock(f"owned-{n}", owner="job")
+    kept.append(owned.acquire(wait=0))
+    leases.append((owned.acquire(wait=0), client.lock(f"plain-{n}").acquire(wait=0)))
+lines = set()
+
+
+def trace(frame, event, argument):
+    if "handfast" not in frame.f_code.co_filename:
+        return None
+    line = frame.f_code.co_filename, frame.f_lineno
+    if event == "line" and leases and line not in lines:
+        lines.add(line)
+        leases.pop()  # their finalizers run here, as they do when a collection strikes here
+    return trace
+
+
+faulthandler.dump_traceback_later(1.5, exit=True)
+sys.settrace(trace)
+lease = client.lock("a").acquire(wait=1)
+lease.extend()
+lease.release()
+sys.settrace(None)
+print("done" if leases else "there were fewer leases than lines")
+faulthandler.cancel_dump_traceback_later()
+"""
+
+
+@needs_server
+def test_finalizer_may_run_anywhere(one: Server) -> None:
+    """At every line of an acquisition and a release a lease is dropped, in the thread that is there."""
+    said = program(DROPPING, one.url)
+    assert said.stdout == "done\n", f"a finalizer waits for the thread that it runs in:\n{said.stderr}"
+
+
+def _descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _open_client(mode: str, url: str) -> Any:
+    """A client that nobody closes."""
+    return Awaited(handfast.connect(url)) if mode == "threads" else handfast.aio.connect(url)
+
+
+counts_descriptors = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are counted in /proc")
+
+
+@needs_server
+@counts_descriptors
+@both
+async def test_client_that_is_dropped_frees_its_connections(mode: str, one: Server) -> None:
+    async def use_one() -> None:
+        client = _open_client(mode, one.url)
+        await (await client.lock("a").acquire(wait=1)).release()
+
+    async with connected(mode, one.url) as first:  # for what all clients of a process share
+        await (await first.lock("a").acquire(wait=1)).release()
+        before = _descriptors()
+        for _ in range(5):
+            await use_one()
+        await eventually_async(lambda: _descriptors() <= before, what="dropped clients leave descriptors open")
+
+
+@needs_server
+@counts_descriptors
+@both
+async def test_lease_that_is_dropped_with_its_client_is_released(mode: str, one: Server) -> None:
+    async def hold() -> None:
+        lease = await _open_client(mode, one.url).lock("a", ttl=20.0).acquire(wait=1)
+        assert lease.valid
+
+    async with connected(mode, one.url) as first:
+        await (await first.lock("b").acquire(wait=1)).release()
+        before = _descriptors()
+        await hold()
+
+        def ended() -> bool:
+            """Also the connections: those of asyncio must be closed before their loop ends."""
+            return _descriptors() <= before and one.command("EXISTS", "handfast:{a}") == 0
+
+        await eventually_async(ended, within=5)
+
+
+def test_private_server_ends_with_client_that_is_dropped() -> None:
+    sockets: list[str] = []
+
+    def use() -> None:
+        client = handfast.connect("embedded://private")
+        client.lock("a").acquire(wait=10).release()
+        sockets.extend(address.path for address in client._addresses)
+
+    def ended() -> bool:
+        gc.collect()
+        return not any(map(os.path.exists, sockets))
+
+    use()
+    eventually(ended, within=5)
+
+
+@needs_server
+def test_lock_keeps_nothing_of_threads_that_ended(one: Server) -> None:
+    with handfast.connect(one.url) as client:
+        lock = client.lock("a", wait=5)
+
+        def hold() -> None:
+            with lock:
+                pass
+
+        def lists_after(threads: int) -> int:
+            for _ in range(threads):
+                thread = threading.Thread(target=hold)
+                thread.start()
+                thread.join()
+            gc.collect()
+            return sum(1 for each in gc.get_objects() if type(each) is list)
+
+        before = lists_after(10)
+        kept = lists_after(200) - before
+        assert kept < 100, f"200 threads that ended left {kept} lists behind"

@@ -1,0 +1,69 @@
+"""A lock with an explicit owner excludes everybody else, also while an earlier acquisition of that owner ends.
+
+The client repeats a release that it cannot confirm. The repetition must end the acquisition that it belongs to, and not
+the next one of the same owner.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import handfast
+from handfast import Contended
+from handfast.testing import Server, Servers, available
+from tests.support.programs import attempt, hanging
+from tests.support.sync_and_async import both, connected
+from tests.support.waiters import wanting
+
+pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
+
+
+@both
+async def test_dropped_lease_does_not_release_next_acquisition(mode: str, one: Server) -> None:
+    async with connected(mode, one.url) as client, connected(mode, one.url) as other:
+        for turn in range(5):
+            lock = client.lock(f"a-{turn}", owner="job", ttl=5.0)
+            lease = await lock.acquire(wait=0)
+            del lease
+            held = await lock.acquire(wait=0)
+            rival = (await wanting(other.lock(f"a-{turn}"), wait=0.2)).lease
+            assert rival is None or not held.valid, f"two clients hold the lock, at try {turn + 1}"
+            await held.release()
+
+
+@pytest.mark.parametrize("pause", [0.3, 1.3])
+def test_delayed_release_does_not_end_next_acquisition(one: Server, pause: float) -> None:
+    with handfast.connect(one.url, node_timeout=0.05) as client, handfast.connect(one.url) as other:
+        for turn in range(2):
+            lock = client.lock(f"a-{turn}", owner="job", ttl=5.0)
+            lease = lock.acquire(wait=1)
+            with hanging(one, pause):
+                lease.release()
+            held = lock.acquire(wait=2)
+            rival = attempt(other.lock(f"a-{turn}"), wait=1.2)
+            assert isinstance(rival, Contended) or not held.valid, f"two clients hold the lock, at try {turn + 1}"
+            held.release()
+
+
+def loses_vote(node: Server, key: str) -> None:
+    """And gets it back by the next renewal."""
+    node.command("DEL", key)
+    node.wait_for(lambda: node.command("EXISTS", key) == 1)
+
+
+def test_release_after_healing_does_not_end_next_acquisition(three: Servers) -> None:
+    """One node loses its vote in the middle of a `with` block, and gets it back."""
+    options: dict[str, Any] = {"node_timeout": 0.2, "max_ttl": 5.0}
+    with handfast.connect(three.urls, **options) as client, handfast.connect(three.urls, **options) as other:
+        handfast.bootstrap(client)
+        for turn in range(8):
+            name = f"a-{turn}"
+            lock = client.lock(name, owner="job", ttl=0.5)
+            with lock:
+                loses_vote(three[0], f"handfast:{{{name}}}")
+            held = lock.acquire(wait=1)
+            rival = attempt(other.lock(name), wait=0.2)
+            assert isinstance(rival, Contended) or not held.valid, f"two clients hold the lock, at try {turn + 1}"
+            held.release()

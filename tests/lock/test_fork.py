@@ -1,0 +1,425 @@
+"""fork while holding: the lease stays the parent's alone, and both go on with connections of their own (fault 35)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+import handfast
+import handfast.aio
+from handfast.embedded.process import StartError
+from handfast.net import clock
+from handfast.testing import Server, Servers, TlsFiles, available
+from tests.support.eventually import eventually, eventually_async
+from tests.support.sync_and_async import plain
+
+pytestmark = [
+    pytest.mark.skipif(not available(), reason="no server binary on this machine"),
+    # Newer Pythons warn of any fork beside threads. That it works here is what these tests are about.
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+]
+
+WITHIN = 10.0
+
+
+def in_child(work: Callable[[], Any]) -> Any:
+    """Fork, do `work` in the child, and return what it returned, by way of JSON; its exception fails the test."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.write(writer, json.dumps({"result": work()}).encode())
+            status = 0
+        except BaseException:
+            os.write(writer, json.dumps({"error": traceback.format_exc()}).encode())
+        finally:
+            os._exit(status)
+    os.close(writer)
+    try:
+        ready, _, _ = select.select([reader], [], [], WITHIN)
+        if not ready:
+            os.kill(pid, signal.SIGKILL)
+        said = json.loads(os.read(reader, 1 << 20) or b'{"error": "the child hangs, or died without a word"}')
+    finally:
+        os.close(reader)
+        os.waitpid(pid, 0)
+    assert "error" not in said, said["error"]
+    return said["result"]
+
+
+def our_connections(server: Server) -> set[str]:
+    """The server's numbers for the connections that bear our name."""
+    lines = bytes(server.command("CLIENT", "LIST")).decode().splitlines()  # type: ignore[arg-type]
+    return {line.split()[0] for line in lines if "name=handfast" in line}
+
+
+def writes(server: Server) -> dict[str, int]:
+    """How often each command that changes a lock was called."""
+    words = ("set", "evalsha", "delifeq", "del", "pexpire")
+    said = {word: server.info(f"cmdstat_{word}") for word in words}
+    return {word: int(text.partition("calls=")[2].partition(",")[0]) for word, text in said.items() if text}
+
+
+def look(lease: handfast.Lease) -> dict[str, Any]:
+    """What a child sees of its parent's lease, and what it can do with it."""
+    try:
+        lease.extend()
+        extended = "extended"
+    except handfast.LeaseLost as error:
+        extended = error.reason
+    return {
+        "valid": lease.valid,
+        "remaining": lease.remaining(),
+        "lost": lease.lost.is_set(),
+        "extended": extended,
+        "released": lease.release(),
+    }
+
+
+LOOKS_LOST = {
+    "valid": False,
+    "remaining": 0.0,
+    "lost": True,
+    "extended": "held by the parent process: a fork inherits no lease",
+    "released": False,
+}
+
+
+def test_a_child_inherits_no_lease_and_sends_nothing_for_it(one: Server, client: handfast.Client) -> None:
+    lease = client.lock("a").acquire(wait=0)
+    one.command("CONFIG", "RESETSTAT")
+    assert in_child(lambda: look(lease)) == LOOKS_LOST
+    assert writes(one) == {}
+    assert lease.valid
+    assert one.command("GET", "handfast:{a}") == lease.owner.encode()
+    assert lease.release()
+
+
+def test_a_child_that_drops_the_lease_or_closes_the_client_takes_nothing_from_the_parent(
+    one: Server, client: handfast.Client
+) -> None:
+    leases = [client.lock("a").acquire(wait=0)]
+    before = our_connections(one)
+    one.command("CONFIG", "RESETSTAT")
+
+    def leave() -> None:
+        leases.clear()
+        client.close()
+
+    in_child(leave)
+    assert writes(one) == {}
+    assert our_connections(one) == before
+    assert leases[0].valid
+    leases[0].extend()
+    assert leases[0].release()
+
+
+def test_an_unrenewed_lease_is_not_inherited_either(one: Server, client: handfast.Client) -> None:
+    lease = client.lock("a", renew=False).acquire(wait=0)
+    assert in_child(lambda: look(lease)) == LOOKS_LOST
+    assert lease.release()
+
+
+def test_a_lease_is_not_inherited_even_in_the_moment_of_its_renewal(
+    client: handfast.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watchdog has taken it out to renew it, and the fork strikes."""
+    lease = client.lock("a", ttl=0.5).acquire(wait=0)
+    dog = client._watchdog()
+    monkeypatch.setattr(dog.schedule, "now", lambda: clock.now() + 60)
+    taken = dog.schedule.take_due()
+    monkeypatch.undo()
+    try:
+        assert [lease._hold] in taken.values()
+        assert in_child(lambda: look(lease)) == LOOKS_LOST
+    finally:
+        dog.schedule.add(lease._hold)
+    assert lease.release()
+
+
+def test_a_reentrant_lock_is_not_reentered_by_a_child(client: handfast.Client) -> None:
+    lock = client.rlock("a")
+    lease = lock.acquire(wait=0)
+
+    def enter() -> str:
+        try:
+            lock.acquire(wait=0)
+        except handfast.Contended as error:
+            return error.holder or ""
+        return "entered"
+
+    assert in_child(enter) == lease.owner
+    assert lease.release()
+
+
+def test_the_parent_s_lease_is_renewed_beyond_its_ttl_while_children_come_and_go(
+    one: Server, client: handfast.Client
+) -> None:
+    lease = client.lock("a", ttl=0.5).acquire(wait=0)
+    first = lease._hold.renew_from
+    while lease._hold.renew_from < first + 0.7:
+        in_child(lambda: look(lease))
+        assert lease.valid
+    assert one.command("GET", "handfast:{a}") == lease.owner.encode()
+    assert lease.release()
+
+
+def test_a_child_uses_the_client_with_connections_and_an_owner_of_its_own(one: Server, client: handfast.Client) -> None:
+    held = client.lock("held").acquire(wait=0)
+    client.lock("warm").acquire(wait=0).release()
+    before = our_connections(one)
+
+    def work() -> dict[str, Any]:
+        try:
+            client.lock("held").acquire(wait=0)
+            refused = ""
+        except handfast.Contended as error:
+            refused = error.holder or ""
+        lease = client.lock("mine").acquire(wait=0)
+        owner, renewed = lease.owner, client.lock("short", ttl=0.3).acquire(wait=0)
+        eventually(lambda: renewed._hold.renew_from > renewed._hold.deadline - 0.3 * 0.6 or renewed.remaining() > 0.2)
+        seen = our_connections(one)
+        return {
+            "refused": refused,
+            "owner": owner,
+            "pid": os.getpid(),
+            "connections": sorted(seen),
+            "released": [lease.release(), renewed.release()],
+        }
+
+    said = in_child(work)
+    assert said["refused"] == held.owner
+    assert said["owner"].split(":")[1] == str(said["pid"])
+    assert said["owner"].split(":")[1] != held.owner.split(":")[1]
+    assert said["released"] == [True, True]
+    assert set(said["connections"]) - before, "it made its own"
+    assert before <= set(said["connections"]), "and left ours alone"
+    eventually(lambda: our_connections(one) == before)
+    assert held.valid
+    assert held.release()
+
+
+def test_nonces_of_parent_and_child_differ(client: handfast.Client) -> None:
+    """Random numbers are read in blocks; a block that both had would be the same in both."""
+
+    def nonces() -> list[str]:
+        leases = [client.lock(f"{os.getpid()}-{i}", renew=False, ttl=5).acquire(wait=0) for i in range(20)]
+        assert all(lease.release() for lease in leases)
+        return [lease.owner.rpartition(":")[2] for lease in leases]
+
+    before = nonces()
+    childs = in_child(nonces)
+    assert len({*before, *childs, *nonces()}) == 60
+
+
+def test_two_children_of_one_parent_exclude_each_other(client: handfast.Client) -> None:
+    client.lock("warm").acquire(wait=0).release()
+    lock = client.lock("a")
+
+    def rival() -> bool:
+        return in_child(lambda: lock.try_acquire() is None)
+
+    def first() -> bool:
+        lease = lock.acquire(wait=0)
+        excluded = rival()
+        return excluded and lease.release()
+
+    assert in_child(first)
+
+
+def test_a_fork_amid_busy_threads_leaves_a_usable_client(one: Server, client: handfast.Client) -> None:
+    """Whatever locks and connections the other threads had in their hands at that moment."""
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def busy(i: int) -> None:
+        try:
+            while not stop.is_set():
+                lease = client.lock(f"busy{i}").acquire(wait=1)
+                assert lease.release()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=busy, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for i in range(10):
+            assert in_child(lambda i=i: client.lock(f"child{i}").acquire(wait=1).release())
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(WITHIN)
+    assert not failures
+
+
+def test_a_quorum_client_goes_on_in_parent_and_child(five: Servers, quorum: handfast.Client) -> None:
+    lease = quorum.lock("a").acquire(wait=0)
+
+    def work() -> list[Any]:
+        mine = quorum.lock("b").acquire(wait=0)
+        return [look(lease), mine.token, len(mine.votes) >= 3, mine.release()]
+
+    seen, token, enough, released = in_child(work)
+    assert seen == LOOKS_LOST
+    assert enough
+    assert released
+    again = quorum.lock("b").acquire(wait=0)
+    assert again.token is not None
+    assert again.token > token
+    assert again.release()
+    assert lease.valid
+    assert [node.command("GET", "handfast:{a}") for node in five] == [lease.owner.encode()] * 5
+    assert lease.release()
+
+
+def test_a_tls_connection_survives_the_child_that_abandons_it(tmp_path: Path) -> None:
+    """An SSL socket that says goodbye in the child would end the parent's session."""
+    authority = trustme.CA()
+    made = TlsFiles(tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem")
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(made.key)
+    certificate.cert_chain_pems[0].write_to_path(made.certificate)
+    authority.cert_pem.write_to_path(made.authority)
+    for binary in available().values():
+        server = Server(binary, tls=made)
+        try:
+            server.start()
+            break
+        except StartError:
+            server.close()
+    else:
+        pytest.skip("no server here has TLS")
+    try:
+        with handfast.connect(f"{server.url}?ssl_ca_certs={made.authority}") as client:
+            lease = client.lock("a").acquire(wait=0)
+            before = our_connections(server)
+            assert in_child(lambda: client.lock("b").acquire(wait=0).release())
+            assert before <= our_connections(server)
+            lease.extend()
+            assert lease.release()
+    finally:
+        server.close()
+
+
+@plain
+async def test_a_child_of_an_asyncio_parent_inherits_no_lease_and_can_start_anew(one: Server) -> None:
+    async with handfast.aio.connect(one.url) as client:
+        lease = await client.lock("a", ttl=0.6).acquire(wait=0)
+        await lease.extend()
+        before = our_connections(one)
+
+        async def anew() -> dict[str, Any]:
+            mine = await client.lock("b").acquire(wait=0)
+            return {
+                "valid": lease.valid,
+                "old": await lease.release(),
+                "owner": mine.owner,
+                "pid": os.getpid(),
+                "new": await mine.release(),
+            }
+
+        said = in_child(lambda: asyncio.run(anew()))
+        assert (said["valid"], said["old"], said["new"]) == (False, False, True)
+        assert said["owner"].split(":")[1] == str(said["pid"]) != lease.owner.split(":")[1]
+        assert before <= our_connections(one), "the parent's connection is untouched"
+        # Well beyond the ttl: renewed by the parent's watchdog, on a loop that still turns.
+        first = lease._hold.renew_from
+        await eventually_async(lambda: lease._hold.renew_from > first + 0.7)
+        assert lease.valid
+        assert not lease.lost.is_set()
+        leases = [await client.lock(f"n{i}").acquire(wait=0) for i in range(50)]
+        assert all(await asyncio.gather(*[each.release() for each in leases]))
+        assert await lease.release()
+
+
+@plain
+async def test_a_lost_event_that_was_made_before_the_fork_stays_unset_in_the_parent(one: Server) -> None:
+    async with handfast.aio.connect(one.url) as client:
+        async with client.lock("a") as lease:
+            event = lease.lost
+            assert in_child(lambda: lease.valid) is False
+            await asyncio.sleep(0)
+            assert not event.is_set()
+            assert lease.valid
+        assert one.command("GET", "handfast:{a}") is None
+
+
+def _in_process(client: handfast.Client, lease: handfast.Lease, said: Any) -> None:
+    said.send((lease.valid, lease.release(), client.lock("mine").acquire(wait=0).owner, os.getpid()))
+
+
+def test_multiprocessing_with_fork_keeps_the_same_promises(one: Server, client: handfast.Client) -> None:
+    lease = client.lock("a").acquire(wait=0)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_in_process, args=(client, lease, theirs))
+    process.start()
+    assert ours.poll(WITHIN)
+    valid, released, owner, pid = ours.recv()
+    process.join(WITHIN)
+    assert process.exitcode == 0
+    assert (valid, released) == (False, False)
+    assert owner.split(":")[1] == str(pid) == str(process.pid)
+    assert one.command("GET", "handfast:{a}") == lease.owner.encode()
+    lease.extend()
+    assert lease.release()
+
+
+def _double(x: int) -> int:
+    assert _pool_client is not None
+    with _pool_client.lock("pool", wait=10):
+        return 2 * x
+
+
+_pool_client: handfast.Client | None = None
+
+
+def test_a_pool_of_forked_workers_shares_the_client_s_locks(client: handfast.Client) -> None:
+    global _pool_client
+    _pool_client = client
+    client.lock("warm").acquire(wait=0).release()
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        assert pool.map(_double, range(20), chunksize=1) == [2 * x for x in range(20)]
+        pool.close()
+        pool.join()
+    _pool_client = None
+
+
+@pytest.mark.parametrize("words", ["sys.exit(0)", "raise KeyboardInterrupt", "pass"])
+def test_a_child_that_ends_in_the_ordinary_way_leaves_the_parent_s_lock_alone(words: str, one: Server) -> None:
+    """With everything that Python does at its end: finalizers, exit handlers, closed sockets."""
+    code = f"""
+        import os, sys
+        import handfast
+        client = handfast.connect({one.url!r})
+        lease = client.lock("a").acquire(wait=0)
+        pid = os.fork()
+        if pid == 0:
+            sys.stderr = open(os.devnull, "w")
+            {words}
+            sys.exit(0)
+        os.waitpid(pid, 0)
+        lease.extend()
+        print(lease.valid, lease.release())
+    """
+    # Python 3.12 and later warn of a fork beside threads.
+    command = [sys.executable, "-W", "ignore:This process (pid=:DeprecationWarning", "-c", textwrap.dedent(code)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN, check=False)
+    assert (ended.stdout, ended.stderr) == ("True True\n", "")

@@ -1,0 +1,250 @@
+"""What stops long work in a thread when its lease is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import queue
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import handfast
+import handfast.aio
+from handfast import ConfigError, LeaseLost
+from handfast.testing import Server, lose
+from tests.support.eventually import eventually
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, and what it came of."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
+
+
+def tells_of_the_loss(error: BaseException) -> bool:
+    """A LeaseLost is among the causes and contexts, or a note says it."""
+    notes = [note for each in chain(error) for note in getattr(each, "__notes__", [])]
+    return any(isinstance(each, LeaseLost) for each in chain(error)) or any("lease lost" in note for note in notes)
+
+
+# -- on_lost for threads ----------------------------------------------------------------------------------------------
+
+
+def test_callback_is_called_once_with_the_loss(client: handfast.Client) -> None:
+    """The callback gets the LeaseLost that the end of the block raises. It is called in whichever thread notices."""
+    told: queue.Queue[LeaseLost] = queue.Queue()
+    lock = client.lock("orders", on_lost=told.put)
+    with pytest.raises(LeaseLost) as caught, lock as lease:
+        lose(lease, "a test wanted it so")
+    error = told.get(timeout=2)
+    assert isinstance(error, LeaseLost)
+    assert str(error) == str(caught.value)
+    assert (error.name, error.token, error.reason) == ("orders", lease.token, "a test wanted it so")
+    assert told.empty()
+
+
+def test_callback_may_be_set_for_all_locks_of_a_client(one: Server) -> None:
+    told: queue.Queue[LeaseLost] = queue.Queue()
+    with handfast.connect(one.url, on_lost=told.put) as client:
+        lease = client.lock("orders").acquire()
+        lose(lease)
+        assert told.get(timeout=2).name == "orders"
+
+
+def test_callback_that_raises_is_logged_and_changes_nothing(
+    client: handfast.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(error: LeaseLost) -> None:
+        raise ZeroDivisionError
+
+    lock = client.lock("orders", on_lost=broken)
+    with pytest.raises(LeaseLost), lock as lease:
+        lose(lease)
+    eventually(lambda: any("on_lost" in record.getMessage() for record in caplog.records))
+
+
+def test_interrupt_raises_lease_lost_in_the_holding_thread(client: handfast.Client) -> None:
+    """The work stops where it is; nothing after it in the block runs. A blocking C call would have to return first."""
+    held: queue.Queue[handfast.Lease] = queue.Queue()
+    told_to_end, came_through = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with client.lock("orders", on_lost="interrupt") as lease:
+            held.put(lease)
+            while not told_to_end.is_set():
+                told_to_end.wait(0.005)
+            came_through.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        try:
+            eventually(lambda: working.done() or not held.empty())
+            if not working.done():
+                lose(held.get())
+            assert isinstance(working.exception(timeout=2), LeaseLost | ConfigError)
+        finally:
+            told_to_end.set()
+        with pytest.raises(LeaseLost):
+            working.result()
+        assert not came_through.is_set()
+
+
+def test_interrupt_spares_a_thread_that_has_left_the_block(client: handfast.Client) -> None:
+    with client.lock("orders", on_lost="interrupt") as lease:
+        pass
+    with pytest.raises(RuntimeError):
+        lose(lease)
+    assert sum(range(100_000)) == 4_999_950_000
+
+
+def test_interrupt_strikes_the_block_of_a_lease_and_of_an_rlock_too(client: handfast.Client) -> None:
+    def work(lease: handfast.Lease) -> None:
+        with lease:
+            lose(lease, "a test wanted it so")
+            eventually(lambda: False, 5, "the interrupt")
+
+    for lock in (client.lock("orders", on_lost="interrupt"), client.rlock("orders", on_lost="interrupt")):
+        with pytest.raises(LeaseLost) as caught:
+            work(lock.acquire())
+        assert caught.value.reason == "a test wanted it so"
+        assert isinstance(caught.value.__cause__, LeaseLost)  # it shows where the body was
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_body_that_catches_the_interrupt_meets_the_loss_at_the_end(client: handfast.Client) -> None:
+    cleaned_up: list[str] = []
+
+    def work() -> None:
+        with client.lock("orders", on_lost="interrupt") as lease:
+            try:
+                lose(lease)
+                eventually(lambda: False, 5, "the interrupt")
+            except LeaseLost as error:
+                cleaned_up.append(error.name)
+
+    with pytest.raises(LeaseLost):
+        work()
+    assert cleaned_up == ["orders"]
+
+
+def test_interrupt_that_has_not_struck_is_taken_back_at_the_end_of_the_block(
+    client: handfast.Client, one: Server
+) -> None:
+    """The moment is up to chance, so it is tried many times: each interrupt strikes inside the block, or never."""
+    to_lose: list[handfast.Lease] = []
+    ends = threading.Event()
+
+    def lose_each() -> None:
+        while not ends.is_set():
+            while to_lose:
+                to_lose.pop()._hold.mark_lost("a test wanted it so")
+
+    with ThreadPoolExecutor(1) as pool:
+        losing = pool.submit(lose_each)
+        for _ in range(50):
+            lock = client.lock("orders", on_lost="interrupt", wait=5)
+            try:
+                with lock as lease:
+                    to_lose.append(lease)
+            except LeaseLost:
+                pass  # it was in time
+            assert sum(range(10_000)) == 49_995_000
+            eventually(lambda: not to_lose)
+            one.command("DEL", "handfast:{orders}")
+        ends.set()
+        losing.result(5)
+
+
+def test_asyncio_refuses_interrupt_and_says_what_it_does_instead(one: Server) -> None:
+    with pytest.raises(ConfigError, match="asyncio cancels the body"):
+        handfast.aio.connect(one.url, on_lost="interrupt")
+    with pytest.raises(ConfigError, match="asyncio cancels the body"):
+        handfast.aio.connect(one.url).lock("orders", on_lost="interrupt")
+
+
+def test_callback_of_asyncio_is_called_in_its_loop(one: Server) -> None:
+    """The body goes on, and the end of the block raises."""
+
+    async def main() -> None:
+        told: list[tuple[LeaseLost, asyncio.AbstractEventLoop]] = []
+        went_on: list[bool] = []
+
+        def note(error: LeaseLost) -> None:
+            told.append((error, asyncio.get_running_loop()))
+
+        async def body(client: handfast.aio.Client) -> None:
+            async with client.lock("orders") as lease:
+                lose(lease)
+                await asyncio.wait_for(lease.lost.wait(), 2)
+                went_on.append(True)
+
+        async with handfast.aio.connect(one.url, on_lost=note) as client:
+            with pytest.raises(LeaseLost) as caught:
+                await body(client)
+        assert went_on
+        assert [(str(error), loop) for error, loop in told] == [(str(caught.value), asyncio.get_running_loop())]
+
+    asyncio.run(main())
+
+
+def test_callback_may_close_the_client(one: Server) -> None:
+    """It is called in a thread of its own: the watchdog's would wait for itself."""
+    client = handfast.connect(one.url)
+    closed = threading.Event()
+
+    def close(error: LeaseLost) -> None:
+        client.close()
+        closed.set()
+
+    lose(client.lock("orders", on_lost=close).acquire())
+    assert closed.wait(5)
+
+
+# -- a body that raises something else --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", ["of the lock", "of the lease"])
+def test_error_of_a_thread_body_tells_of_the_loss(client: handfast.Client, block: str) -> None:
+    """Either as a note or as a context; the error of the body stays the one that is raised."""
+    lock = client.lock("orders")
+
+    def body() -> None:
+        with lock if block == "of the lock" else lock.acquire() as lease:
+            lose(lease)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        body()
+    assert tells_of_the_loss(caught.value)
+
+
+def test_error_of_a_body_tells_of_no_loss_where_there_was_none(client: handfast.Client) -> None:
+    with pytest.raises(ZeroDivisionError) as caught, client.lock("orders"):
+        raise ZeroDivisionError
+    assert not tells_of_the_loss(caught.value)
+
+
+@pytest.mark.parametrize("on_lost", ["cancel", "event"])
+def test_error_of_an_asyncio_body_tells_of_the_loss(one: Server, on_lost: str) -> None:
+    """With `cancel` the body meets the cancellation first and raises something else while it cleans up."""
+
+    async def body(client: handfast.aio.Client) -> None:
+        async with client.lock("orders") as lease:
+            try:
+                lose(lease)
+                await asyncio.wait_for(lease.lost.wait(), 2)
+            finally:
+                raise ZeroDivisionError
+
+    async def main() -> None:
+        async with handfast.aio.connect(one.url, on_lost=on_lost) as client:
+            with pytest.raises(ZeroDivisionError) as caught:
+                await body(client)
+        assert tells_of_the_loss(caught.value)
+
+    asyncio.run(main())

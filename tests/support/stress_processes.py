@@ -1,0 +1,506 @@
+"""Processes that take part in a test: an `Agent` does what it is told, a `Pack` hunts for lost wake-ups on its own.
+
+An agent takes and releases one lock, step by step, and can be stopped or killed at any step. A pack takes and releases
+locks as fast as it can, gives up and is cancelled at random, and writes down when it held what; `Holding` is one line of
+that, and `faults_in` reads them all: they come from one machine, so they have one clock.
+
+A pack works until its standard input ends, and so does not outlive the test, whatever happens to that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, Final, NamedTuple, cast
+
+import handfast
+import handfast.aio
+
+__all__ = ["Agent", "Holding", "Pack", "faults_in", "holdings_in", "in_thread"]
+
+ROOT: Final = Path(__file__).parents[2]
+PATIENCE: Final = 10.0
+"""Seconds for which a test waits for a word of a process."""
+
+
+def _start(role: str, *args: object, errors: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "tests.support.stress_processes", role, *map(str, args)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+    )
+
+
+def in_thread(what: Callable[[], Any]) -> asyncio.Future[Any]:
+    """What a call in a thread of its own comes to. Of asyncio.to_thread's there are only a few."""
+    outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def call() -> None:
+        outcome.set_running_or_notify_cancel()  # there is no way to stop it
+        try:
+            outcome.set_result(what())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return asyncio.wrap_future(outcome)
+
+
+# -- a process that is told what to do -----------------------------------------------------------------------------
+
+
+class Held(NamedTuple):
+    """What an agent says of its lease."""
+
+    owner: str
+    token: int
+    remaining: float
+
+
+class Agent:
+    """One process with one client and one lock. Ends with its block."""
+
+    def __init__(self, mode: str, urls: str | Sequence[str], name: str | Sequence[str], **options: Any) -> None:
+        client = {"urls": urls, "name": name, "guard": options.pop("guard", None)}
+        self.process = _start("agent", mode, json.dumps(client), json.dumps(options))
+        self._said = b""
+        assert self.hear() == ["ready"]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @classmethod
+    @contextmanager
+    def several(
+        cls, count: int, mode: str, urls: str | Sequence[str], name: str | Sequence[str], **options: Any
+    ) -> Iterator[list[Agent]]:
+        with contextlib.ExitStack() as stack:
+            yield [stack.enter_context(cls(mode, urls, name, **options)) for _ in range(count)]
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def tell(self, *words: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(" ".join(map(str, words)).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def hear(self, within: float = PATIENCE) -> list[str]:
+        """The next line that it says, in words."""
+        assert self.process.stdout is not None
+        end = time.monotonic() + within
+        while b"\n" not in self._said:
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, end - time.monotonic()))
+            data = os.read(self.process.stdout.fileno(), 4096) if ready else b""
+            assert data, f"process {self.pid} said nothing within {within:g} s"
+            self._said += data
+        line, _, self._said = self._said.partition(b"\n")
+        return line.decode().split()
+
+    @property
+    def silent(self) -> bool:
+        """It has nothing to say yet."""
+        assert self.process.stdout is not None
+        return not self._said and not select.select([self.process.stdout], [], [], 0)[0]
+
+    def acquire(self, wait: float | None = None) -> None:
+        """Have it acquire; `held` tells when it has."""
+        self.tell("acquire", "-" if wait is None else wait)
+
+    def held(self, within: float = PATIENCE) -> Held:
+        word, *rest = self.hear(within)
+        assert word == "held", [word, *rest]
+        return Held(rest[0], int(rest[1]), float(rest[2]))
+
+    def release(self) -> bool:
+        self.tell("release")
+        word, answer = self.hear()
+        assert word == "released"
+        return answer == "True"
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        """SIGSTOP; back when it has really stopped."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def interrupt(self) -> None:
+        os.kill(self.pid, signal.SIGINT)
+
+
+def _agent(mode: str, connection: str, options: str) -> None:
+    """The life of an agent."""
+    told = json.loads(connection)
+    with asyncio.Runner() as runner:
+
+        def done(what: Any) -> Any:
+            return runner.run(_awaited(what)) if mode == "asyncio" else what
+
+        client: Any = (handfast.aio if mode == "asyncio" else handfast).connect(told["urls"], guard=told["guard"])
+        lock = client.lock(told["name"], **json.loads(options))
+        lease: Any = None
+        print("ready", flush=True)
+        for line in sys.stdin:
+            word, *rest = line.split()
+            try:
+                if word == "acquire":
+                    lease = done(lock.acquire(wait=None if rest == ["-"] else float(rest[0])))
+                    print("held", lease.owner, lease.token or 0, lease.remaining(), flush=True)
+                elif word == "release":
+                    print("released", done(lease.release()), flush=True)
+                elif word == "valid":
+                    print("valid", lease.valid, flush=True)
+            except (handfast.HandfastError, KeyboardInterrupt) as error:
+                print("failed", type(error).__name__, flush=True)
+        done(client.close())
+
+
+async def _awaited(what: Any) -> Any:
+    return await what
+
+
+# -- processes that hunt -------------------------------------------------------------------------------------------
+
+
+class Holding(NamedTuple):
+    """Somebody believed to hold a lock, from one moment of CLOCK_MONOTONIC to another."""
+
+    name: str
+    token: int
+    since: float
+    until: float
+    who: str
+
+
+class Trail:
+    """Where one process writes down what it holds: a line at the beginning and one at the end, each in one write."""
+
+    def __init__(self, folder: str) -> None:
+        self._file = os.open(Path(folder, f"{os.getpid()}.trail"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+
+    def took(self, lease: Any, who: str) -> None:
+        now = time.monotonic()
+        left = lease.remaining()  # later: what is left now was left then
+        if left:
+            os.write(self._file, f"+ {lease.name} {lease.token} {now!r} {now + left!r} {who}\n".encode())
+
+    def ends(self, lease: Any) -> None:
+        """To be called while it is still held, or thought to be."""
+        now = time.monotonic()
+        if lease.valid:
+            os.write(self._file, f"- {lease.name} {lease.token} {now!r}\n".encode())
+
+    def died(self, pid: int) -> None:
+        """Of a process that was killed: from now on it holds nothing."""
+        os.write(self._file, f"x {pid} {time.monotonic()!r}\n".encode())
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def holdings_in(folder: Path) -> list[Holding]:
+    """All that was held, as those who held it saw it."""
+    found: list[Holding] = []
+    deaths: dict[str, float] = {}
+    open_ended: list[tuple[str, Holding]] = []
+    for path in folder.glob("*.trail"):
+        held: dict[tuple[str, int], Holding] = {}
+        for line in path.read_text().splitlines():
+            kind, *words = line.split()
+            if kind == "x":
+                deaths[words[0]] = float(words[1])
+                continue
+            key = (words[0], int(words[1]))
+            if kind == "+":
+                held[key] = Holding(*key, float(words[2]), float(words[3]), f"{path.stem}:{words[4]}")
+            else:
+                # Renewed or not: just now it was still valid.
+                found.append(held.pop(key)._replace(until=float(words[2])))
+        open_ended += [(path.stem, holding) for holding in held.values()]
+    for pid, holding in open_ended:
+        # Killed, cancelled in the act, or lost: believed in for as long as it was good without a renewal.
+        end = min(holding.until, deaths.get(pid, float("inf")))
+        found.append(holding._replace(until=max(holding.since, end)))
+    return sorted(found, key=lambda holding: holding.since)
+
+
+def faults_in(holdings: Iterable[Holding], began: float, ended: float, stall: float) -> list[str]:
+    """What a lock must never do: be held twice, number its holders out of order, or stand still while others wait."""
+    faults: list[str] = []
+    by_name: dict[str, list[Holding]] = {}
+    for holding in sorted(holdings, key=lambda each: each.since):
+        by_name.setdefault(holding.name, []).append(holding)
+    for name, held in by_name.items():
+        last = Holding(name, 0, began, began, "the beginning")
+        for each in [*held, Holding(name, 0, max(ended, held[-1].until), ended, "the end")]:
+            if each.since < last.until:
+                faults.append(f"{name}: held by {each.who} {last.until - each.since:.6f} s before {last.who} had ended")
+            if each.token and each.token <= last.token:
+                faults.append(f"{name}: token {each.token} of {each.who} after {last.token} of {last.who}")
+            if each.since - last.until > stall:
+                faults.append(
+                    f"{name}: nobody held it for {each.since - last.until:.3f} s, "
+                    f"after {last.who} ({last.token}) and before {each.who} ({each.token})"
+                )
+            if each.until > last.until:
+                last = each
+    return faults
+
+
+class Pack:
+    """One process whose threads or tasks hunt; a `mortal` one has such a process stopped, killed and replaced again and
+    again."""
+
+    def __init__(self, mode: str, folder: Path, *, mortal: bool, **game: Any) -> None:
+        game |= {"folder": str(folder), "mortal": mortal}
+        self.complaints = Path(folder, f"{mode}{mortal}.errors")
+        with self.complaints.open("wb") as errors:
+            self.process = _start("pack", mode, json.dumps(game), errors=errors)
+        self.mortal = mortal
+
+    def end(self, within: float) -> dict[str, Any]:
+        """Let it come to an end; what it has to report."""
+        out, _ = self.process.communicate(timeout=within)
+        said = self.complaints.read_text()
+        assert self.process.returncode == 0, f"a pack ended with {self.process.returncode}: {said}"
+        report = cast(dict[str, Any], json.loads(out))
+        if not self.mortal and said:
+            # Nothing goes wrong in the background either.
+            report["errors"].append(said[-3000:])
+        return report
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+class Hunt:
+    """What the threads or tasks of one process share."""
+
+    def __init__(self, mode: str, game: dict[str, Any]) -> None:
+        self.mode = mode
+        self.locks: dict[str, dict[str, Any]] = game["locks"]
+        self.urls: str | list[str] = game["urls"]
+        self.ttl: float = game["ttl"]
+        self.hunters: int = game["hunters"]
+        self.long: float = game["long"]
+        self.trail = Trail(game["folder"])
+        self.counts: Counter[str] = Counter()
+        self.errors: list[str] = []
+        self.ended = threading.Event()
+
+    def choice(self, number: int) -> tuple[str, dict[str, Any]]:
+        """What a hunter wants, always the same: one lock that stands still must not hold up those who want another."""
+        return list(self.locks.items())[number % len(self.locks)]
+
+    def await_end(self) -> None:
+        """Until standard input ends. Nothing is ever written to it: several processes may share it."""
+        os.read(0, 1)
+        self.ended.set()
+
+    def failed(self, what: str) -> None:
+        if len(self.errors) < 20:
+            self.errors.append(f"{time.monotonic():.3f} {os.getpid()} ({self.mode}): {what}")
+
+    def patience(self, chance: random.Random) -> float:
+        """Mostly long: whoever then gives up has met a lock that stands still."""
+        if chance.random() < 0.7:
+            return self.long
+        return chance.choice([0, 1e-4, 1e-3, chance.uniform(0, 0.03)])
+
+    def gave_up(self, name: str, wait: float, error: Exception) -> None:
+        self.counts["gave up"] += 1
+        if wait == self.long and not self.ended.is_set():
+            self.failed(f"waited {wait:g} s for {name} in vain: {error}")
+
+    def released(self, lease: Any, was_ours: bool) -> None:
+        self.counts["released"] += 1
+        if not was_ours:
+            self.failed(f"{lease.name}: the lock was gone before its release, of which {self.ttl:g} s are the ttl")
+
+    def report(self) -> dict[str, Any]:
+        return {"counts": self.counts, "errors": self.errors}
+
+
+def _thread_hunt(hunt: Hunt) -> None:
+    with handfast.connect(hunt.urls, ttl=hunt.ttl) as client:
+
+        def hunter(number: int) -> None:
+            chance, (name, options) = random.Random(), hunt.choice(number)
+            lock = client.lock(name, **options)
+            while not hunt.ended.is_set():
+                wait = hunt.patience(chance)
+                try:
+                    lease = lock.acquire(wait=wait)
+                    hunt.trail.took(lease, f"thread-{number}")
+                    if chance.random() < 0.3:
+                        time.sleep(chance.uniform(0, 0.002))
+                    hunt.trail.ends(lease)
+                    hunt.released(lease, lease.release())
+                except handfast.NotAcquired as error:
+                    hunt.gave_up(name, wait, error)
+                except Exception as error:
+                    hunt.failed(repr(error))
+
+        threads = [threading.Thread(target=hunter, args=(i,)) for i in range(hunt.hunters)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+async def _task_hunt(hunt: Hunt) -> None:
+    async with handfast.aio.connect(hunt.urls, ttl=hunt.ttl) as client:
+
+        async def shot(lock: handfast.aio.Lock, wait: float, chance: random.Random, who: str) -> None:
+            lease = await lock.acquire(wait=wait)
+            try:
+                hunt.trail.took(lease, who)
+                if chance.random() < 0.3:
+                    await asyncio.sleep(chance.uniform(0, 0.002))
+            finally:
+                hunt.trail.ends(lease)
+                hunt.released(lease, await lease.release())
+
+        async def hunter(number: int) -> None:
+            chance, (name, options) = random.Random(), hunt.choice(number)
+            loop, lock = asyncio.get_running_loop(), client.lock(name, **options)
+            while not hunt.ended.is_set():
+                wait = hunt.patience(chance)
+                task = asyncio.create_task(shot(lock, wait, chance, f"task-{number}"))
+                if chance.random() < 0.3:
+                    moment = chance.choice([0, chance.uniform(0, 2e-3), chance.uniform(0, 0.03)])
+                    loop.call_later(moment, task.cancel)
+                try:
+                    await task
+                except handfast.NotAcquired as error:
+                    hunt.gave_up(name, wait, error)
+                except asyncio.CancelledError:
+                    hunt.counts["cancelled"] += 1
+                except Exception as error:
+                    hunt.failed(repr(error))
+
+        await asyncio.gather(*[hunter(i) for i in range(hunt.hunters)])
+        leftover = [task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}]
+    leftover += [task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}]
+    if leftover:
+        hunt.failed(f"tasks left: {leftover}")
+
+
+def _hunt(mode: str, hunt: Hunt) -> None:
+    if mode == "asyncio":
+        asyncio.run(_task_hunt(hunt))
+    else:
+        _thread_hunt(hunt)
+
+
+def _descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def _immortal(mode: str, game: dict[str, Any]) -> dict[str, Any]:
+    """Hunt until the end, and report what is left of it then."""
+    hunt = Hunt(mode, game)
+    threading.Thread(target=hunt.await_end, daemon=True).start()
+    threads, descriptors = set(threading.enumerate()), _descriptors()
+    _hunt(mode, hunt)
+    # Threads that were connecting when their client was closed end by themselves.
+    end = time.monotonic() + 3
+    while time.monotonic() < end and (set(threading.enumerate()) - threads or _descriptors() - descriptors):
+        time.sleep(0.01)
+    if left := set(threading.enumerate()) - threads:
+        hunt.failed(f"threads left: {left}")
+    if fds := _descriptors() - descriptors:
+        hunt.failed(f"descriptors left: {[_target(fd) for fd in fds]}")
+    return hunt.report()
+
+
+def _target(descriptor: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return "gone"
+
+
+def _mortal(mode: str, game: dict[str, Any]) -> dict[str, Any]:
+    """Have a process that hunts stopped for a while, perhaps, and killed, at whatever moment; then another."""
+    trail, chance, counts = Trail(game["folder"]), random.Random(), Counter[str]()
+
+    def ended_within(seconds: float) -> bool:
+        return bool(select.select([0], [], [], seconds)[0])
+
+    ended = False
+    while not ended:
+        child = os.fork()
+        if child == 0:
+            _doomed(mode, game)
+        if chance.random() < 0.5:
+            # Not while the votes of the last one that was killed have not expired: two faults in a row cost more.
+            ended = ended_within(chance.uniform(0.05, 0.3) + (game["ttl"] if counts["killed"] else 0.0))
+            os.kill(child, signal.SIGSTOP)
+            counts["stopped"] += 1
+            ended = ended or ended_within(chance.uniform(0.2, 1.8) * game["ttl"])
+            os.kill(child, signal.SIGCONT)
+        ended = ended or ended_within(chance.uniform(0.05, 0.5))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        trail.died(child)
+        counts["killed"] += 1
+    return {"counts": counts, "errors": []}
+
+
+def _doomed(mode: str, game: dict[str, Any]) -> None:
+    """The life of one that is going to be killed."""
+    status = 1
+    try:
+        hunt = Hunt(mode, game)
+        # Its end is the end of its parent, if that is killed first.
+        threading.Thread(target=lambda: (os.read(0, 1), os._exit(0)), daemon=True).start()
+        _hunt(mode, hunt)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _pack(mode: str, game: str) -> None:
+    told = json.loads(game)
+    signal.signal(signal.SIGTERM, _leave)
+    report = (_mortal if told["mortal"] else _immortal)(mode, told)
+    print(json.dumps(report), flush=True)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    ROLES: dict[str, Callable[..., None]] = {"agent": _agent, "pack": _pack}
+    ROLES[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,323 @@
+"""Sentinel groups and clusters for tests, clients of both kinds side by side, and what is measured of them.
+
+A failover takes seconds, so it is watched by a blocking client and by an asyncio one at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+from typing import Any, Final, Self
+
+import pytest
+
+from handfast.embedded.resp import ReplyError
+from handfast.testing import Cluster, SentinelGroup, Server, available
+from handfast.testing.plugin import _Kept
+from handfast.testing.sentinel import Sentinel
+from tests.support.sync_and_async import MODES, Awaited, connected
+from tests.support.waiters import Got
+
+__all__ = [
+    "BACK_WITHIN",
+    "KINDS",
+    "KIND_OPTIONS",
+    "LONG_RUN",
+    "PASSWORD",
+    "SENTINEL_PASSWORD",
+    "Promotion",
+    "Service",
+    "all_got",
+    "binary",
+    "both_clients",
+    "cut_off_sentinel",
+    "having",
+    "key_of",
+    "long_only",
+    "members",
+    "name_on",
+    "nothing_is_left",
+    "replaced",
+    "running",
+    "sentinel_group",
+    "slot_and_target",
+    "url_with",
+]
+
+KINDS: Final = ("valkey-9.1", "redis-7.0", "redis-6.2")
+KIND_OPTIONS: Final[dict[str, dict[str, Any]]] = {"plain": {}, "fair": {"fair": True}, "cohort": {"cohort": 4}}
+"""The ways to wait."""
+LONG_RUN: Final = bool(os.environ.get("HANDFAST_LONG"))
+"""Whether what takes its time may."""
+long_only: Final = pytest.mark.skipif(not LONG_RUN, reason="takes its time: only with HANDFAST_LONG=1")
+PASSWORD: Final = "a:p@ss/w?rd#%"
+SENTINEL_PASSWORD: Final = "s&e=n t"
+BACK_WITHIN: Final = 30.0
+"""Seconds in which a failover is over, also on a busy machine, where sentinels need a second try."""
+
+
+def binary(kind: str) -> Path:
+    if kind not in available():
+        pytest.skip(f"no {kind} on this machine")
+    return available()[kind]
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def sentinel_group(**options: Any) -> SentinelGroup:
+    return SentinelGroup(password=PASSWORD, sentinel_password=SENTINEL_PASSWORD, **options)
+
+
+@pytest.fixture(scope="session")
+def _watched() -> Iterator[_Kept[SentinelGroup]]:
+    with closing(_Kept(sentinel_group)) as kept:
+        yield kept
+
+
+@pytest.fixture
+def watched(_watched: _Kept[SentinelGroup]) -> SentinelGroup:
+    """Three sentinels, a master and two replicas, with passwords, that are in order: for tests that leave them so."""
+    return _watched.whole_and_empty()
+
+
+@pytest.fixture
+def doomed() -> Iterator[SentinelGroup]:
+    """The same, new: to start a group takes less time than to heal one after a failover."""
+    with sentinel_group() as group:
+        yield group
+
+
+@pytest.fixture(scope="session")
+def _sharded() -> Iterator[_Kept[Cluster]]:
+    with closing(_Kept(lambda: Cluster(password=PASSWORD))) as kept:
+        yield kept
+
+
+@pytest.fixture
+def sharded(_sharded: _Kept[Cluster]) -> Iterator[Cluster]:
+    """Three masters with a replica each, with a password. A test may kill, pause and cut what it likes."""
+    cluster = _sharded.whole_and_empty()
+    yield cluster
+    for node in cluster:
+        node.resume()
+        if not running(node):
+            node.restart()
+
+
+def running(server: Server) -> bool:
+    """Whether its process lives, paused or not."""
+    return server._running().running
+
+
+@contextmanager
+def cut_off_sentinel(group: SentinelGroup, master: Server) -> Iterator[str]:
+    """A sentinel of the same name and password that knows this master and nobody else, and gets at nobody: its place."""
+    sentinel = Sentinel(group.nodes[0].binary, SENTINEL_PASSWORD)
+    sentinel.watches = [["sentinel", "monitor", group.name, "127.0.0.1", str(master.port), "2"]]
+    with sentinel:
+        yield f"127.0.0.1:{sentinel.port}"
+
+
+def members(group: SentinelGroup) -> list[str]:
+    """The places of its sentinels."""
+    return [f"127.0.0.1:{sentinel.port}" for sentinel in group.sentinels]
+
+
+def url_with(group: SentinelGroup, *places: str, name: str | None = None) -> str:
+    """The group's URL with other sentinels, or another name."""
+    url = group.url.replace(",".join(members(group)), ",".join(places or members(group)))
+    return url.replace(f"/{group.name}/", f"/{name or group.name}/")
+
+
+async def replaced(group: SentinelGroup, old: Server) -> Server:
+    """The master that follows this one, when the sentinels agree on it."""
+    return await asyncio.to_thread(group.wait_replaced, old, BACK_WITHIN)
+
+
+# -- names on a cluster ------------------------------------------------------------------------------------------------
+
+
+def key_of(name: str) -> str:
+    return f"handfast:<{name}>" if "{" in name else f"handfast:{{{name}}}"
+
+
+def slot_and_target(cluster: Cluster, key: str) -> tuple[int, Server]:
+    """Of a key, and where it could be moved to."""
+    source = cluster.node_for(key)
+    return cluster.slot_of(key), next(master for master in cluster.masters if master is not source)
+
+
+def name_on(cluster: Cluster, server: Server, start: str = "on") -> str:
+    """A name that lives there."""
+    return next(name for n in itertools.count() if cluster.node_for(key_of(name := f"{start}-{n}")) is server)
+
+
+# -- clients -----------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def both_clients(url: str | list[str], **options: Any) -> AsyncIterator[dict[str, Any]]:
+    """A blocking client and an asyncio one, by mode."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield {mode: await stack.enter_async_context(connected(mode, url, **options)) for mode in MODES}
+
+
+async def all_got(wants: Iterable[asyncio.Future[Got]]) -> list[Any]:
+    """The leases of all who wanted one."""
+    got = await asyncio.gather(*wants)
+    assert all(each.lease for each in got), [str(each.error) for each in got if each.error]
+    return [each.lease for each in got]
+
+
+class Service:
+    """One user of a client who takes a lock and gives it back all the time, and notes when it had it.
+
+    Each time another lock, so that none has to expire which was held when its server went.
+    """
+
+    EVERY: Final = 0.01
+
+    def __init__(self, client: Any, name: str, wait: float = BACK_WITHIN) -> None:
+        self._client = client
+        self._name = name
+        self._wait = wait
+        self._over = threading.Event()
+        self.times: list[float] = []
+        self.tokens: list[int] = []
+
+    async def __aenter__(self) -> Self:
+        blocks = isinstance(self._client, Awaited)
+        work = asyncio.to_thread(self._block) if blocks else self._serve()
+        self._task = asyncio.create_task(work)
+        await self.serves()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._over.set()
+        await self._task
+
+    def _lock(self, turn: int) -> str:
+        return f"{self._name}-{turn % 7}"
+
+    async def _serve(self) -> None:
+        while not self._over.is_set():
+            lease = await self._client.lock(self._lock(len(self.times))).acquire(wait=self._wait)
+            self._note(lease)
+            await lease.release()
+            await asyncio.sleep(self.EVERY)
+
+    def _block(self) -> None:
+        while not self._over.is_set():
+            lease = self._client.inner.lock(self._lock(len(self.times))).acquire(wait=self._wait)
+            self._note(lease)
+            lease.release()
+            time.sleep(self.EVERY)
+
+    def _note(self, lease: Any) -> None:
+        self.tokens.append(lease.token)
+        self.times.append(time.monotonic())
+
+    async def serves(self, since: float | None = None, times: int = 3) -> None:
+        """Until it was served so often since then, or since now."""
+        since = time.monotonic() if since is None else since
+        end = time.monotonic() + 2 * BACK_WITHIN
+        while sum(at > since for at in self.times[-times:]) < times:
+            if self._task.done():
+                await self._task  # it has failed, and says how
+            assert time.monotonic() < end, "no service"
+            await asyncio.sleep(0.005)
+
+    def gap(self, since: float) -> float:
+        """The longest time without service since then."""
+        before = max((at for at in self.times if at <= since), default=since)
+        times = [max(since, before), *(at for at in self.times if at > since)]
+        return max(later - earlier for earlier, later in itertools.pairwise(times))
+
+
+class Promotion:
+    """Notes when one of these servers, which are replicas, says that it is a master. Its block lasts until then."""
+
+    def __init__(self, replicas: list[Server]) -> None:
+        self._replicas = replicas
+        self.at = 0.0
+        self.of: Server | None = None
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
+        assert self.of is not None, "nobody was promoted"
+
+    def _watch(self) -> None:
+        end = time.monotonic() + BACK_WITHIN
+        while self.of is None and time.monotonic() < end:
+            self.of = next((each for each in self._replicas if role(each) == b"master"), None)
+            self.at = time.monotonic()
+            time.sleep(0.005)
+
+
+def role(server: Server) -> Any:
+    try:
+        said: Any = server.command("ROLE", timeout=1.0)
+    except (OSError, ReplyError):
+        return None
+    return said[0]
+
+
+def having(servers: Any, key: str) -> list[Server]:
+    """Those masters that have the key; a cluster's node answers for its own slots alone."""
+
+    def has(server: Server) -> bool:
+        try:
+            return running(server) and role(server) == b"master" and server.command("EXISTS", key) == 1
+        except ReplyError as error:
+            if str(error).startswith(("MOVED", "ASK")):
+                return False
+            raise
+
+    return [server for server in servers if has(server)]
+
+
+# -- what is left ------------------------------------------------------------------------------------------------------
+
+
+def _descriptors() -> set[tuple[str, str]]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found.add((name, os.readlink(f"/proc/self/fd/{name}")))
+    return found
+
+
+def _threads() -> dict[int, str]:
+    """Those of the system, which Python may list longer than they last; without the workers of an event loop, which has
+    them to its end."""
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    tasks = {int(task): names.get(int(task), "") for task in os.listdir("/proc/self/task")}
+    return {task: name for task, name in tasks.items() if not name.startswith("asyncio_")}
+
+
+@contextmanager
+def nothing_is_left(within: float = 5.0) -> Iterator[None]:
+    """Neither threads nor open files, when the block has ended."""
+    threads, files = _threads(), _descriptors()
+    yield
+
+    def left() -> list[object]:
+        return [*(name for task, name in _threads().items() if task not in threads), *(_descriptors() - files)]
+
+    end = time.monotonic() + within
+    while left() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not (found := left()), found

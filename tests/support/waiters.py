@@ -1,0 +1,266 @@
+"""Waiters for a lock, as tasks or as threads, and what can be seen of them from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import pytest
+
+import handfast
+from handfast import HandfastError
+from handfast.testing import Server
+from tests.support.sync_and_async import Awaited
+
+__all__ = [
+    "FAIR",
+    "FOREIGN",
+    "FOREIGN_KEY",
+    "IN_TIME",
+    "KEY",
+    "KINDS",
+    "LONG",
+    "QUEUE",
+    "STALLED",
+    "Got",
+    "Peer",
+    "commands",
+    "cycles",
+    "held",
+    "in_line",
+    "nothing_fails_in_the_background",
+    "parked",
+    "promptly",
+    "sent_through",
+    "told",
+    "wanting",
+]
+
+KEY = "handfast:{a}"
+"""The key of the lock `a`, which most tests use."""
+QUEUE = KEY + ":q"
+FOREIGN: dict[str, Any] = {"prefix": "", "fence": False}
+"""The options of a lock whose key is shared with other programs."""
+FOREIGN_KEY = "a"
+"""The key of the lock `a` with these options."""
+LONG = 20_000
+"""Milliseconds of a ttl. A waiter that gets the lock sooner was woken, and did not wait for an expiry."""
+KINDS: dict[str, dict[str, Any]] = {
+    "fair": {},
+    "barging": {"fair": False},
+    "cohort": {"cohort": 4},
+    "barging-cohort": {"fair": False, "cohort": 4},
+}
+"""The ways to wait."""
+FAIR = pytest.mark.parametrize("fair", [True, False], ids=["fair", "barging"])
+STALLED = 2.0
+"""Seconds. A busy machine is late, but not so late."""
+IN_TIME = 0.03
+"""Seconds by which a wait may end too late."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_fails_in_the_background(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """asyncio logs what a callback raises, and goes on; for modules that import this."""
+    yield
+    failed = [record for record in caplog.get_records("call") if record.name == "asyncio"]
+    assert not [record.getMessage() for record in failed if record.levelno >= logging.ERROR]
+
+
+class Got(NamedTuple):
+    """How a waiting ended: with a lease, or an error."""
+
+    lease: Any
+    error: HandfastError | None
+    began: float
+    at: float
+
+    @property
+    def took(self) -> float:
+        return self.at - self.began
+
+
+def wanting(lock: Any, **options: Any) -> asyncio.Future[Got]:
+    """Somebody who wants the lock: a task, or a thread if its client blocks."""
+    if not isinstance(lock, Awaited):
+        return asyncio.create_task(_wanting(lock, options))
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Got] = loop.create_future()
+
+    def end(got: Got | BaseException) -> None:
+        if future.done():
+            return
+        if isinstance(got, Got):
+            future.set_result(got)
+        else:
+            future.set_exception(got)
+
+    def acquire() -> None:
+        began = time.monotonic()
+        got: Got | BaseException
+        try:
+            lease = lock.inner.acquire(**options)
+            got = Got(Awaited(lease), None, began, time.monotonic())
+        except HandfastError as error:
+            got = Got(None, error, began, time.monotonic())
+        except BaseException as error:
+            got = error
+        with contextlib.suppress(RuntimeError):  # a test that has failed is not there to hear it
+            loop.call_soon_threadsafe(end, got)
+
+    threading.Thread(target=acquire, daemon=True).start()
+    return future
+
+
+async def _wanting(lock: Any, options: dict[str, Any]) -> Got:
+    began = time.monotonic()
+    try:
+        lease = await lock.acquire(**options)
+    except HandfastError as error:
+        return Got(None, error, began, time.monotonic())
+    return Got(lease, None, began, time.monotonic())
+
+
+async def told(answer: Any) -> Any:
+    """What `holder()` or `waiters()` says, of either client."""
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+async def until(so: Callable[[], Awaitable[bool]], what: str, within: float = 3.0) -> None:
+    end = time.monotonic() + within
+    while not await so():
+        assert time.monotonic() < end, f"not so within {within:g} s: {what}"
+        await asyncio.sleep(0.002)
+
+
+async def in_line(lock: Any, n: int) -> None:
+    """Wait until so many wait for the lock: this client's waiters, and one for each other process."""
+
+    async def so() -> bool:
+        return len(await told(lock.waiters())) == n
+
+    await until(so, f"{n} waiters")
+
+
+async def parked(lock: Any, n: int, *servers: Server) -> None:
+    """Wait until so many wait for the lock, and the first of them has done its part: one server knows it."""
+    await in_line(lock, n)
+
+    async def so() -> bool:
+        if lock.config.exact:
+            return any(int(server.info("tracking_total_keys")) for server in servers)
+        return any(server.command("EXISTS", QUEUE) for server in servers)
+
+    await until(so, "the first waiter is known to a server")
+
+
+@contextlib.contextmanager
+def held(*servers: Server, key: str = FOREIGN_KEY, ms: int = LONG) -> Iterator[None]:
+    """Another program holds the key: nothing renews it, and its release is a plain DEL."""
+    for server in servers:
+        server.command("SET", key, "a stranger", "PX", ms)
+    yield
+    for server in servers:
+        server.command("DEL", key)
+
+
+async def promptly(attempt: Callable[[], Awaitable[float]], within: float = 0.05, tries: int = 4) -> None:
+    """One of so many tries takes no longer than `within`, and none stalls.
+
+    Machines stumble now and then; what is late by design is late each time.
+    """
+    took: list[float] = []
+    while not took or took[-1] > within:
+        assert len(took) < tries, f"not within {within:g} s, but {took}"
+        took.append(await attempt())
+        assert took[-1] < STALLED
+
+
+async def cycles(lock: Any, n: int) -> None:
+    """Take the lock and release it so many times; nobody who does so waits long."""
+    if isinstance(lock, Awaited):
+        return await asyncio.to_thread(_cycles, lock.inner, n)
+    for _ in range(n):
+        lease = await lock.acquire(wait=STALLED)
+        assert await lease.release()
+    return None
+
+
+def _cycles(lock: handfast.Lock, n: int) -> None:
+    for _ in range(n):
+        assert lock.acquire(wait=STALLED).release()
+
+
+def commands(*servers: Server) -> Counter[str]:
+    """How many commands servers have executed, by name; what it takes to ask is left out."""
+    counts: Counter[str] = Counter()
+    for server in servers:
+        stats = server.command("INFO", "commandstats")
+        assert isinstance(stats, bytes)
+        counts.update({name: int(n) for name, n in re.findall(r"cmdstat_(\S+):calls=(\d+)", stats.decode())})
+    for asking in ("info", "zrange", "hgetall", "exists", "zcard"):
+        del counts[asking]
+    return counts
+
+
+def sent_through(sent: list[bytearray]) -> int:
+    """How many commands have gone through a relay."""
+    return sum(len(re.findall(rb"\*\d+\r\n\$", record)) for record in sent)
+
+
+_PEER = """
+import sys, handfast
+clients = {}
+for line in sys.stdin:
+    verb, *urls = line.split()
+    if verb == "release":
+        lease.release()
+    else:
+        key = tuple(urls)
+        if key not in clients:
+            clients[key] = handfast.connect(urls if len(urls) > 1 else urls[0], ttl=20.0)
+        options = {"fair": {}, "barging": {"fair": False}, "foreign": {"prefix": "", "fence": False}}[verb]
+        lease = clients[key].lock("a", **options).acquire(wait=5)
+    print("done", flush=True)
+"""
+
+
+class Peer:
+    """Another process that uses handfast."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+
+    def _say(self, *words: str) -> None:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(" ".join(words) + "\n")
+        assert self._process.stdout.readline() == "done\n"
+
+    def acquire(self, *urls: str, kind: str = "fair") -> None:
+        """`kind`: fair, barging or foreign."""
+        self._say(kind, *urls)
+
+    def release(self) -> None:
+        self._say("release")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.communicate(timeout=10)

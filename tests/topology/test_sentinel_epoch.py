@@ -1,0 +1,217 @@
+"""A client under Sentinel never goes back to an older master than it knows of, and waits for no sentinel without end."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+import handfast
+from handfast import Lease
+from handfast.testing import Server, Servers, available
+from handfast.testing.sentinel import Sentinel
+from handfast.testing.server_versions import any_binary
+from tests.support.programs import attempt, program
+from tests.support.tcp_relay import Impostor
+
+pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
+
+NAME = "mymaster"
+KEY = "handfast:{a}"
+HELLO = "__sentinel__:hello"
+
+
+def _sentinel(master: Server, epoch: int) -> Sentinel:
+    """It names this master, under this configuration epoch."""
+    sentinel = Sentinel(any_binary(), "")
+    sentinel.watches = [
+        ["sentinel", "monitor", NAME, "127.0.0.1", str(master.port), "2"],
+        ["sentinel", "config-epoch", NAME, str(epoch)],
+    ]
+    return sentinel
+
+
+def _url(*ports: int) -> str:
+    return f"redis+sentinel://{','.join(f'127.0.0.1:{port}' for port in ports)}/{NAME}"
+
+
+class Failover:
+    """A failover of which one sentinel knows and two do not. The old master lives, cut off from the new one."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.old, self.new = stack.enter_context(Servers(2))
+        self.knowing, *self.lagging = [
+            stack.enter_context(_sentinel(*each)) for each in ((self.new, 2), (self.old, 1), (self.old, 1))
+        ]
+        for sentinel in self.lagging:
+            # Else they would make the old master a replica of the new one, as soon as they hear of it.
+            sentinel.command("SENTINEL", "DEBUG", "publish-period", 60_000)
+        self.url = _url(self.knowing.port, *(sentinel.port for sentinel in self.lagging))
+
+    def meets_new_master(self, client: handfast.Client) -> None:
+        """The client hears of the later epoch, and uses the new master."""
+        self.lagging[1].pause()
+        lease = client.lock("warm").acquire(wait=5)
+        there = self.new.command("EXISTS", "handfast:{warm}")
+        lease.release()
+        if not there:
+            raise RuntimeError("the client did not go to the new master at first")
+
+    def hears_old_epoch(self) -> None:
+        """From now on the only sentinels that answer are those that have not heard of the failover."""
+        self.knowing.pause()
+        self.lagging[1].resume()
+        # A client that waits for a lock is subscribed, which a server takes for another type.
+        for kind in ("normal", "pubsub"):
+            self.new.command("CLIENT", "KILL", "TYPE", kind)
+
+    def catch_up(self) -> None:
+        """All sentinels hear of the failover, and tell their clients."""
+        self.knowing.resume()
+        hello = f"127.0.0.1,1,{secrets.token_hex(20)},2,{NAME},127.0.0.1,{self.new.port},2"
+        named = [str(self.new.port)] * 2
+
+        def told() -> bool:
+            self.old.command("PUBLISH", HELLO, hello)
+            return [sentinel.tells("MASTER", NAME)[0]["port"] for sentinel in self.lagging] == named
+
+        self.old.wait_for(told)
+
+
+@pytest.fixture
+def failover() -> Iterator[Failover]:
+    with ExitStack() as stack:
+        yield Failover(stack)
+
+
+@pytest.mark.parametrize("guard", [False, True], ids=["unguarded", "guarded"])
+def test_client_never_goes_back_to_older_epoch(failover: Failover, guard: bool) -> None:
+    options: dict[str, Any] = {"guard": guard, "max_ttl": 10.0}
+    if guard:
+        for server in (failover.old, failover.new):
+            with handfast.connect(server.url, **options) as direct:
+                handfast.bootstrap(direct)
+    with handfast.connect(failover.url, **options) as client, handfast.connect(failover.new.url, **options) as other:
+        failover.meets_new_master(client)
+        held = other.lock("a", ttl=10.0).acquire(wait=1)
+        failover.hears_old_epoch()
+        lease = attempt(client.lock("a"), wait=1)
+        assert not (isinstance(lease, Lease) and held.valid), "two clients hold the lock, on two masters"
+        held.release()
+
+
+def test_client_leaves_old_master_when_sentinels_catch_up(failover: Failover) -> None:
+    with handfast.connect(failover.url) as client:
+        failover.meets_new_master(client)
+        failover.hears_old_epoch()
+        lease = attempt(client.lock("a"), wait=1)
+        if isinstance(lease, Lease):
+            lease.release()
+        failover.catch_up()
+        end, there = time.monotonic() + 1.5, False
+        while not there and time.monotonic() < end:
+            with client.lock("b", wait=5):
+                there = failover.new.command("EXISTS", "handfast:{b}") == 1
+        assert there, "the client stays with the old master"
+
+
+# -- sentinels that answer nonsense ------------------------------------------------------------------------------------
+
+
+def _always(reply: bytes) -> Callable[[socket.socket], None]:
+    def talk(sock: socket.socket) -> None:
+        while request := sock.recv(65536):
+            sock.sendall(reply * max(1, request.count(b"*")))
+
+    return talk
+
+
+def _dripping(sock: socket.socket) -> None:
+    sock.recv(65536)
+    sock.sendall(b"$100000\r\n")
+    while True:
+        sock.sendall(b"x")
+        time.sleep(0.1)
+
+
+NONSENSE = {
+    "a number": _always(b":1\r\n"),
+    "an epoch in words": _always(b"*2\r\n$12\r\nconfig-epoch\r\n$4\r\nlast\r\n"),
+    "without end": _dripping,
+}
+
+
+ASKING = """
+import sys, handfast, redis.asyncio
+
+client = handfast.connect(sys.argv[1])
+try:
+    lease = client.lock("a").acquire(wait=2.5)
+except handfast.HandfastError as error:
+    print(error)
+else:
+    print("granted")
+    lease.release()
+"""
+
+
+@pytest.mark.parametrize("talk", NONSENSE.values(), ids=NONSENSE)
+def test_unreadable_sentinels_are_not_waited_for(one: Server, talk: Callable[[socket.socket], None]) -> None:
+    """As with sentinels that are down: the third one is enough to find the master.
+
+    In a process of its own, where threads may fail that are not ours to see to.
+    """
+    with Impostor(talk) as first, Impostor(talk) as second, _sentinel(one, 1) as good:
+        said = program(ASKING, _url(first.port, second.port, good.port))
+        said.check_returncode()
+        assert said.stdout.strip() == "granted", f"two sentinels that answer nonsense stop the client: {said.stdout}"
+
+
+# -- the first use in a process ----------------------------------------------------------------------------------------
+
+SLOW_START = """
+import sys, threading, time
+from importlib.machinery import PathFinder
+
+run, delays = threading.Thread.run, [0.1]
+
+
+def late(thread):
+    if delays:
+        time.sleep(delays.pop())
+    run(thread)
+
+
+class SlowDisk:
+    @staticmethod
+    def find_spec(name, path, target=None):
+        if name != "redis":
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        load = spec.loader.exec_module
+
+        def slowly(module):
+            time.sleep(0.3)
+            load(module)
+
+        spec.loader.exec_module = slowly
+        return spec
+
+
+threading.Thread.run = late
+sys.meta_path.insert(0, SlowDisk)
+"""
+"""The first thread starts a little later than the others, and redis-py takes a while to be read."""
+
+
+def test_first_use_in_process_finds_master(one: Server) -> None:
+    """Without any help one process in sixty failed so on a busy machine."""
+    with _sentinel(one, 1) as sentinel:
+        said = program(SLOW_START + ASKING.replace(", redis.asyncio", ""), _url(sentinel.port))
+        said.check_returncode()
+        assert said.stdout.strip() == "granted", f"a new process gets no lock: {said.stdout}{said.stderr[-600:]}"

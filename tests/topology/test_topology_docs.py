@@ -1,0 +1,66 @@
+"""docs/topologies.md: every cell of its table is short and leads to tests, and every test that it names exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+TEXT = (TESTS.parent / "docs" / "topologies.md").read_text()
+NAMED = re.compile(r"`(test_\w+)::(test_\w+)`")
+NUMBER = re.compile(r" \[\^(\d+)\]")
+NOTE = re.compile(r" \((\w)\)")
+NOTHING = "—"
+LONGEST = 60
+"""Characters of a cell that can be read at a glance."""
+
+
+def defined() -> set[tuple[str, str]]:
+    """Every test there is, by file and name."""
+    return {
+        (path.stem, name)
+        for path in TESTS.glob("*/test_*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)\(", path.read_text(), re.MULTILINE)
+    }
+
+
+def table() -> list[list[str]]:
+    lines = TEXT.partition("## Failure by failure")[2].partition("\n## ")[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    assert (len(rows), {len(row) for row in rows}) == (10, {9})
+    return rows
+
+
+def footnotes() -> dict[str, str]:
+    return dict(re.findall(r"^\[\^(\d+)\]: (.+)$", TEXT, re.MULTILINE))
+
+
+def test_every_test_that_is_named_exists() -> None:
+    named = set(NAMED.findall(TEXT))
+    assert len(named) > 20
+    assert named - defined() == set()
+
+
+def test_every_footnote_names_a_test_and_is_used() -> None:
+    used = set(NUMBER.findall(re.sub(r"^\[\^\d+\]:.*$", "", TEXT, flags=re.MULTILINE)))
+    assert used == set(footnotes())
+    assert [number for number, text in footnotes().items() if not NAMED.search(text)] == []
+
+
+def test_every_cell_says_in_few_words_what_happens_and_leads_to_a_test() -> None:
+    header, *rows = table()
+    for failure, *cells in rows:
+        for column, cell in zip(header[1:], cells, strict=True):
+            words = NUMBER.sub("", cell)
+            where = f"{failure}, {column}: {cell}"
+            assert cell == NOTHING or (words and NUMBER.search(cell)), where
+            assert len(words) <= LONGEST, where
+
+
+def test_every_letter_is_explained() -> None:
+    explained = re.findall(r"^- \((\w)\) \w", TEXT, re.MULTILINE)
+    assert sorted({letter for row in table() for cell in row for letter in NOTE.findall(cell)}) == explained
+
+
+def test_the_advice_comes_first() -> None:
+    assert re.findall(r"^## (.+)$", TEXT, re.MULTILINE)[:2] == ["Which to choose", "Failure by failure"]

@@ -1,0 +1,32 @@
+"""mypy and basedpyright find what public_api.py says of the types, and no mistake but those of wrong.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+COMMANDS = {
+    "mypy": ["--strict", *map(str, [HERE / "public_api.py", HERE / "wrong.py", *sorted(ROOT.glob("examples/*.py"))])],
+    "basedpyright": ["--project", str(HERE), "--pythonpath", sys.executable],
+}
+
+
+@pytest.mark.timeout(300)  # mypy without a cache reads everything
+@pytest.mark.parametrize("checker", COMMANDS)
+def test_types_of_the_public_api_and_the_examples(checker: str) -> None:
+    if importlib.util.find_spec(checker) is None:
+        pytest.skip(f"{checker} is not installed")
+    command = [sys.executable, "-m", checker, *COMMANDS[checker]]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    found = {(Path(name).name, int(line)) for name, line in re.findall(r"(\S+\.py):(\d+)\S* (?:- )?error:", ended.stdout)}
+    found = {each for each in found if each[0] != "typos.py"}  # see test_type_checkers.py
+    lines = enumerate((HERE / "wrong.py").read_text().splitlines(), start=1)
+    assert found == {("wrong.py", number) for number, line in lines if line.endswith("# mistake")}, ended.stdout

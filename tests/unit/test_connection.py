@@ -1,0 +1,483 @@
+"""One connection without I/O: bytes in, replies out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from handfast.core.handshake import Rejected, Steps
+from handfast.core.io import Fault
+from handfast.net.connection import DISCARD, Connection, Subscription
+from handfast.net.forwarded import ForwardedReply
+from handfast.protocol.resp import encode
+from handfast.protocol.scripts import NAMES, SHA, load_scripts
+
+NODE = 3
+
+
+class Replies:
+    """A collector that keeps what it is given, and is decided by the first reply."""
+
+    def __init__(self, width: int = 1, waiter: Any = None, until: float = 1.0) -> None:
+        self.until = until
+        self.width = width
+        self.decided = False
+        self.over = False
+        self.waiter = waiter
+        self.got: list[Any] = []
+
+    def add(self, node: int, reply: Any) -> bool:
+        assert node == NODE
+        self.got.append(reply)
+        first, self.decided = not self.decided, True
+        return first
+
+
+class Waiting:
+    """A future, as far as a connection knows them."""
+
+    def __init__(self, over: bool = False) -> None:
+        self.calls = 0
+        self.over = over
+
+    def set_result(self, reply: Any) -> None:
+        assert not self.over
+        self.calls += 1
+        self.over = True
+
+
+def no_handshake() -> Steps:
+    yield from ()
+
+
+def connect(steps: Steps | None = None) -> Connection:
+    return Connection(NODE, steps if steps is not None else no_handshake(), lambda: 0.0)
+
+
+def taken(of: Connection) -> bytes:
+    """What a transport would send now."""
+    data = b"".join(of.out)
+    of.out.clear()
+    return data
+
+
+def ask(of: Connection, *words: bytes, width: int = 1) -> Replies:
+    replies = Replies(width)
+    of.request(encode(*words) * width, replies)
+    return replies
+
+
+# -- replies -----------------------------------------------------------------------------------------------------------
+
+
+def test_replies_go_to_their_requests_in_order() -> None:
+    it = connect()
+    asked = [ask(it, b"GET", b"k%d" % i) for i in range(100)]
+    assert taken(it) == b"".join(encode(b"GET", b"k%d" % i) for i in range(100))
+    it.feed(b"".join(b":%d\r\n" % i for i in range(100)))
+    assert [replies.got for replies in asked] == [[i] for i in range(100)]
+    assert not it.pending
+
+
+def test_request_can_be_made_in_the_middle_of_a_reply() -> None:
+    it = connect()
+    first = ask(it, b"A")
+    it.feed(b"+on")
+    second = ask(it, b"B")
+    it.feed(b"e\r\n+two\r\n")
+    assert (first.got, second.got) == ([b"one"], [b"two"])
+
+
+def test_request_of_several_commands_gets_all_its_replies_at_once() -> None:
+    it = connect()
+    wide = ask(it, b"PING", width=3)
+    narrow = ask(it, b"PING")
+    it.feed(b":1\r\n$-1\r\n")
+    assert wide.got == []
+    it.feed(b"*2\r\n:2\r\n:3\r\n:4\r\n")
+    assert (wide.got, narrow.got) == ([[1, None, [2, 3]]], [4])
+
+
+def test_error_reply_is_a_fault_and_disturbs_no_other_request() -> None:
+    it = connect()
+    asked = [ask(it, b"X") for _ in range(3)]
+    it.feed(b":1\r\n-OOM command not allowed\r\n:3\r\n")
+    assert asked[0].got == [1]
+    assert asked[2].got == [3]
+    (fault,) = asked[1].got
+    assert isinstance(fault, Fault)
+    assert (fault.kind, fault.text) == ("OOM", "OOM: is out of memory")
+    assert it.fault is None
+
+
+def test_error_among_several_replies_is_a_fault_in_its_place() -> None:
+    it = connect()
+    wide = ask(it, b"X", width=3)
+    it.feed(b":1\r\n-READONLY no\r\n:3\r\n")
+    one, two, three = wide.got[0]
+    assert (one, two.kind, three) == (1, "READONLY", 3)
+
+
+def test_future_is_completed_once_and_only_if_somebody_still_waits() -> None:
+    it = connect()
+    waiting, gone = Waiting(), Waiting(over=True)
+    it.request(b"x", Replies(waiter=waiting))
+    it.request(b"x", Replies(waiter=gone))
+    it.feed(b":1\r\n:2\r\n")
+    assert (waiting.calls, gone.calls) == (1, 0)
+
+
+def test_discarded_replies_are_dropped_in_their_place() -> None:
+    it = connect()
+    it.request(b"x", DISCARD)
+    it.request(b"x", DISCARD)
+    last = ask(it, b"X")
+    it.feed(b":1\r\n-ERR no\r\n:4\r\n")
+    assert last.got == [4]
+
+
+def test_push_is_not_a_reply() -> None:
+    it = connect()
+    push = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n"
+    it.feed(push)
+    first, wide = ask(it, b"A"), ask(it, b"B", width=2)
+    it.feed(push + b":1\r\n" + push + b":2\r\n" + push + b":3\r\n" + push)
+    assert (first.got, wide.got) == ([1], [[2, 3]])
+    assert it.fault is None
+
+
+# -- the end of a connection -------------------------------------------------------------------------------------------
+
+
+def test_end_of_the_connection_is_the_reply_to_all_pending_requests() -> None:
+    it = connect()
+    answered = ask(it, b"A")
+    wide = ask(it, b"B", width=2)
+    waiter = Waiting()
+    waits = Replies(waiter=waiter)
+    it.request(b"x", waits)
+    it.feed(b":1\r\n:2\r\n")
+    fault = Fault("closed", "closed the connection")
+    it.fail(fault)
+    assert (answered.got, wide.got, waits.got) == ([1], [fault], [fault])
+    assert waiter.calls == 1
+    assert not it.ready
+    assert taken(it) == b"", "nothing is sent on a connection that is over"
+
+
+def test_first_fault_is_kept() -> None:
+    it = connect()
+    first = Fault("timeout", "no answer for 1.0 s")
+    it.fail(first)
+    it.fail(Fault("closed", "closed the connection"))
+    assert it.fault is first
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        pytest.param(b"HTTP/1.1 400 Bad Request\r\n", id="another protocol"),
+        pytest.param(b"\x00\xff\x13\x37", id="noise"),
+        pytest.param(b":12a\r\n", id="no number"),
+        pytest.param(b"%1\r\n%0\r\n:1\r\n", id="a map as a key"),
+        pytest.param(b"%1\r\n*0\r\n:1\r\n", id="an array as a key"),
+        pytest.param(b"~1\r\n*0\r\n", id="an array in a set"),
+    ],
+)
+def test_garbage_ends_the_connection(garbage: bytes) -> None:
+    it = connect()
+    asked = [ask(it, b"A"), ask(it, b"B", width=2)]
+    it.feed(garbage)
+    if it.fault is None and garbage.startswith(b"~"):
+        return  # a parser that reads sets as lists has no quarrel with this one
+    assert it.fault is not None
+    assert it.fault.kind == "protocol"
+    assert "does not speak Redis' protocol" in it.fault.text
+    assert [replies.got for replies in asked] == [[it.fault], [it.fault]]
+
+
+def test_reply_without_a_request_ends_the_connection() -> None:
+    it = connect()
+    asked = ask(it, b"A")
+    it.feed(b":1\r\n:2\r\n")
+    assert asked.got == [1]
+    assert it.fault is not None
+    assert "a reply that nobody asked for: 2" in it.fault.text
+
+
+# -- scripts that the server forgot ------------------------------------------------------------------------------------
+
+NOSCRIPT = b"-NOSCRIPT No matching script.\r\n"
+LOADED = b"".join(b"$40\r\n%b\r\n" % SHA[name] for name in NAMES)
+
+
+def test_missing_script_is_loaded_and_the_request_sent_again() -> None:
+    it = connect()
+    replies = ask(it, b"EVALSHA", b"acquire")
+    taken(it)
+    it.feed(NOSCRIPT)
+    assert replies.got == []
+    assert taken(it) == load_scripts() + encode(b"EVALSHA", b"acquire")
+    it.feed(LOADED + b":7\r\n")
+    assert replies.got == [7]
+    assert not it.pending
+
+
+def test_requests_that_are_sent_again_keep_their_order() -> None:
+    """So that a release still follows its acquire."""
+    it = connect()
+    acquire, release = ask(it, b"EVALSHA", b"acquire"), ask(it, b"EVALSHA", b"release")
+    taken(it)
+    it.feed(NOSCRIPT + NOSCRIPT)
+    sent = taken(it)
+    assert sent.index(encode(b"EVALSHA", b"acquire")) < sent.index(encode(b"EVALSHA", b"release"))
+    it.feed(LOADED + b":1\r\n" + LOADED + b":2\r\n")
+    assert (acquire.got, release.got) == ([1], [2])
+
+
+def test_script_that_is_missing_again_is_a_fault() -> None:
+    it = connect()
+    replies = ask(it, b"EVALSHA", b"acquire")
+    it.feed(NOSCRIPT + LOADED + NOSCRIPT)
+    assert [fault.kind for fault in replies.got] == ["NOSCRIPT"]
+    assert not it.pending
+
+
+def test_request_of_several_commands_is_sent_again_as_a_whole() -> None:
+    it = connect()
+    replies = Replies(2)
+    it.request(encode(b"EVALSHA", b"acquire") + encode(b"WAIT", b"1", b"40"), replies)
+    taken(it)
+    it.feed(NOSCRIPT + b":0\r\n")
+    assert taken(it).endswith(encode(b"EVALSHA", b"acquire") + encode(b"WAIT", b"1", b"40"))
+    it.feed(LOADED + b":7\r\n:1\r\n")
+    assert replies.got == [[7, 1]]
+
+
+def test_discarded_request_is_sent_again() -> None:
+    it = connect()
+    it.request(b"EVALSHA release", DISCARD)
+    taken(it)
+    it.feed(NOSCRIPT)
+    assert taken(it).endswith(b"EVALSHA release")
+
+
+def test_request_is_not_sent_again_after_its_end() -> None:
+    """A renewal that meets NOSCRIPT when its lease has ended would keep the key for another ttl."""
+    it = connect()
+    over, goes_on = Replies(until=0.0), Replies(until=0.1)
+    it.request(encode(b"EVALSHA", b"extend"), over)
+    it.feed(NOSCRIPT)
+    assert [fault.kind for fault in over.got] == ["NOSCRIPT"]
+    assert load_scripts() not in taken(it)
+    it.request(encode(b"EVALSHA", b"extend"), goes_on)
+    it.feed(NOSCRIPT)
+    assert goes_on.got == []
+    assert taken(it).endswith(load_scripts() + encode(b"EVALSHA", b"extend"))
+
+
+def test_connection_that_ends_while_scripts_are_loaded_answers_all_requests() -> None:
+    it = connect()
+    replies = ask(it, b"EVALSHA", b"acquire")
+    it.feed(NOSCRIPT)
+    it.fail(Fault("closed", "closed the connection"))
+    assert [fault.kind for fault in replies.got] == ["closed"]
+
+
+def test_request_whose_caller_has_gone_is_not_sent_again() -> None:
+    """Its undoing needs no script and so has been carried out: sent again, the lock would stay behind."""
+    it = connect()
+    undo = encode(b"DELIFEQ", b"key", b"owner")
+    it.request(encode(b"EVALSHA", b"claim"), Replies(waiter=Waiting(over=True)))
+    it.request(undo, DISCARD)
+    taken(it)
+    it.feed(NOSCRIPT + b":0\r\n")
+    assert b"EVALSHA" not in taken(it)
+
+
+def test_request_whose_broadcast_is_over_is_not_sent_again() -> None:
+    it = connect()
+    replies = ask(it, b"EVALSHA", b"claim")
+    replies.over = True
+    taken(it)
+    it.feed(NOSCRIPT)
+    assert taken(it) == b""
+    assert [fault.kind for fault in replies.got] == ["NOSCRIPT"]
+
+
+def test_forwarded_request_is_sent_again_where_scripts_are_missing() -> None:
+    home, it, replies = connect(), connect(), Replies()
+    it.request(b"EVALSHA x", ForwardedReply(home, replies, asking=False))
+    taken(it)
+    it.feed(NOSCRIPT)
+    assert taken(it) == load_scripts() + b"EVALSHA x"
+    it.feed(LOADED + b":7\r\n")
+    assert replies.got == [7]
+
+
+# -- pushes ------------------------------------------------------------------------------------------------------------
+
+MESSAGE = b">3\r\n$7\r\nmessage\r\n$2\r\nch\r\n$5\r\nhello\r\n"
+SUBSCRIBED = b">3\r\n$9\r\nsubscribe\r\n$2\r\nch\r\n:1\r\n"
+
+
+def test_push_goes_to_the_listener_of_the_connection() -> None:
+    it = connect()
+    heard: list[Any] = []
+    it.on_push = lambda node, push: heard.append((node, list(push)))
+    it.feed(MESSAGE)
+    assert heard == [(NODE, [b"message", b"ch", b"hello"])]
+
+
+def subscribe(it: Connection) -> list[Any]:
+    """Subscribe, and collect how it went."""
+    done: list[Any] = []
+    subscription = Subscription(it, b"wake:", lambda node, fault: done.append(fault))
+    it.request(subscription.payload, subscription)
+    return done
+
+
+def test_subscription_is_confirmed_by_the_reply_behind_it() -> None:
+    it = connect()
+    done = subscribe(it)
+    it.feed(SUBSCRIBED)
+    assert (done, it.channel) == ([], b"")
+    it.feed(b"+PONG\r\n")
+    assert done == [None]
+    assert it.channel.startswith(b"wake:")
+    assert it.channel in taken(it)
+    assert not it.pending
+
+
+def test_refused_subscription_leaves_the_connection_usable() -> None:
+    it = connect()
+    done, after = subscribe(it), ask(it, b"GET", b"k")
+    it.feed(b"-NOPERM No permissions to access a channel\r\n+PONG\r\n:5\r\n")
+    assert [fault.kind for fault in done] == ["NOPERM"]
+    assert it.channel == b""
+    assert after.got == [5]
+    assert not it.pending
+
+
+def test_subscription_on_a_connection_that_ends_is_answered_with_the_fault() -> None:
+    it = connect()
+    done = subscribe(it)
+    it.fail(Fault("closed", "closed the connection"))
+    assert [fault.kind for fault in done] == ["closed"]
+
+
+# -- the handshake -----------------------------------------------------------------------------------------------------
+
+
+def two_steps(log: list[Any]) -> Steps:
+    log.append((yield encode(b"HELLO", b"3"), 1))
+    log.append((yield encode(b"A") + encode(b"B"), 2))
+
+
+def test_connection_is_ready_when_the_handshake_has_ended() -> None:
+    log: list[Any] = []
+    it = connect(two_steps(log))
+    assert taken(it) == encode(b"HELLO", b"3")
+    assert not it.ready
+    it.feed(b"%1\r\n$6\r\nserver\r\n$6\r\nvalkey\r\n")
+    assert taken(it) == encode(b"A") + encode(b"B")
+    assert not it.ready
+    it.feed(b":1\r\n-ERR unknown command 'B'\r\n")
+    assert it.ready
+    assert log[0] == [{b"server": b"valkey"}]
+    assert log[1][0] == 1
+    assert log[1][1].lasting
+    replies = ask(it, b"GET", b"k")
+    it.feed(b":5\r\n")
+    assert replies.got == [5]
+
+
+def test_rejected_node_keeps_its_reason() -> None:
+    why = Fault("replica", "is a replica")
+
+    def refuses() -> Steps:
+        yield encode(b"HELLO", b"3"), 1
+        raise Rejected(why)
+
+    it = connect(refuses())
+    it.feed(b"+OK\r\n")
+    assert it.fault is why
+    assert not it.ready
+
+
+def test_error_reply_reaches_the_handshake_as_a_fault() -> None:
+    log: list[Any] = []
+    it = connect(two_steps(log))
+    it.feed(b"-NOAUTH HELLO must be called with the client already authenticated\r\n")
+    assert log[0][0].kind == "NOAUTH"
+
+
+def test_connection_that_ends_in_the_handshake_asks_nothing_more() -> None:
+    log: list[Any] = []
+    it = connect(two_steps(log))
+    taken(it)
+    why = Fault("closed", "closed the connection")
+    it.fail(why)
+    assert it.fault is why
+    assert log == []
+    assert taken(it) == b""
+
+
+# -- any split of the stream -------------------------------------------------------------------------------------------
+
+leaf = st.one_of(
+    st.integers(-(2**53), 2**53).map(lambda n: b":%d\r\n" % n),
+    st.binary(max_size=40).map(lambda data: b"$%d\r\n%b\r\n" % (len(data), data)),
+    st.sampled_from([b"$-1\r\n", b"_\r\n", b"+OK\r\n", b"#t\r\n", b",1.5\r\n", b"-OOM no\r\n", b"-ERR what\r\n"]),
+)
+reply = st.recursive(
+    leaf,
+    lambda inner: st.lists(inner, max_size=4).map(lambda parts: b"*%d\r\n" % len(parts) + b"".join(parts)),
+    max_leaves=8,
+)
+push = st.just(b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n")
+
+
+def seen(value: Any) -> Any:
+    """Comparable, with faults by their text."""
+    if isinstance(value, Fault):
+        return ("fault", value.kind, value.text)
+    if isinstance(value, list):
+        return [seen(each) for each in value]
+    return repr(value) if isinstance(value, Exception) else value
+
+
+def answers(pieces: Iterator[bytes], widths: list[int]) -> tuple[list[Any], Any, bytes]:
+    it = connect()
+    asked = [ask(it, b"X%d" % i, width=width) for i, width in enumerate(widths)]
+    taken(it)
+    for piece in pieces:
+        it.feed(piece)
+        if it.fault is not None:
+            break
+    return [seen(replies.got) for replies in asked], seen(it.fault), taken(it)
+
+
+@given(
+    replies=st.lists(st.tuples(reply, st.lists(push, max_size=2)), max_size=12),
+    widths=st.lists(st.integers(1, 3), min_size=1, max_size=6),
+    cuts=st.lists(st.integers(0, 2000), max_size=30),
+    forgets=st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_split_of_the_stream_gives_the_same_replies(
+    replies: list[tuple[bytes, list[bytes]]], widths: list[int], cuts: list[int], forgets: bool
+) -> None:
+    stream = b"".join(each + b"".join(pushes) for each, pushes in replies)
+    if forgets:
+        stream = NOSCRIPT + stream
+    whole = answers(iter([stream]), widths)
+    places = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
+    pieces = [stream[a:b] for a, b in itertools.pairwise(places)]
+    assert answers(iter(pieces), widths) == whole
+    assert answers((stream[i : i + 1] for i in range(len(stream))), widths) == whole

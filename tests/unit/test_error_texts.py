@@ -1,0 +1,585 @@
+"""Every error text of the library, to be read from top to bottom.
+
+Most texts are provoked here, without a server. Those of broken servers, networks and processes are provoked in the tests
+of their subject; here they are only listed, each with the module that has it.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import copy
+import socket
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+import handfast
+import handfast.aio
+import handfast.fenced
+from handfast import Contended, LeaseLost, NoQuorum, StaleToken
+from handfast.core.config import Copies
+from handfast.core.guard import STEPPED, UNREADY
+from handfast.core.handshake import NO_RESP3
+from handfast.core.io import CLOSED, SILENT, Fault
+from handfast.core.nodes import NOT_CONNECTED, NodeGroup
+from handfast.fenced.asgi import FencingMiddleware
+from handfast.net.address import TLS_SILENT
+from handfast.net.faults import from_reply, from_socket
+from handfast.options import policy
+
+SOURCE = Path(handfast.__file__).parent
+URL = "unix:///no/such.sock"
+
+
+def client(**options: Any) -> handfast.Client:
+    """A client without a server."""
+    return handfast.connect(URL, **options)
+
+
+def lock(**options: Any) -> handfast.Lock:
+    return client().lock("orders", **options)
+
+
+def closed() -> handfast.Client:
+    it = client()
+    it.close()
+    return it
+
+
+def in_a_loop(call: Callable[[], Any]) -> Any:
+    """Run it where an event loop runs, and await what it returns."""
+
+    async def main() -> Any:
+        result = call()
+        return await result if asyncio.iscoroutine(result) else result
+
+    return asyncio.run(main())
+
+
+def connect(*servers: Any) -> handfast.Client:
+    return handfast.connect(servers[0] if len(servers) == 1 else list(servers))
+
+
+def quarantined(seconds: float) -> Any:
+    """What a guarded node says that restarted, and has no vote for so long."""
+    group = NodeGroup(["redis://a"], policy({}), guard=True)
+    node = group.nodes[0]
+    node.fault, node.incarnation, node.opens_at = None, b"1", seconds
+    return group.closed(node, 0.0)
+
+
+def loop_of_another() -> Any:
+    """An asyncio client of one loop, used in another."""
+
+    async def enter(it: handfast.aio.Client) -> handfast.aio.Client:
+        return await it.__aenter__()
+
+    it = asyncio.run(enter(handfast.aio.connect(URL)))
+    return asyncio.run(enter(it))
+
+
+async def coroutine() -> None:
+    """Something that an asyncio client may decorate."""
+
+
+def function() -> None:
+    """Something that a blocking client may decorate."""
+
+
+# -- the four answers of an acquisition and a lease ------------------------------------------------------------------
+
+ANSWERS: list[tuple[Callable[[], Any], str]] = [
+    (
+        lambda: Contended("orders", holder="host:7::ab", remaining=1.25),
+        "orders: held by host:7::ab, for another 1.2 s unless renewed",
+    ),
+    (lambda: Contended("orders", holder="job-42", remaining=None), "orders: held by job-42, with no end set on its key"),
+    (
+        lambda: Contended("orders", holder=None, remaining=None),
+        "orders: another caller was ahead, and may have released it by now; try again, or pass a longer wait=",
+    ),
+    (
+        lambda: NoQuorum(
+            "orders", granted=1, needed=2, total=3, nodes={"redis://a": "granted", "redis://b": "no answer"}
+        ),
+        "orders: 1 of 3 nodes granted, 2 needed (redis://a: granted; redis://b: no answer)",
+    ),
+    (
+        lambda: NoQuorum("orders", granted=0, needed=1, total=1, nodes={"redis://a": "no answer in 1000 ms"}),
+        "orders: 0 of 1 node granted, 1 needed (redis://a: no answer in 1000 ms)",
+    ),
+    (
+        lambda: LeaseLost("orders", owner="host:7::ab", token=17, reason="the client was closed"),
+        "orders: lease lost (the client was closed); owner host:7::ab, token 17",
+    ),
+    (lambda: StaleToken("invoice 7", token=3, seen=9), "invoice 7: token 3 is stale, 9 was seen; nothing was changed"),
+]
+
+# -- what a node said ------------------------------------------------------------------------------------------------
+
+NODES: list[tuple[Callable[[], Any], str]] = [
+    (lambda: SILENT, "no answer"),
+    (lambda: CLOSED, "closed the connection"),
+    (lambda: NOT_CONNECTED, "did not answer the connection in time"),
+    (
+        lambda: TLS_SILENT,
+        "did not answer the TLS handshake in time; if its port has no TLS, use redis:// and not rediss://",
+    ),
+    (lambda: NO_RESP3, "speaks RESP2 only, so it cannot push to waiters"),
+    (lambda: UNREADY, "forgot its data while connected, no vote until it is checked again"),
+    (
+        lambda: STEPPED,
+        "its clock stepped forward against ours, so it may have ended leases early; no vote until it is checked",
+    ),
+    (lambda: quarantined(25.0), "restarted or new, no vote for another 25.0 s"),
+    (lambda: quarantined(0.0), "restarted, waiting for enough other nodes to restore its token counters from"),
+    (lambda: Copies(2, False, 50).missing(1), "1 of 2 replicas confirmed within 50 ms"),
+    (lambda: Copies(0, True, 50).missing([0, 0]), "not on disk within 50 ms"),
+    (lambda: from_reply("LOADING Redis is loading the dataset in memory"), "LOADING: is still loading its data"),
+    (lambda: from_reply("BUSY Redis is busy running a script"), "BUSY: is busy running a script"),
+    (lambda: from_reply("READONLY You can't write against a read only replica."), "READONLY: is a read-only replica"),
+    (lambda: from_reply("MASTERDOWN Link with MASTER is down"), "MASTERDOWN: is a replica whose master is down"),
+    (lambda: from_reply("OOM command not allowed when used memory > 'maxmemory'."), "OOM: is out of memory"),
+    (
+        lambda: from_reply("MISCONF Redis is configured to save RDB snapshots"),
+        "MISCONF: refuses writes because it cannot save to disk",
+    ),
+    (
+        lambda: from_reply("NOREPLICAS Not enough good replicas to write."),
+        "NOREPLICAS: refuses writes because too few replicas are in sync",
+    ),
+    (lambda: from_reply("NOSCRIPT No matching script."), "NOSCRIPT: forgot its scripts"),
+    (
+        lambda: from_reply("NOPERM this user has no permissions to run the 'evalsha' command"),
+        "NOPERM: this user may not do that (this user has no permissions to run the 'evalsha' command)",
+    ),
+    (lambda: from_reply("NOAUTH Authentication required."), "NOAUTH: wants a password"),
+    (lambda: from_reply("WRONGPASS invalid username-password pair"), "WRONGPASS: wrong user name or password"),
+    (
+        lambda: from_reply("WRONGTYPE Operation against a key holding the wrong kind of value"),
+        "WRONGTYPE: the key holds something that is not a lock",
+    ),
+    (
+        lambda: from_reply("MOVED 866 127.0.0.1:7001"),
+        "MOVED: is a cluster node and the key lives elsewhere (866 127.0.0.1:7001)",
+    ),
+    (lambda: from_reply("ASK 866 127.0.0.1:7001"), "ASK: is a cluster node and the key is moving (866 127.0.0.1:7001)"),
+    (
+        lambda: from_reply("TRYAGAIN Multiple keys request during rehashing of slot"),
+        "TRYAGAIN: its cluster is just moving the keys of this name",
+    ),
+    (lambda: from_reply("CLUSTERDOWN The cluster is down"), "CLUSTERDOWN: its cluster is down"),
+    (
+        lambda: from_reply("CROSSSLOT Keys in request don't hash to the same slot"),
+        "CROSSSLOT: its cluster keeps these names in different slots",
+    ),
+    (lambda: from_reply("EXHAUSTED"), "EXHAUSTED: its fence counter is used up"),
+    (lambda: from_reply("ERR unknown command 'HELLO'"), "ERR unknown command 'HELLO'; Redis 6.2 or Valkey is needed"),
+    (lambda: from_reply("ERR max number of clients reached"), "has reached its maximum number of clients"),
+    (lambda: from_reply("ERR something else"), "ERR something else"),
+    (lambda: from_socket(TimeoutError()), "did not answer the connection in time"),
+    (lambda: from_socket(ConnectionRefusedError()), "refused the connection"),
+    (lambda: from_socket(FileNotFoundError()), "no such socket"),
+    (
+        lambda: from_socket(socket.gaierror(-2, "Name or service not known")),
+        "host name not found (Name or service not known)",
+    ),
+    (lambda: from_socket(OSError(113, "No route to host")), "no route to host"),
+]
+
+# -- where the servers are -------------------------------------------------------------------------------------------
+
+SERVERS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: connect(7), "connect() takes a URL or a list of URLs, not a int"),
+    (lambda: connect([]), "connect() was given an empty list of servers"),
+    (lambda: connect([7]), "a server is given by its URL, a string, not by a int"),
+    (
+        lambda: connect("ftp://a"),
+        "ftp://a: unknown scheme 'ftp'; use redis://, rediss://, valkey://, valkeys://, unix:// or "
+        "embedded://, or redis+sentinel:// and redis+cluster:// (and so on)",
+    ),
+    (
+        lambda: connect("redis://a:port"),
+        "redis://a:port: not a valid URL; look at the port, and at user name and password",
+    ),
+    (lambda: connect("redis://a:0"), "redis://a:0: port 0 cannot be connected to"),
+    (
+        lambda: connect("redis://a#b"),
+        "redis://…: '#', '/', '?' and '@' must be percent-encoded in user name and password",
+    ),
+    (lambda: connect("redis://a/x"), "redis://a/x: the database must be a number, not 'x'"),
+    (lambda: connect("redis://a/1?db=2"), "redis://a/1: the database is given twice"),
+    (
+        lambda: connect("redis://a?colour=red"),
+        "redis://a: unknown option 'colour'; known are client_name, db, password, username",
+    ),
+    (lambda: connect("redis://a?db=1&db=2"), "redis://a: option 'db' is given twice"),
+    (
+        lambda: connect("redis://a?client_name=my%20app"),
+        "client_name must be printable ASCII without spaces, not 'my app'",
+    ),
+    (lambda: connect("unix://"), "unix://: a path is missing, as in unix:///run/redis.sock"),
+    (
+        lambda: connect("rediss://a?ssl_cert_reqs=perhaps"),
+        "ssl_cert_reqs must be required, optional or none, not 'perhaps'",
+    ),
+    (lambda: connect("rediss://a?ssl_check_hostname=perhaps"), "ssl_check_hostname must be true or false, not 'perhaps'"),
+    (
+        lambda: connect("rediss+cluster://a?ssl_check_hostname=perhaps"),
+        "rediss+cluster://a: ssl_check_hostname must be true or false, not 'perhaps'",
+    ),
+    (
+        lambda: connect("redis+sentinel://a:26379"),
+        "redis+sentinel://a:26379: the master's name is missing, as in redis+sentinel://host:26379/mymaster",
+    ),
+    (lambda: connect("redis+sentinel://a/main/1?db=2"), "redis+sentinel://a/main/1: the database is given twice"),
+    (
+        lambda: connect("redis+sentinel://a,/main"),
+        "redis+sentinel://a,/main: a host is missing; members are written host:port,host:port",
+    ),
+    (lambda: connect("redis+sentinel://a:x/main"), "redis+sentinel://a:x/main: 'x' is not a port"),
+    (lambda: connect("redis+sentinel://a,a/main"), "redis+sentinel://a,a/main: a is listed twice"),
+    (
+        lambda: connect("redis+sentinel://[::1/main"),
+        "redis+sentinel://[::1/main: not a valid URL; look at the port, and at user name and password",
+    ),
+    (lambda: connect("redis+cluster://[::1]x"), "redis+cluster://[::1]x: '[::1]x' is not an IPv6 address in brackets"),
+    (lambda: connect("redis+cluster://a/1"), "redis+cluster://a/1: a cluster has no databases but 0"),
+    (lambda: connect("redis://a", "redis://a:6379"), "redis://a:6379 is listed twice: each server has one vote"),
+    (
+        lambda: connect("embedded://", "redis://a"),
+        "embedded:// stands alone; use embedded://?nodes=5 for an embedded quorum",
+    ),
+    (lambda: connect("embedded://?colour=red"), "embedded://: unknown option 'colour'; known is nodes"),
+    (lambda: connect("embedded://?nodes=0"), "embedded://: nodes must be a number from 1 to 99, not '0'"),
+    (
+        lambda: connect("embedded://elsewhere"),
+        "embedded://elsewhere: use embedded://, embedded:///some/folder or embedded://private",
+    ),
+    (
+        lambda: handfast.from_client("redis://a"),
+        "from_client() takes a redis.Redis or a RedisCluster (or a list of them), not 'redis://a'",
+    ),
+    (
+        lambda: handfast.from_client(redis.Sentinel([("a", 26379)]).slave_for("main")),
+        "from_client() needs a master: this client reads from replicas (slave_for); use master_for",
+    ),
+]
+
+# -- options ---------------------------------------------------------------------------------------------------------
+
+OPTIONS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: client(ttl="5"), "ttl must be seconds or a timedelta, not '5'"),
+    (lambda: client(ttl=0), "ttl must be a positive number of seconds, not 0"),
+    (lambda: client(wait=-1), "wait must be a non-negative number of seconds, not -1"),
+    (
+        lambda: client(ttl=31),
+        "ttl of 31 s is longer than max_ttl of 30 s, for which a restarted node is kept from voting; use "
+        "renew=True to hold longer, or set max_ttl= on every client of this namespace",
+    ),
+    (lambda: client(ttl=0.001), "ttl of 0.001 s leaves no validity after drift and a margin of 2 ms"),
+    (lambda: client(tries=0), "tries must be a whole number of at least 1, not 0"),
+    (lambda: client(drift=0.5), "drift must be a share from 0 to 0.5, not 0.5"),
+    (lambda: client(renew=1), "renew must be True or False, not 1"),
+    (lambda: client(backoff=0.1), "backoff must be a handfast.backoff.Backoff, not 0.1"),
+    (lambda: client(on_lost="ignore"), "on_lost must be 'cancel', 'event', 'interrupt' or a callable, not 'ignore'"),
+    (lambda: client(prefix=7), "prefix must be a string, not 7"),
+    (lambda: client(prefix="a{}"), "prefix must not contain {}, which would take the keys of a name apart: 'a{}'"),
+    (lambda: client(label="a b"), "label must not contain a colon, a space or a line break: 'a b'"),
+    (lambda: client(label="x" * 65), "label is 65 bytes long, 64 at most: 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'…"),
+    (lambda: client(guard=1), "guard must be True or False, not 1"),
+    (
+        lambda: client(colour="red"),
+        "unknown option 'colour'; known are backoff, cohort, drift, durable, fair, fence, label, max_hold, "
+        "max_ttl, node_timeout, on_lost, prefix, renew, replicas, token_memory, tries, ttl, wait",
+    ),
+    (
+        lambda: client(timeout=5),
+        "unknown option 'timeout': did you mean wait=, the seconds to wait for the lock? redis-py's timeout= "
+        "is ttl= here",
+    ),
+    (
+        lambda: client(blocking=False),
+        "unknown option 'blocking': did you mean wait=0 (do not wait) or wait=None (wait without end)?",
+    ),
+    (
+        lambda: client(blocking_timeout=5),
+        "unknown option 'blocking_timeout': did you mean wait=, the seconds to wait for the lock?",
+    ),
+    (
+        lambda: client(expire=5),
+        "unknown option 'expire': did you mean ttl=, the seconds that the lock lasts unless renewed?",
+    ),
+    (
+        lambda: client().lock("orders", guard=True),
+        "unknown option 'guard': it is the same for all locks of a client, so set it on connect()",
+    ),
+    (lambda: client().lock(""), "name must not be empty"),
+    (lambda: client().lock([]), "name must not be an empty list"),
+    (lambda: client().lock(7), "name must be a string or a list of strings, not 7"),
+    (lambda: client().lock("\ud800"), "name is not valid Unicode: '\\ud800'"),
+    (lambda: client().lock("orders", owner=""), "owner must not be empty"),
+    (lambda: lock().acquire(5), "acquire() takes no positional arguments such as 5: did you mean wait=?"),
+    (
+        lambda: lock().acquire(timeout=5),
+        "unknown option 'timeout': did you mean wait=, the seconds to wait for the lock? redis-py's timeout= "
+        "is ttl= here",
+    ),
+    (lambda: lock().acquire(fair=True), "acquire() takes wait= and ttl=, not 'fair'; set it on lock()"),
+    (lambda: lock().acquire(colour="red"), "acquire() takes wait= and ttl=, not 'colour'"),
+    (
+        lambda: client().rlock("orders", owner="job-42"),
+        "a reentrant lock has its thread or task for an owner; use lock() with owner=",
+    ),
+    (
+        lambda: handfast.connect([URL, "redis://b", "redis://c"]).lock("orders", prefix="other:"),
+        "a guarded namespace is fenced as a whole: set prefix= on connect(), or fence=False",
+    ),
+    (
+        lambda: handfast.connect([URL, "redis://b", "redis://c"]).lock("orders", max_ttl=60),
+        "max_ttl of 60 s is beyond the client's 30 s, for which restarted nodes are kept from voting: set it "
+        "on connect()",
+    ),
+    (
+        lambda: connect("redis+cluster://a", "redis+cluster://b", "redis+cluster://c"),
+        "the restart guard cannot watch a cluster, whose names wander between nodes: set guard=False if you "
+        "trust it to remember",
+    ),
+    (
+        lambda: handfast.connect("redis+cluster://a", guard=True),
+        "the restart guard cannot watch a cluster, whose names wander between nodes: set guard=False; with "
+        "replicas=k a grant survives a failover",
+    ),
+    (
+        lambda: handfast.connect("redis+cluster://a").lock(["orders", "invoices"]),
+        "a cluster keeps 'invoices', 'orders' in different slots, and no command takes both at once: give the "
+        "names a common hash tag, as in '{t}invoices' and '{t}orders'",
+    ),
+    (
+        lambda: handfast.bootstrap(handfast.connect("redis+cluster://a")),
+        "a cluster has no restart guard, so there is nothing to open",
+    ),
+    (
+        lambda: handfast.aio.connect(URL, on_lost="interrupt"),
+        "on_lost='interrupt' is for threads: asyncio cancels the body, with on_lost='cancel'",
+    ),
+]
+
+# -- locked() --------------------------------------------------------------------------------------------------------
+
+DECORATOR: list[tuple[Callable[[], Any], str]] = [
+    (lambda: client().locked("")(function), "locked() takes a name such as 'report:{user_id}', not ''"),
+    (
+        lambda: client().locked("report:{user}")(function),
+        "locked('report:{user}'): function() -> 'None' has no parameter 'user'",
+    ),
+    (lambda: client().locked("report:{")(function), "locked('report:{'): Single '{' encountered in format string"),
+    (
+        lambda: client().locked("report")(coroutine),
+        "coroutine would outlive the lock: locked() takes a plain function here",
+    ),
+    (
+        lambda: handfast.aio.connect(URL).locked("report")(function),
+        "function is not an async function: locked() takes one here",
+    ),
+    (lambda: client().locked("report", skip=1), "skip must be True or False, not 1"),
+    (
+        lambda: client().locked("report", skip_value=0),
+        "skip_value= needs skip=True: without it a call that does not get the lock raises Contended",
+    ),
+]
+
+# -- the wrong place, or too late ------------------------------------------------------------------------------------
+
+PLACES: list[tuple[Callable[[], Any], str]] = [
+    (lambda: closed().lock("orders"), "this client is closed"),
+    (
+        lambda: handfast.aio.lock("orders"),
+        "handfast.aio.lock() needs a running event loop, whose client it uses: call it in a coroutine",
+    ),
+    (lambda: loop_of_another(), "this client belongs to another event loop: connect() anew in each"),
+    (
+        lambda: in_a_loop(lambda: client().rlock("orders").acquire()),
+        "orders: a blocking rlock() in an event loop would let every task of the thread in; use handfast.aio",
+    ),
+    (lambda: copy.copy(client()), "a client cannot be pickled or copied: call connect() in each process that needs one"),
+    (
+        lambda: copy.copy(lock()),
+        "a lock cannot be pickled or copied: send its name, and call lock() on a client of the process that needs it",
+    ),
+    (lambda: handfast.conect, "module 'handfast' has no attribute 'conect'"),
+]
+
+# -- fences ----------------------------------------------------------------------------------------------------------
+
+FENCES: list[tuple[Callable[[], Any], str]] = [
+    (
+        lambda: handfast.fenced.SqlFence("a b"),
+        "table must be name or schema.name in ASCII letters, digits and _, not 'a b'",
+    ),
+    (
+        lambda: handfast.fenced.SqlFence().check("conn", "orders", 7),
+        "a connection or session of sqlite3, psycopg 3 or SQLAlchemy 2 is needed, not a builtins.str",
+    ),
+    (
+        lambda: handfast.fenced.SqlFence().check("conn", "orders"),
+        "orders: a name is checked together with a token: check(conn, name, token)",
+    ),
+    (
+        lambda: handfast.fenced.SqlFence().check("conn", 7),
+        "check takes a lease, or a name and a token; not the token 7 alone",
+    ),
+    (
+        lambda: handfast.fenced.SqlFence().check("conn", "orders", 0),
+        "a token is a whole number from 1 to 2**53 - 1, not 0",
+    ),
+    (lambda: handfast.fenced.SqlFence().check("conn", 1.5), "a fence takes a lease or its token, not 1.5"),
+    (
+        lambda: handfast.fenced.SqlFence().check(sqlite3.connect(":memory:", isolation_level=None), "orders", 7),
+        "the connection is in autocommit mode: begin a transaction, then check and write in it",
+    ),
+    (
+        lambda: handfast.fenced.RedisFence(redis.Redis(), prefix=""),
+        "prefix must be a string without braces, and not empty: ''",
+    ),
+    (
+        lambda: handfast.fenced.RedisFence(7),
+        "RedisFence takes a client of redis-py or valkey-py, and no pipeline; not a int",
+    ),
+    (
+        lambda: handfast.fenced.RedisFence(redis.Redis()).run("return 1", [], [], 7),
+        "keys must be a list of at least one key, not []",
+    ),
+    (
+        lambda: handfast.fenced.RedisFence(redis.Redis()).run("#!lua", ["a"], [], 7),
+        "a script that is run behind a check has no #! line of its own",
+    ),
+    (lambda: handfast.fenced.RedisFence(redis.Redis()).set(7, "x", 7), "a key is a string or bytes, not 7"),
+    (lambda: FencingMiddleware(None, store=7), "store must have check(resource, token) or be such a function, not 7"),
+    (lambda: FencingMiddleware(None, store=print, methods="POST"), "methods must be a list of methods, not 'POST'"),
+]
+
+# -- texts that need a server, a network or a process that fails -----------------------------------------------------
+
+ELSEWHERE: list[tuple[str, str]] = [
+    ("_client.py", "this client was closed while it waited for the lock"),
+    ("_client.py", " already holds "),  # this thread already holds orders; use rlock()
+    ("_client.py", "the embedded servers could not be opened: "),
+    ("_interrupt.py", "on_lost='interrupt' needs CPython: use a callback, or look at lease.lost"),
+    (
+        "_lease.py",
+        "a lease cannot be pickled or copied: send lease.token with the work, or take the lock where the work is done",
+    ),
+    ("aio.py", "'async with' on a lock needs to run in a task"),
+    ("core/explain.py", "if these servers are new and nobody has used them, "),
+    ("core/explain.py", " opens them at once"),
+    ("core/explain.py", "granted, but too late for the lease's validity, or with no agreement on a token"),
+    ("__init__.py", "handfast needs a Unix system, such as Linux or macOS: it uses poll(), unix sockets and fork()"),
+    ("core/guard.py", "this client has no restart guard, so there is nothing to open: name all members of the quorum"),
+    ("core/queue.py", "its copies are not confirmed"),
+    ("discovery/cluster.py", "no node of the cluster serves any slot"),
+    ("discovery/cluster.py", "is a server without cluster mode: use redis:// and not redis+cluster://"),
+    ("discovery/cluster.py", "the cluster's slot map could not be read: "),
+    ("core/handshake.py", "is a replica, not a master: it cannot vote"),
+    ("core/handshake.py", "is the same server as "),
+    ("core/queue.py", "is being connected"),
+    ("discovery/cluster.py", "no node of the cluster serves slot "),
+    ("net/connection.py", "does not speak Redis' protocol ("),
+    ("net/connection.py", "sent a reply that nobody asked for: "),
+    ("net/faults.py", "TLS certificate refused: "),
+    ("net/faults.py", "TLS failed: "),
+    ("net/faults.py", "; if its port has no TLS, use redis:// and not rediss://"),
+    ("net/link.py", "no answer for "),
+    ("net/threads.py", "an operation of the blocking driver suspended"),
+    # Why a lease was lost.
+    ("watchdog.py", "the client was closed"),
+    ("watchdog.py", "held by the parent process: a fork inherits no lease"),
+    ("core/renew.py", "no majority confirmed a renewal in time: "),
+    ("core/renew.py", "the deadline passed"),
+    ("core/renew.py", "max_hold was reached"),
+    ("core/renew.py", "the ttl ended and it was not renewed"),
+    ("core/renew.py", "its key is gone: deleted, evicted, or the server restarted without it"),
+    ("core/renew.py", "now held by "),
+    ("core/renew.py", "its owner has the key, but not for this lease any more"),
+    ("core/renew.py", "it does not hold the key for this lease any more"),
+    ("core/renew.py", "a majority of the nodes no longer holds it: "),
+    ("core/release.py", "it had ended before it was released"),
+    ("core/release.py", "its deadline had passed when it was released"),
+    # Embedded servers.
+    ("embedded/deployment.py", "the embedded servers did not start: "),
+    ("embedded/deployment.py", " is held by another process for "),
+    ("embedded/deployment.py", " does not bring its servers up"),
+    ("embedded/deployment.py", "this private server was closed"),
+    ("embedded/deployment.py", "this private server belongs to process "),
+    ("embedded/process.py", "the server was not started"),
+    ("embedded/process.py", " ended at once:"),
+    ("embedded/process.py", " did not answer within "),
+    ("embedded/resp.py", "not RESP: "),
+    ("embedded/resp.py", "the server closed the connection"),
+    ("embedded/resp.py", "the server closed the connection inside a reply"),
+    ("embedded/supervisor.py", "another supervisor of "),
+    ("embedded/supervisor.py", "the starter is gone"),
+    # Fences.
+    ("fenced/asgi.py", "the store of FencingMiddleware must be async: RedisFence needs an asyncio client here"),
+    ("fenced/claims.py", "check takes a lease, or a name and a token; not a lease and a token"),
+    ("fenced/claims.py", ": a lease with fence=False has no token to check"),
+    ("fenced/connections.py", "SqlFence knows SQLite and PostgreSQL, not "),
+]
+
+
+# -- the tests ---------------------------------------------------------------------------------------------------------
+
+PROVOKED = [*ANSWERS, *NODES, *SERVERS, *OPTIONS, *DECORATOR, *PLACES, *FENCES]
+
+
+def said(provoke: Callable[[], Any]) -> str:
+    """The text of the error that is raised or returned, or of a node's fault."""
+    try:
+        result = provoke()
+    except Exception as error:
+        result = error
+    return result.text if isinstance(result, Fault) else str(result)
+
+
+def constants(path: Path) -> list[str]:
+    """All strings of a module; of those with variable parts, the parts that are always the same."""
+    return [
+        node.value
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+
+
+@pytest.mark.parametrize(("provoke", "text"), [pytest.param(*each, id=each[1][:60]) for each in PROVOKED])
+def test_error_says_exactly_this(provoke: Callable[[], Any], text: str) -> None:
+    assert said(provoke) == text
+
+
+@pytest.mark.parametrize(("module", "text"), ELSEWHERE)
+def test_text_is_still_in_its_module(module: str, text: str) -> None:
+    assert any(text in constant for constant in constants(SOURCE / module))
+
+
+def texts_of_errors() -> Iterator[tuple[str, str]]:
+    """Of every error that the library raises: where, and the longest piece of its text that is always the same."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        if "testing" in path.relative_to(SOURCE).parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                wanted = node.func.id.endswith("Error") or node.func.id in ("LeaseLost", "Fault")
+                inner = [each for arg in node.args for each in ast.walk(arg)] if wanted else []
+                pieces = [each.value for each in inner if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+                if pieces and len(longest := max(pieces, key=len).strip()) > 8:
+                    yield f"{path.relative_to(SOURCE)}:{node.lineno}", longest
+
+
+def test_no_error_text_is_missing_here() -> None:
+    page = "\n".join(constants(Path(__file__)))
+    missing = {where: text for where, text in texts_of_errors() if text not in page}
+    assert not missing

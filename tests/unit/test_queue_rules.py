@@ -1,0 +1,405 @@
+"""The client's rules of the queue (QUEUE.md), one by one: which votes count, until when, and what is sent for them.
+
+A waiter's `ServerQueue` is told what nodes say, message by message, and its IO records what it sends.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+from handfast.core.hold import Hold
+from handfast.core.io import SILENT
+from handfast.core.local_queue import Acquisition
+from handfast.core.queue import ServerQueue
+from handfast.core.votes import Ballot
+from handfast.net.threads import run
+from handfast.protocol.claims import Granted, Inquiry, Refused, Yours
+from tests.support.fake_io import FakeIO, FakeWakeup, lock_request
+from tests.support.fake_node import EPOCH_US, FakeNode, name_of
+
+TTL: Final = 1.0
+VALIDITY: Final = TTL * 0.99 - 0.002
+DRIFT: Final = 0.01
+SOMEBODY: Final = b"rival:1::" + b"a" * 32
+SECOND: Final = 1_000_000
+
+
+class Waiting:
+    """A waiter on some nodes, at a time that stands still."""
+
+    def __init__(self, count: int = 3, **options: Any) -> None:
+        request = lock_request(count, ttl=TTL, **options)
+        self.io = FakeIO([FakeNode() for _ in range(count)], request.group)
+        self.io.tick = 0.0
+        self.io.time = 100.0
+        run(self.io.connect(count, 1.0))
+        run(self.io.subscribe(1.0))
+        self.acquisition = Acquisition(request, request.config.timing, None, self.io.time)
+        self.queue = ServerQueue(self.io, FakeWakeup(), self.acquisition)
+        self.io.mailbox[self.queue.who.id] = self.queue
+
+    def refused(self, *times: int) -> None:
+        """The first attempt was refused, by nodes whose server times were these (0: granted, without a time)."""
+        ballot = Ballot(len(times), len(times) // 2 + 1)
+        for i, time in enumerate(times):
+            ballot.add(i, Refused(9000, SOMEBODY, False, time, None) if time else Granted(-1, 5, 0, False, 0, None))
+        self.queue.seed(ballot, self.io.time, queued=False)
+
+    def queued(self) -> None:
+        """It has claimed on all nodes, and was refused there a moment ago."""
+        times = [EPOCH_US] * self.io.group.n
+        self.refused(*times)
+        self.sent()
+        for i, time in enumerate(times):
+            self.queue.on_reply(i, Refused(9000, SOMEBODY, False, time, None), self.io.time)
+
+    def granted(self, node: int, stamp: int, *, left_ms: int = 1000, age: float = 0.0, inquired: bool = False) -> None:
+        """A node's reply to a claim that was sent `age` seconds ago."""
+        self.queue.on_reply(node, Granted(left_ms, 7, stamp, inquired, EPOCH_US, None), self.io.time - age)
+
+    def yours(self, node: int, stamp: int, after_us: int = 0) -> None:
+        """A push: the vote was handed over so many µs after the node's last answer."""
+        self.queue.on_push(node, Yours(self.queue.who.id, stamp, 7, EPOCH_US + after_us, None))
+
+    def inquire(self, node: int, stamp: int) -> None:
+        self.queue.on_push(node, Inquiry(self.queue.who.id, stamp))
+
+    def pushed(self, node: int, text: bytes) -> None:
+        """A message comes on the node's connection."""
+        connection: Any = SimpleNamespace(on_push=None)
+        self.io.listen_to(connection)
+        connection.on_push(node, [b"message", self.io.channels[node], text])
+
+    def sent(self) -> list[tuple[int, str]]:
+        """What it sends now: node and command."""
+        self.io.sent.clear()
+        run(self.queue.send_due())
+        return [(i, name_of(words)) for _, i, words in self.io.sent]
+
+    def arguments(self) -> list[list[bytes]]:
+        """The arguments of the scripts that it has just sent."""
+        return [words[3 + int(words[2]) :] for _, _, words in self.io.sent]
+
+    def counted(self) -> list[int]:
+        """The nodes whose votes count now."""
+        return [i for i, vote in enumerate(self.queue.votes) if vote.deadline > self.io.time]
+
+    def hold(self) -> Hold | None:
+        return run(self.queue.hold_if_won())
+
+
+# -- rule 1 ------------------------------------------------------------------------------------------------------------
+
+
+def test_message_for_another_acquisition_is_ignored() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    for text in (b"yours %b 9 7 1800000000 0 ", b"inquire %b 9"):
+        waiting.pushed(0, text % SOMEBODY)
+    assert waiting.counted() == []
+    assert waiting.sent() == []
+    waiting.pushed(0, b"yours %b 9 7 1800000000 0 " % waiting.queue.who.id)
+    assert waiting.counted() == [0]
+
+
+def test_message_that_no_version_sent_is_ignored() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    for text in (b"", b"hello", b"yours", b"yours %b x 7 1 1" % waiting.queue.who.id, b"\xff\xff"):
+        waiting.pushed(0, text)
+    assert waiting.counted() == []
+
+
+# -- rule 2 ------------------------------------------------------------------------------------------------------------
+
+
+def test_granted_vote_counts_from_the_moment_its_claim_was_sent() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.granted(0, 5, age=0.2)
+    assert waiting.counted() == [0]
+    assert waiting.queue.votes[0].deadline == pytest.approx(100.0 - 0.2 + VALIDITY)
+
+
+@pytest.mark.parametrize(("left_ms", "ttl"), [(500, 0.5), (1000, 1.0), (3_600_000, 1.0)])
+def test_granted_vote_counts_for_what_is_left_of_it_and_never_for_more_than_was_asked(left_ms: int, ttl: float) -> None:
+    """A server whose clock was set back says that hours are left."""
+    waiting = Waiting()
+    waiting.queued()
+    waiting.granted(0, 5, left_ms=left_ms)
+    assert waiting.queue.votes[0].deadline == pytest.approx(100.0 + ttl * 0.99 - 0.002)
+
+
+def test_granted_vote_whose_deadline_has_passed_does_not_count_and_is_claimed_again() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.granted(0, 5, age=TTL)
+    assert waiting.counted() == []
+    assert waiting.sent() == [(0, "claim")]
+
+
+def test_handed_over_vote_counts_from_the_hand_over_less_the_drift() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.io.time += 5.1
+    waiting.yours(0, 5, after_us=5 * SECOND)
+    assert waiting.queue.votes[0].deadline == pytest.approx(100.0 + 5.0 * (1 - DRIFT) + VALIDITY)
+
+
+def test_handed_over_vote_whose_deadline_has_passed_does_not_count_and_is_claimed_again() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.io.time += 5.0 + TTL
+    waiting.yours(0, 5, after_us=5 * SECOND)
+    assert waiting.counted() == []
+    assert (0, "claim") in waiting.sent()
+
+
+@pytest.mark.parametrize("after", [-1.0, 3600.0], ids=["before the answer", "in the future"])
+def test_hand_over_at_a_time_that_cannot_be_is_claimed_again(after: float) -> None:
+    """The server's clock was set."""
+    waiting = Waiting()
+    waiting.queued()
+    waiting.yours(0, 5, after_us=round(after * SECOND))
+    assert waiting.counted() == []
+    assert waiting.sent() == [(0, "claim")]
+
+
+def test_hand_over_before_any_answer_is_claimed_again() -> None:
+    waiting = Waiting()
+    waiting.refused(EPOCH_US, EPOCH_US, EPOCH_US)
+    waiting.sent()
+    waiting.yours(0, 5)
+    assert waiting.counted() == []
+    assert waiting.sent() == [(0, "claim")]
+
+
+@pytest.mark.parametrize("again", ["granted", "yours"])
+@pytest.mark.parametrize("stamp", [4, 5])
+def test_vote_that_was_yielded_never_counts_and_is_yielded_again(again: str, stamp: int) -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.granted(0, 5)
+    waiting.inquire(0, 5)
+    assert waiting.sent() == [(0, "yield")]
+    if again == "granted":
+        waiting.granted(0, stamp)
+    else:
+        waiting.yours(0, stamp)
+    assert waiting.counted() == []
+    assert waiting.sent() == [(0, "yield")]
+    assert waiting.arguments()[0][3] == b"%d" % stamp
+
+
+def test_vote_with_a_newer_stamp_counts_after_a_yield() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.granted(0, 5)
+    waiting.inquire(0, 5)
+    assert waiting.sent() == [(0, "yield")]
+    waiting.yours(0, 6)
+    assert waiting.counted() == [0]
+
+
+# -- rule 3 ------------------------------------------------------------------------------------------------------------
+
+
+def test_majority_of_counted_votes_makes_a_hold() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.granted(0, 5)
+    assert waiting.hold() is None
+    waiting.granted(2, 9)
+    hold = waiting.hold()
+    assert hold is not None
+    assert (hold.votes, hold.token) == (0b101, 7)
+
+
+def test_hold_ends_with_the_last_vote_that_a_majority_needs() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    for node, age in enumerate((0.1, 0.3, 0.2)):
+        waiting.granted(node, 5, age=age)
+    hold = waiting.hold()
+    assert hold is not None
+    assert hold.deadline == pytest.approx(100.0 - 0.2 + VALIDITY), "the second largest deadline of three"
+    assert hold.renew_from == pytest.approx(100.0 - 0.2)
+
+
+def test_expired_votes_make_no_majority() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.granted(0, 5)
+    waiting.io.time += 0.9
+    waiting.granted(1, 5)
+    waiting.io.time += 0.5
+    assert waiting.counted() == [1]
+    assert waiting.hold() is None
+
+
+# -- rule 4 ------------------------------------------------------------------------------------------------------------
+
+
+def test_inquired_vote_is_uncounted_before_it_is_yielded() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.granted(0, 5)
+    waiting.inquire(0, 5)
+    assert waiting.counted() == [], "once the yield is sent, the vote may be another's"
+    waiting.granted(1, 5)
+    assert waiting.hold() is None
+    assert waiting.sent() == [(0, "yield")]
+    assert waiting.arguments()[0][3] == b"5"
+
+
+def test_inquiry_in_the_reply_to_a_claim_is_obeyed() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.granted(0, 5, inquired=True)
+    assert waiting.counted() == []
+    assert waiting.sent() == [(0, "yield")]
+
+
+@pytest.mark.parametrize("stamp", [4, 6])
+def test_inquiry_for_another_vote_is_ignored(stamp: int) -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.granted(0, 5)
+    waiting.inquire(0, stamp)
+    assert waiting.counted() == [0]
+    assert waiting.sent() == []
+
+
+def test_inquiry_is_ignored_where_no_vote_counts() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.inquire(0, 5)
+    assert waiting.sent() == []
+
+
+def test_holder_ignores_inquiries() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.granted(0, 5)
+    waiting.granted(1, 5)
+    assert waiting.hold() is not None
+    waiting.inquire(0, 5)
+    assert waiting.counted() == [0, 1]
+    assert waiting.sent() == []
+
+
+def test_inquiry_that_overtakes_its_grant_is_remembered() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.inquire(0, 5)
+    waiting.granted(0, 5)
+    assert waiting.counted() == []
+    assert waiting.sent() == [(0, "yield")]
+
+
+def test_vote_whose_counter_cannot_be_raised_is_claimed_again() -> None:
+    """The node that is behind does not answer."""
+    waiting = Waiting()
+    waiting.queued()
+    waiting.granted(0, 5)
+    waiting.queue.on_reply(1, Granted(1000, 8, 5, False, EPOCH_US, None), waiting.io.time)
+    waiting.io.silent = {0}
+    assert waiting.hold() is None
+    assert (0, "claim") in waiting.sent()
+    assert 0 not in waiting.counted()
+
+
+# -- rule 5 ------------------------------------------------------------------------------------------------------------
+
+
+def test_vote_is_claimed_again_before_it_expires() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.granted(0, 5)
+    waiting.io.time += TTL / 3 - 0.01
+    assert waiting.sent() == []
+    waiting.io.time += 0.02
+    assert waiting.sent() == [(0, "claim")]
+
+
+def test_refused_claim_is_repeated_when_the_holders_ttl_is_over() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.queue.on_reply(0, Refused(400, SOMEBODY, False, EPOCH_US, None), waiting.io.time)
+    waiting.io.time += 0.4
+    assert waiting.sent() == [], "servers count whole milliseconds"
+    waiting.io.time += 0.0011
+    assert waiting.sent() == [(0, "claim")]
+
+
+def test_claim_is_repeated_if_no_answer_comes() -> None:
+    waiting = Waiting()
+    waiting.refused(EPOCH_US, EPOCH_US, EPOCH_US)
+    assert len(waiting.sent()) == 3
+    waiting.io.time += 0.05
+    assert waiting.sent() == []
+    waiting.io.time += 0.06
+    assert len(waiting.sent()) == 3
+
+
+def test_claim_is_repeated_after_a_fault() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.queue.on_reply(1, SILENT, waiting.io.time)
+    waiting.io.time += 0.11
+    assert waiting.sent() == [(1, "claim")]
+
+
+def test_claim_is_repeated_after_a_reconnection_and_the_subscription_comes_first() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.io.lose_connection(1)
+    run(waiting.io.connect(3, 1.0))
+    assert waiting.io.channels[1] == b""
+    assert waiting.sent() == [(1, "claim")]
+    assert waiting.io.channels[1] in waiting.arguments()[0], "the claim names the channel"
+    assert waiting.arguments()[0][0] == waiting.queue.who.id, "it finds its place again"
+
+
+# -- rule 6 ------------------------------------------------------------------------------------------------------------
+
+
+def test_ticket_is_the_median_of_the_refusing_nodes_times() -> None:
+    waiting = Waiting(5)
+    waiting.refused(EPOCH_US + 7, EPOCH_US + 2, EPOCH_US + 9, 0, 0)
+    waiting.sent()
+    assert {arguments[9] for arguments in waiting.arguments()} == {b"%d" % (EPOCH_US + 7)}
+
+
+def test_ticket_is_taken_once() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.io.time += 20.0
+    for node in range(3):
+        waiting.queue.on_reply(node, Refused(0, SOMEBODY, False, EPOCH_US + 20 * SECOND, None), waiting.io.time)
+    waiting.io.time += 1.0
+    assert len(waiting.sent()) == 3
+    assert {arguments[9] for arguments in waiting.arguments()} == {b"%d" % EPOCH_US}
+
+
+def test_ticket_is_sent_to_all_nodes_also_to_those_that_granted() -> None:
+    waiting = Waiting()
+    waiting.refused(EPOCH_US, EPOCH_US, 0)
+    assert waiting.sent() == [(0, "claim"), (1, "claim"), (2, "claim")]
+
+
+def test_ticket_comes_from_the_nodes_clocks_where_no_refusal_tells_them() -> None:
+    waiting = Waiting()
+    names = [name for _, name in waiting.sent()]
+    assert names == ["time"] * 3 + ["claim"] * 3
+    assert {words[3 + int(words[2]) + 9] for _, _, words in waiting.io.sent if len(words) > 3} == {b"%d" % EPOCH_US}
+
+
+def test_ticket_of_a_single_node_is_the_time_of_arrival() -> None:
+    waiting = Waiting(1)
+    waiting.refused(EPOCH_US)
+    assert waiting.sent() == [(0, "claim")]
+    assert waiting.arguments()[0][9] == b"0"

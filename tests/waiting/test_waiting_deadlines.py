@@ -1,0 +1,136 @@
+"""A wait ends at its deadline, whatever the server does, and the error says why."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from handfast import Contended, NoQuorum, NotAcquired
+from handfast.testing import Server
+from tests.support.sync_and_async import both, connected
+from tests.support.tcp_relay import Impostor, Relay
+from tests.support.waiters import FAIR, IN_TIME, KEY, LONG, STALLED, in_line, parked, promptly, wanting
+from tests.support.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
+
+FAULTS: dict[str, Callable[[Server, Relay], None]] = {
+    "held": lambda server, relay: None,
+    "killed": lambda server, relay: server.kill(),
+    "paused": lambda server, relay: server.pause(),
+    "swallowed": lambda server, relay: relay.requests.clear(),
+}
+
+
+@pytest.mark.slow
+@FAIR
+@pytest.mark.parametrize("fault", FAULTS)
+@both
+async def test_wait_ends_at_its_deadline_whatever_the_server_does(mode: str, fault: str, fair: bool) -> None:
+    # The first in line outlasts some and is outlasted by others, who then are the first.
+    waits = (0.35, 0.25, 0.45, 0.3)
+
+    async def lateness() -> float:
+        with Server() as server, Relay(server.url) as relay:
+            async with connected(mode, relay.url if fault == "swallowed" else server.url) as client:
+                server.command("SET", KEY, "a stranger", "PX", LONG)
+                lock = client.lock("a", fair=fair)
+                people = []
+                for wait in waits:
+                    people.append(wanting(lock, wait=wait))
+                    await in_line(lock, len(people))
+                await parked(lock, 4, server)
+                FAULTS[fault](server, relay)
+                all_got = await asyncio.gather(*people)
+                server.resume()
+                relay.requests.set()
+        assert all(isinstance(got.error, NotAcquired) for got in all_got)
+        if fault == "held":
+            assert {type(got.error) for got in all_got} == {Contended}
+        if fault == "killed":
+            assert {type(got.error) for got in all_got} == {NoQuorum}
+        late = [got.took - wait for got, wait in zip(all_got, waits, strict=True)]
+        assert min(late) > -0.001
+        return max(late)
+
+    await promptly(lateness, IN_TIME)
+
+
+@FAIR
+@pytest.mark.parametrize("known", [False, True], ids=["unknown", "connected"])
+@both
+async def test_silent_server_is_an_outage_and_not_contention(mode: str, known: bool, fair: bool) -> None:
+    async def lateness() -> float:
+        with Server() as server:
+            async with connected(mode, server.url) as client:
+                lock = client.lock("a", fair=fair)
+                if known:
+                    await (await lock.acquire()).release()
+                server.pause()
+                all_got = await asyncio.gather(*[wanting(lock, wait=0.3) for _ in range(3)])
+                server.resume()
+        assert {type(got.error) for got in all_got} == {NoQuorum}
+        assert min(got.took for got in all_got) > 0.299
+        return max(got.took for got in all_got) - 0.3
+
+    await promptly(lateness, IN_TIME)
+
+
+@both
+async def test_server_that_hangs_after_a_reconnection_is_an_outage(mode: str) -> None:
+    with Server() as server:
+        async with connected(mode, server.url, node_timeout=0.2) as client:
+            lock = client.lock("a")
+            await (await lock.acquire()).release()
+            server.command("CLIENT", "KILL", "TYPE", "normal")
+            await (await lock.acquire()).release()
+            server.pause()
+            got = await asyncio.wait_for(wanting(lock, wait=0.5), STALLED)
+            server.resume()
+    assert isinstance(got.error, NoQuorum)
+
+
+@both
+async def test_first_connection_to_something_silent_ends_at_the_deadline(mode: str) -> None:
+    async def lateness() -> float:
+        with Impostor.silent() as silent:
+            async with connected(mode, silent.url) as client:
+                got = await wanting(client.lock("a"), wait=0.3)
+        assert isinstance(got.error, NoQuorum)
+        assert got.took > 0.299
+        return got.took - 0.3
+
+    await promptly(lateness, IN_TIME)
+
+
+class Reluctant(Relay):
+    """Takes its time with the handshake, and lets nothing pass after it."""
+
+    HANDSHAKE = 2
+    passed = 0
+
+    def _pass(self, gate: threading.Event) -> None:
+        if gate is self.requests:
+            self.passed += 1
+            if self.passed == 1:
+                time.sleep(0.25)
+            elif self.passed > self.HANDSHAKE:
+                gate = threading.Event()  # that nobody sets
+        super()._pass(gate)
+
+
+@FAIR
+@both
+async def test_connecting_is_part_of_the_wait(mode: str, fair: bool, one: Server) -> None:
+    async def lateness() -> float:
+        with Reluctant(one.url) as relay:
+            async with connected(mode, relay.url) as client:
+                got = await wanting(client.lock("a", fair=fair), wait=0.4)
+            assert relay.passed > relay.HANDSHAKE
+        assert isinstance(got.error, NoQuorum)
+        assert got.took > 0.399
+        return got.took - 0.4
+
+    await promptly(lateness, IN_TIME)

@@ -1,0 +1,150 @@
+"""The hunt for lost wake-ups, and for other faults of a few locks that many processes want.
+
+Real processes, with threads and with tasks, acquire and release as fast as they can, give up at random and are cancelled
+at random. Some are stopped for a while or killed at random, while they hold or wait, and replaced. An observer reads what
+all of them wrote down. The killed ones have a short ttl, the others a ttl far longer than any stall that is allowed. So a
+killed holder costs little, and a lock that was given to nobody, or a wake-up that was lost, stands out.
+
+`HUNT_SECONDS=600 pytest tests/waiting/test_wakeup_hunt.py` hunts for longer.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import handfast
+from handfast.testing import Server, Servers
+from tests.support.eventually import eventually
+from tests.support.stress_processes import Holding, Pack, faults_in, holdings_in
+from tests.support.sync_and_async import MODES
+
+SECONDS: Final = float(os.environ.get("HUNT_SECONDS", "1.5"))
+"""How long each hunt takes."""
+SHORT: Final = 0.5
+"""The ttl of those that are killed."""
+LONG: Final = 8.0
+"""The ttl of the others, and for how long they wait."""
+STALL: Final = SHORT + 2.5
+"""Seconds for which nobody may hold a lock that is wanted all the time."""
+ONE_NODE: Final[dict[str, dict[str, Any]]] = {
+    "fair": {},
+    "barging": {"fair": False},
+    "cohort": {"cohort": 3},
+    "barging-cohort": {"fair": False, "cohort": 3},
+}
+QUORUM: Final[dict[str, dict[str, Any]]] = {"fair": {}, "cohort": {"cohort": 3}}
+
+
+def hunt(servers: Sequence[Server], locks: dict[str, dict[str, Any]], folder: Path, hunters: int) -> Counter[str]:
+    """Some processes that stay and some that are killed, on a few locks; how often what has happened."""
+    urls = [server.url for server in servers]
+    game = {"urls": urls if len(urls) > 1 else urls[0], "hunters": hunters, "long": LONG}
+    # Of each lock only one process at a time may hang or die: two in a row cost their ttls in a row.
+    shuffled = random.sample(list(locks), len(locks))
+    parts = [{name: locks[name] for name in shuffled[start::2]} for start in range(2)]
+    packs: list[Pack] = []
+    try:
+        for mode, part in zip(MODES, parts, strict=True):
+            packs.append(Pack(mode, folder, mortal=False, ttl=LONG, locks=locks, **game))
+            packs.append(Pack(mode, folder, mortal=True, ttl=SHORT, locks=part, **game))
+        eventually(lambda: {each.name for each in holdings_in(folder)} == {*locks}, within=10, what="all are hunted")
+        began = time.monotonic()
+        late = _look_on(SECONDS)
+        ended = time.monotonic()
+        # Those that are killed end first: what they leave in a queue is cleared by those that stay.
+        reports = [pack.end(LONG + 10) for pack in sorted(packs, key=lambda pack: not pack.mortal)]
+    finally:
+        for pack in packs:
+            pack.kill()
+    holdings = holdings_in(folder)
+    faults = [error for report in reports for error in report["errors"]]
+    faults += faults_in([each for each in holdings if each.since >= began], began, ended, STALL + late)
+    assert not faults, "\n".join(faults)
+    # No lock is stuck: the votes of the killed ones expire, and the next release clears what they left in the queues.
+    for server in servers:
+        eventually(lambda server=server: not any(map(_is_lock, _left(server))), within=LONG + 2, what="votes expire")
+    with handfast.connect(game["urls"], node_timeout=5.0) as client:
+        for name in locks:
+            client.lock(name).acquire(wait=LONG).release()
+    for server in servers:
+        eventually(lambda server=server: _left(server) == [], what="nothing is left")
+    return sum((Counter(report["counts"]) for report in reports), Counter(held=len(holdings)))
+
+
+def _look_on(seconds: float) -> float:
+    """Do nothing for so long; by how much this machine was late with a simple wake-up in the meantime, at worst."""
+    now = time.monotonic()
+    end, worst = now + seconds, 0.0
+    while now < end:
+        time.sleep(0.02)  # no synchronisation: a pulse
+        last, now = now, time.monotonic()
+        worst = max(worst, now - last - 0.02)
+    return worst
+
+
+def _left(server: Server) -> list[bytes]:
+    """What is still there of locks; the counters stay, and what guards a quorum."""
+    keys: Any = server.command("KEYS", "*")
+    return [key for key in keys if not key.endswith((b":f", b":guard", b":mark"))]
+
+
+def _is_lock(key: bytes) -> bool:
+    return key.endswith(b"}")
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_no_wake_up_is_lost_on_one_node(server: Server, tmp_path: Path) -> None:
+    happened = hunt([server], ONE_NODE, tmp_path, hunters=12)
+    # It was a hunt, and not a walk.
+    assert happened["held"] > 100 * SECONDS, happened
+    assert min(happened["gave up"], happened["cancelled"]) > 5 * SECONDS, happened
+    assert min(happened["killed"], 2 * happened["stopped"]) > SECONDS, happened
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_no_wake_up_is_lost_on_a_quorum(three: Servers, tmp_path: Path) -> None:
+    with handfast.connect(three.urls) as client:
+        handfast.bootstrap(client)
+    happened = hunt(three.nodes, QUORUM, tmp_path, hunters=6)
+    assert happened["held"] > 30 * SECONDS, happened
+    assert min(happened["killed"], 2 * happened["stopped"]) > SECONDS, happened
+
+
+# -- the observer is observed --------------------------------------------------------------------------------------
+
+
+def test_the_observer_has_nothing_to_say_of_a_good_history() -> None:
+    held = [Holding("a", 1, 0.1, 0.2, "x"), Holding("a", 2, 0.2, 0.9, "y"), Holding("b", 1, 0.5, 0.9, "x")]
+    assert faults_in(held, 0.0, 1.0, stall=0.5) == []
+
+
+@pytest.mark.parametrize(
+    ("held", "fault"),
+    [
+        ([Holding("a", 1, 0.1, 0.5, "x"), Holding("a", 2, 0.4, 0.6, "y")], "held by y 0.100000 s before x had ended"),
+        (
+            [Holding("a", 1, 0.1, 0.9, "x"), Holding("a", 2, 0.2, 0.3, "y"), Holding("a", 3, 0.4, 0.9, "z")],
+            "held by z 0.500000 s before x had ended",
+        ),
+        ([Holding("a", 2, 0.1, 0.4, "x"), Holding("a", 1, 0.4, 0.8, "y")], "token 1 of y after 2 of x"),
+        ([Holding("a", 2, 0.1, 0.4, "x"), Holding("a", 2, 0.4, 0.8, "y")], "token 2 of y after 2 of x"),
+        ([Holding("a", 1, 0.6, 0.9, "x")], "nobody held it for 0.600 s"),
+        ([Holding("a", 1, 0.1, 0.2, "x")], "nobody held it for 0.800 s"),
+    ],
+)
+def test_the_observer_sees_what_is_wrong(held: list[Holding], fault: str) -> None:
+    assert any(fault in each for each in faults_in(held, 0.0, 1.0, stall=0.5))
+
+
+def test_the_observer_counts_the_killed_until_their_death(tmp_path: Path) -> None:
+    Path(tmp_path, "10.trail").write_text("+ a 1 0.1 9.0 x\n")
+    Path(tmp_path, "11.trail").write_text("+ a 2 0.3 9.0 y\n- a 2 0.4\nx 10 0.2\n")
+    assert [(each.token, each.until) for each in holdings_in(tmp_path)] == [(1, 0.2), (2, 0.4)]
