@@ -893,7 +893,7 @@ async def test_an_answer_that_nobody_asked_for_ends_the_connection_not_the_clien
     with Impostor(_echo_twice(one)) as twice:
         async with connected(mode, twice.url) as client:
             for _ in range(5):
-                with contextlib.suppress(NoQuorum):
+                with contextlib.suppress(handfast.NotAcquired):  # also Contended: an earlier turn may have left its key
                     lease = await client.lock("a").acquire(wait=0)
                     assert one.command("GET", "handfast:{a}") == lease.owner.encode()
                     await lease.release()
