@@ -266,7 +266,7 @@ GUARD: tuple[Bug, ...] = (
     (
         "set-back-clock",
         "a key that lasts for hours because its server's clock was set back is left there",
-        (9, 11),
+        (9, 11, 17),
         (("claim acquire_all", "if left > tonumber(ARGV[9]) then", "if false then"),),
     ),
 )
