@@ -1,16 +1,23 @@
 /*
  * The wait queue on a quorum: claim, pass, inquire and yield, with stamps and tickets.
  *
- * NODES nodes have one vote each. CLIENTS clients want the lock once each. Owners are new for every acquisition, so a client
- * of this model is one acquisition. README.md says what is modelled and how to read a counterexample. check.py chooses the
- * options below and runs the verifier.
+ * NODES nodes have one vote each. CLIENTS clients want the lock once each. Owners are new for every acquisition, so a
+ * client of this model is one acquisition. README.md says what is modelled and how to read a counterexample. check.py
+ * chooses the options below and runs the verifier.
  *
  * Size
  *   NODES, CLIENTS   1 or 3 nodes, 1 to 3 clients
  *   TRYERS           set of the clients (as bits) whose first attempt has no ticket; the others come with a ticket
- *   TRY_QUEUES       a node queues a first attempt without a ticket behind all tickets; otherwise it only refuses it
  *   ARRIVAL          the ticket is the time of arrival on the node: the queue of a single node
+ *
+ * Variants of the rules
+ *   TRY_QUEUES       a node queues a first attempt without a ticket behind all tickets; otherwise it only refuses it
+ *   SKIPPING_DROPS_THE_CLAIM   a node that skips a waiter forgets its claim; otherwise it keeps it
+ *   ANY_COMMAND_GIVES          a free vote goes to the next waiter with any command, not only with a claim
  *   PUSH_APART       pushes have a connection of their own and are not in order with replies
+ *   OWN_PUSH_FIRST   a push to the client that a node is answering comes before the reply, as on Redis 6.2 and 7.0
+ *   STAMPS_START_ANEW          a node that restarts empty counts stamps from 1; otherwise they go on growing
+ *   REMEMBER_INQUIRIES         a client remembers an inquiry that comes before its grant; otherwise it ignores it
  *
  * Faults
  *   FAULTS           how many faults may happen in one run, of these kinds:
@@ -19,10 +26,10 @@
  *   CRASHES          a client crashes; what it leaves on the nodes expires
  *   EXPIRIES         a deadline passes on a live client, or its vote or claim expires on a node
  *   BREAKS           a connection breaks; what is in flight is lost
- *   STRAYS           a connection breaks; what is in flight to the node arrives later, out of order with the new connection
+ *   STRAYS           a connection breaks; what is in flight to the node arrives later, also after newer messages
  *   RESTARTS         a node restarts empty and is quarantined
  *   ALL_FAULTS       all these kinds
- *   ONE_DOWN         the last node never answers
+ *   ONE_DOWN         the last node is down (until it restarts, if it may)
  *
  * Properties
  *   exclusion        assert(holders <= 1)
@@ -137,7 +144,7 @@ byte asked[LINKS];		/* the last stamp that was asked for before it was counted *
 byte faults = FAULTS;		/* how many may still happen in this run */
 #endif
 
-/* Tickets. By symmetry client 0 has the lowest ticket, whenever it comes. A claim without a ticket is behind all tickets. */
+/* Tickets. By symmetry client 0 has the lowest, whenever it comes. A claim without a ticket is behind all others. */
 #ifdef ARRIVAL
 byte arrival[CLIENTS];
 byte arrivals;
@@ -191,8 +198,8 @@ inline empty_out(channel) {
 /* ------------------------------------------------------------------------------------------------------ messages */
 
 /*
- * A message that changes nothing is not sent: any message to a client that is gone, a refusal for a client that has a ticket, and
- * what a holder ignores. A holder still counts votes when deadlines can pass.
+ * A message that changes nothing is not sent: any message to a client that is gone, a refusal for a client that has a
+ * ticket, and what a holder ignores. A holder still counts votes when deadlines can pass.
  */
 #ifdef HOLDER_YIELDS
 #define HEARS(c, what)	(state[c] == WAITING || state[c] == HOLDING)
@@ -501,7 +508,8 @@ inline on_holding(c) {
 #endif
 #ifdef ARRIVAL
 	for (i : 0 .. CLIENTS - 1) {
-		assert(LOST || i == c || state[i] != WAITING || arrival[i] == 0 || arrival[i] > arrival[c])	/* first in, first out */
+		/* first in, first out */
+		assert(LOST || i == c || state[i] != WAITING || arrival[i] == 0 || arrival[i] > arrival[c])
 	}
 #endif
 #ifdef OVERTAKING
@@ -591,7 +599,7 @@ inline yield(c, n) {
 		tidy()									\
 	}
 
-/* What a client forgets that is gone or has crashed. */
+/* A client that is gone or has crashed knows nothing any more. */
 inline forget(c, n) {
 	empty_out(to_client[L(c, n)]);
 #ifdef PUSH_APART
@@ -630,28 +638,33 @@ inline leave(c) {
 #endif
 
 /*
- * Client rule 5: a waiter looks again. Nothing is in flight between the two, and the node lacks the claim, or has a free vote, or has
- * given the vote to this waiter, which does not count it. Any other look changes nothing and is not a step of the model.
+ * Client rule 5: a waiter looks again. A look that changes nothing is not a step of the model. So nothing is in flight
+ * between the two, and the node has a free vote, or lacks the claim, or keeps its vote for this waiter, which does not
+ * count it.
  */
+#define IS_FORGOTTEN(c, n)								\
+	(owner[n] == FREE								\
+	|| (owner[n] != (c) + 1 && !(queue[n] & BIT(c)))				\
+	|| (owner[n] == (c) + 1 && counted[L(c, n)] != stamp[L(c, n)]))
 #define LOOK_AGAIN(c, n)								\
 	:: d_step {									\
-		state[c] == WAITING && link[L(c, n)] == UP && QUIET(c, n) && !QUARANTINED(n) && (			\
-			owner[n] == FREE || (owner[n] == (c) + 1 && counted[L(c, n)] != stamp[L(c, n)])		\
-			|| (owner[n] != (c) + 1 && !(queue[n] & BIT(c)))) ->		\
+		state[c] == WAITING && link[L(c, n)] == UP && !QUARANTINED(n) && QUIET(c, n) && IS_FORGOTTEN(c, n) ->	\
 		printf("client %d looks again at node %d\n", c, n);			\
 		send_claim(c, n)							\
 	}
 
-/* The same with pushes that overtake replies: also if the node's vote is with a higher ticket that has ignored the inquiry. */
+/* Or the vote is with a waiter that has a higher ticket and does not know of the inquiry. */
+#define KEEPS_A_LOWER_WAITING(c, o, n)							\
+	(BEFORE(c, o, n) && state[o] == WAITING && link[L(o, n)] == UP && QUIET(o, n))
 #define ASK_AGAIN(c, n)									\
 	:: d_step {									\
-		state[c] == WAITING && QUIET(c, n) && (queue[n] & BIT(c)) && owner[n] != FREE && BEFORE(c, owner[n] - 1, n)	\
-		&& link[L(c, n)] == UP && link[L(owner[n] - 1, n)] == UP && state[owner[n] - 1] == WAITING && QUIET(owner[n] - 1, n) ->	\
+		state[c] == WAITING && link[L(c, n)] == UP && QUIET(c, n) && (queue[n] & BIT(c))	\
+		&& owner[n] != FREE && KEEPS_A_LOWER_WAITING(c, owner[n] - 1, n) ->	\
 		printf("client %d asks node %d again\n", c, n);				\
 		send_claim(c, n)							\
 	}
 
-#define REPEAT_CLAIM(c, n)							\
+#define REPEAT_CLAIM(c, n)								\
 	:: d_step {									\
 		faults > 0 && link[L(c, n)] == UP && state[c] == WAITING ->		\
 		printf("client %d repeats its claim on node %d\n", c, n);		\
@@ -772,7 +785,7 @@ inline uncount_late(c, n) {
 #endif
 #define VOTE_EXPIRES(c, n)								\
 	:: d_step {									\
-		owner[n] == (c) + 1 && state[c] != CRASHED && faults > 0 && RAN_OUT(L(c, n)) ->	\
+		owner[n] == (c) + 1 && state[c] != CRASHED && RAN_OUT(L(c, n)) && (faults > 0 || late[L(c, n)]) ->	\
 		printf("the vote of client %d expires on node %d\n", c, n);		\
 		if :: late[L(c, n)] :: else -> faults-- fi;				\
 		if									\
@@ -812,7 +825,7 @@ inline drop_claim(c, n) {
 		tidy()									\
 	}
 
-/* What a crashed client leaves behind expires. So does a claim that arrives after the pass of its client. */
+/* The votes and claims of a crashed client expire. So does a claim that arrives after the pass of its client. */
 #ifdef STRAYS
 #define LEFT(c, n)	(state[c] == CRASHED || (state[c] == GONE && link[L(c, n)] == UP && empty(to_node[L(c, n)])))
 #else
@@ -862,7 +875,8 @@ inline lose_strays(c, n) {
 		tidy()									\
 	}
 
-#define MAY_BREAK(c, n)	(faults > 0 && link[L(c, n)] == UP && (state[c] == WAITING || state[c] == HOLDING || len(to_node[L(c, n)]) > 0))
+#define IS_ALIVE(c)	(state[c] == WAITING || state[c] == HOLDING)
+#define MAY_BREAK(c, n)	(faults > 0 && link[L(c, n)] == UP && (IS_ALIVE(c) || nempty(to_node[L(c, n)])))
 #define BREAK(c, n)									\
 	:: d_step {									\
 		MAY_BREAK(c, n) ->							\
@@ -870,15 +884,15 @@ inline lose_strays(c, n) {
 		faults--;								\
 		lose_messages(c, n);							\
 		link[L(c, n)] = BROKEN;							\
-		tidy()							\
+		tidy()									\
 	}										\
 	:: d_step {									\
-		MAY_BREAK(c, n) && (state[c] == WAITING || state[c] == HOLDING) ->	\
+		MAY_BREAK(c, n) && IS_ALIVE(c) ->					\
 		printf("the connection of client %d to node %d breaks, and the node notices\n", c, n);	\
 		faults--;								\
 		lose_messages(c, n);							\
-		link[L(c, n)] = NOTICED;							\
-		tidy()							\
+		link[L(c, n)] = NOTICED;						\
+		tidy()									\
 	}
 
 /* Client rule 5: claim after a reconnection. Client rule 3: repeat the pass. */
@@ -917,18 +931,21 @@ inline on_reconnect(c, n) {
 			:: state[i] == WAITING || state[i] == HOLDING -> link[L(i, n)] = BROKEN	\
 			:: else								\
 			fi;								\
-			lose_arrival(i)							\
+			start_anew(i, n)						\
 		};									\
 		quarantine(n);								\
 		tidy()									\
 	}
 
-inline lose_arrival(c) {
+inline start_anew(c, n) {
 #ifdef ARRIVAL
-	arrival[c] = 0
-#else
-	skip
+	arrival[c] = 0;
 #endif
+#ifdef STAMPS_START_ANEW
+	stamp[L(c, n)] = 0;
+	over[L(c, n)] = 0;
+#endif
+	skip
 }
 
 inline quarantine(n) {
