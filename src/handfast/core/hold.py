@@ -150,10 +150,11 @@ class Hold(LockKeys):
 
     def _move(self, event: str) -> bool:
         """Make a transition; False if the table has none, or another thread was first."""
-        target = TRANSITIONS.get((self.state, event))
+        state = self.state  # read once: another thread may leave it between two looks
+        target = TRANSITIONS.get((state, event))
         if target is None:
             return False
-        if self.state == HELD:
+        if state == HELD:
             try:
                 self._permit.pop()
             except IndexError:
