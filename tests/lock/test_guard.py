@@ -47,7 +47,7 @@ def votes_again(node: Server) -> bool:
 
 def take(client: handfast.Client, name: str, **options: Any) -> tuple[int, tuple[str, ...]]:
     """One acquisition that is not renewed (so nothing is healed): its token and its votes."""
-    lease = client.lock(name, renew=False, **options).acquire(wait=0)
+    lease = client.lock(name, renew=False, **options).acquire(wait=2)  # a disk or a core may be busy for a moment
     token, votes = lease.token or 0, lease.votes
     lease.release()
     return token, votes

@@ -46,5 +46,6 @@ def in_time(attempt: Callable[[], float], within: float = 0.03, tries: int = 5) 
 
 def renewal_of(lease: HasRemaining) -> Callable[[], bool]:
     """Whether the watchdog has renewed a lease since now."""
-    ends = time.monotonic() + lease.remaining()
+    left = lease.remaining()
+    ends = time.monotonic() + left  # in this order: a pause between the two must not look like a renewal
     return lambda: time.monotonic() + lease.remaining() > ends + 0.02

@@ -127,8 +127,9 @@ def test_processes_get_the_lock_in_order_of_arrival(mode: str, server: Server) -
 async def test_processes_take_turns_though_one_has_more_waiters(mode: str, server: Server) -> None:
     async with connected(mode, server.url, ttl=LONG) as many, connected(mode, server.url, ttl=LONG) as few:
         lease = await many.lock("a").acquire()
-        crowd = [acquiring(mode, many.lock("a")) for _ in range(4)]
-        await queued(server, 1)  # one for all of them
+        crowd = [acquiring(mode, many.lock("a"))]
+        await queued(server, 1)
+        crowd += [acquiring(mode, many.lock("a")) for _ in range(3)]  # behind it, in their own process
         late = acquiring(mode, few.lock("a"))
         await queued(server, 2)
         assert await lease.release()

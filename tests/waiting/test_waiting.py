@@ -388,6 +388,7 @@ async def test_unfenced_holder_has_no_token(mode: str, one: Server) -> None:
 async def test_many_waits_leave_nothing_behind(mode: str, kind: str, one: Server) -> None:
     async with connected(mode, one.url) as client:
         lock = client.lock("a", **KINDS[kind])
+        gc.collect()
 
         async def come_and_go() -> None:
             """Of six who wait two get it, the others give up or are cancelled."""
@@ -405,10 +406,14 @@ async def test_many_waits_leave_nothing_behind(mode: str, kind: str, one: Server
                 lease = (await done.pop()).lease
             await lease.release()
 
+        def of_the_queues() -> list[object]:
+            return [each for each in gc.get_objects() if isinstance(each, Waiter | WaitQueue | ServerQueue)]
+
         def belongings() -> tuple[int, int, int, int]:
             tasks = len(asyncio.all_tasks())
             return threading.active_count(), len(os.listdir("/proc/self/fd")), tasks, len(queues_of(client))
 
+        older = len(of_the_queues())
         for _ in range(3):
             await come_and_go()
         await asyncio.sleep(0)
@@ -418,6 +423,7 @@ async def test_many_waits_leave_nothing_behind(mode: str, kind: str, one: Server
         await eventually_async(lambda: belongings() <= before, what=f"{belongings()} <= {before}")
         assert before[3] == 0
         gc.collect()
-        assert not [each for each in gc.get_objects() if isinstance(each, Waiter | WaitQueue | ServerQueue)]
-        assert ours(one) <= connections
+        assert len(of_the_queues()) <= older  # other tests of this process may have left theirs
+        # Seven threads may use the client at once, and the watchdog.
+        assert ours(one) <= (connections if mode == "asyncio" else 8)
         await eventually_async(lambda: one.command("KEYS", "*") in ([], [KEY.encode() + b":f"]))
