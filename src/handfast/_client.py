@@ -224,7 +224,8 @@ class BaseClient(Generic[L, G]):
         if self._closed:
             raise ConfigError("this client was closed while it waited for the lock")
         if not hold.handovers:  # what was handed over inside the process is watched already
-            self._queues.acquired(hold)
+            if hold.turn is not None:
+                self._queues.acquired(hold)
             self._watch(hold)
         if self._closed:  # in the meantime, by another thread: nobody would end it
             raise ConfigError("this client was closed while it waited for the lock")
@@ -260,7 +261,8 @@ class BaseClient(Generic[L, G]):
     def _released(self, hold: Hold) -> None:
         """A release has ended."""
         self._forget(hold)
-        self._queues.released(hold)
+        if hold.handed_over or self._queues.wanted:
+            self._queues.released(hold)
         if self._reports.listeners:
             self._reports.ended(hold, self._who())
         if self._closed:

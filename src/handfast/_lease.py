@@ -60,7 +60,7 @@ class Reentry:
 class Block(Generic[G]):
     """One `with` block that is open."""
 
-    __slots__ = ("_lease", "caller", "frame", "keys", "what")
+    __slots__ = ("caller", "frame", "lease_or_none", "what")
 
     def __init__(self, caller: Any, what: object, lease: G, frame: int) -> None:
         self.caller = caller
@@ -68,20 +68,16 @@ class Block(Generic[G]):
         self.what = what
         """The lock or lease behind `with`."""
         # Weak: a lease that nobody has any more must be dropped, and so released, though its block was never left.
-        self._lease = weakref.ref(lease)
-        self.keys = lease._hold.keys
+        self.lease_or_none = weakref.ref(lease)
+        """Call it for the lease; None if that was dropped."""
         self.frame = frame
         """The id of the frame that has the block; 0 where it does not matter."""
 
     @property
     def lease(self) -> G:
-        lease = self._lease()
+        lease = self.lease_or_none()
         assert lease is not None, "the lock behind `with` keeps it"
         return lease
-
-    @property
-    def dropped(self) -> bool:
-        return self._lease() is None
 
     def encloses_this_call(self) -> bool:
         """Whoever calls this is inside the block, directly or not.
@@ -105,48 +101,51 @@ def _runs_a_loop() -> bool:
 
 
 class Blocks(Generic[G]):
-    """The open blocks of a client, by lock and caller.
+    """The open blocks of a client, by caller.
 
     They are needed at the end of a block, and where a wait begins. Callers touch only their own lists, so no lock is
     needed; except a caller that ends the block of another one, which nobody else touches at that time.
     """
 
     def __init__(self) -> None:
-        self._open: dict[tuple[bytes, Any], list[Block[G]]] = {}
+        self._open: dict[Any, list[Block[G]]] = {}
 
     def enter(self, caller: Any, what: object, lease: G, frame: int = 0) -> None:
         block = Block(caller, what, lease, frame)
-        for key in block.keys:
-            blocks = self._open.setdefault((key, caller), [])
-            if blocks:
-                blocks[:] = [each for each in blocks if not each.dropped]
-            blocks.append(block)
+        blocks = self._open.get(caller)
+        if blocks is None:
+            self._open[caller] = [block]
+            return
+        while blocks and blocks[-1].lease_or_none() is None:
+            blocks.pop()
+        blocks.append(block)
 
-    def find(self, caller: Any, what: object, key: bytes) -> Block[G] | None:
+    def find(self, caller: Any, what: object) -> Block[G] | None:
         """The innermost block behind `with what`: the caller's own or, if it has none, that of another caller. Some test
         frameworks end a block in another task than they entered it in, and generators wander between threads."""
-        for block in reversed(self._open.get((key, caller), ())):
-            if block.what is what and not block.dropped:
+        for block in reversed(self._open.get(caller, ())):
+            if block.what is what and block.lease_or_none() is not None:
                 return block
-        others = [
-            block for blocks in list(self._open.values()) for block in blocks if block.what is what and not block.dropped
-        ]
-        return others[-1] if others else None
+        others = [block for blocks in list(self._open.values()) for block in blocks if block.what is what]
+        return next((block for block in reversed(others) if block.lease_or_none() is not None), None)
 
     def leave(self, block: Block[G]) -> None:
-        for key in block.keys:
-            blocks = self._open.get((key, block.caller), [])
-            if block in blocks:
-                blocks.remove(block)
-            if not blocks:
-                self._open.pop((key, block.caller), None)
+        blocks = self._open.get(block.caller, [])
+        if block in blocks:
+            blocks.remove(block)
+        if not blocks:
+            self._open.pop(block.caller, None)
 
     def held_around(self, caller: Any, request: LockRequest, at: float) -> str | None:
         """A name among those requested that the caller holds in a block around this call."""
-        for name, key in zip(request.names, request.keys, strict=True):
-            for block in self._open.get((key, caller), ()):
-                if not block.dropped and block.lease._hold.held_at(at) and block.encloses_this_call():
-                    return name
+        for block in self._open.get(caller, ()):
+            lease = block.lease_or_none()
+            if lease is None or not lease._hold.held_at(at):
+                continue
+            held = lease._hold.keys
+            name = next((name for name, key in zip(request.names, request.keys, strict=True) if key in held), None)
+            if name is not None and block.encloses_this_call():
+                return name
         return None
 
 

@@ -85,13 +85,13 @@ class Lease(BaseLease):
     def _begin_block(self, what: object) -> None:
         task = asyncio.current_task()
         if self._hold.config.policy.on_lost == "cancel":
-            self._body = _Body(self._hold, self._client._running_loop, task)
+            self._body = _Body(self._hold, task)
         self._client._blocks.enter(task, what, self)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        block = self._client._blocks.find(asyncio.current_task(), self, self._hold.key)
+        block = self._client._blocks.find(asyncio.current_task(), self)
         if block is not None:
             self._client._blocks.leave(block)
         await self._end_block(kind, error)
@@ -113,13 +113,19 @@ class _Body:
 
     __slots__ = ("_cancelled", "_cancelling", "_task")
 
-    def __init__(self, hold: Hold, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any] | None) -> None:
+    def __init__(self, hold: Hold, task: asyncio.Task[Any] | None) -> None:
         if task is None:
             raise ConfigError("'async with' on a lock needs to run in a task")
         self._task: asyncio.Task[Any] | None = task
         self._cancelling = task.cancelling()
         self._cancelled = False
-        hold.when_lost(_on_loop(loop, self._cancel))
+        hold.when_lost(self._cancel_soon)
+
+    def _cancel_soon(self) -> None:
+        """From any thread."""
+        task = self._task
+        if task is not None:
+            _on_loop(task.get_loop(), self._cancel)()
 
     def _cancel(self) -> None:
         if self._task is not None and not self._cancelled:
@@ -159,15 +165,13 @@ class Lock(BaseLock):
         wait: Seconds to wait, None: without end, 0: not at all. As set on the lock if it is left out.
         ttl: Seconds that the lease lasts on the servers unless renewed. As set on the lock if it is left out.
         """
+        # Wrong arguments are told here, and not first where it is awaited.
         if args or others:
-            raise refused_words(args, others)  # here, and not first where it is awaited
-        return self._acquire(wait, ttl)
-
-    async def _acquire(self, wait: Seconds | EllipsisType | None, ttl: Seconds | None) -> Lease:
+            raise refused_words(args, others)
         seconds = self.config.wait if wait is ... else wait_of(wait)
-        if self._reentrant:
-            return await self._client._reenter(self, self._timing(ttl), seconds)
-        return await self._client._acquire(self, self._timing(ttl), seconds)
+        timing = self.config.timing if ttl is None else self._timing(ttl)
+        client = self._client
+        return client._reenter(self, timing, seconds) if self._reentrant else client._acquire(self, timing, seconds)
 
     async def try_acquire(self, *, ttl: Seconds | None = None) -> Lease | None:
         """Acquire the lock if it is free, else return None; never waits. An outage still raises: it is not contention."""
@@ -194,7 +198,7 @@ class Lock(BaseLock):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        block = self._client._blocks.find(asyncio.current_task(), self, self.key)
+        block = self._client._blocks.find(asyncio.current_task(), self)
         assert block is not None
         lease = block.lease
         self._client._blocks.leave(block)
@@ -332,12 +336,11 @@ class Client(BaseClient[Lock, Lease]):
         return io
 
     def _io_for(self, key: bytes) -> AsyncIO:
+        io = self._io
+        if type(io) is AsyncIO and io.loop is asyncio.get_running_loop() and not self._closed:
+            return io
         io = self._connections()
         return io if isinstance(io, AsyncIO) else io.at(key)
-
-    @property
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        return (self._io or self._connections()).loop
 
     async def _acquire(self, lock: Lock, timing: Timing, wait: float | None) -> Lease:
         io = self._io_for(lock.key)

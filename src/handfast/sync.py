@@ -102,7 +102,7 @@ class Lease(BaseLease):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         blocks = self._client._blocks
-        block = blocks.find(threading.get_ident(), self, self._hold.key)
+        block = blocks.find(threading.get_ident(), self)
         try:
             self._end_block(kind, error)
         finally:
@@ -195,18 +195,21 @@ class Lock(BaseLock):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Until it has ended the block stays entered: an interrupt must not separate us from its lease.
+        block: Block[Lease] | None = None
         try:
-            self._innermost().lease._end_block(kind, error)
+            block = self._innermost()
+            block.lease._end_block(kind, error)
         except BaseException:
-            self._innermost().lease._give_up()
+            block = self._innermost()
+            block.lease._give_up()
             raise
         finally:
-            block = self._innermost()
-            self._client._blocks.leave(block)
+            block = block or self._innermost()
             self._drop(block.lease)
+            self._client._blocks.leave(block)
 
     def _innermost(self) -> Block[Lease]:
-        block = self._client._blocks.find(threading.get_ident(), self, self.key)
+        block = self._client._blocks.find(threading.get_ident(), self)
         assert block is not None
         return block
 

@@ -97,7 +97,8 @@ async def take(
     done = False
     try:
         hold = await _take(io, access, queues, acquisition, waiter)
-        queues.check_open()
+        if queues.closed:
+            queues.check_open()
         done = hold is not None and hold.who is acquisition.who
         if hold is not None and done:
             acquisition.hold = hold
@@ -117,10 +118,10 @@ async def _take(
     if not io.ready or not group.quorum_can_vote:
         await prepare(io, acquisition)
     ballot: Ballot | None = None
-    if not _claims_first(io, queues, acquisition):
+    if group.n == 1 or not _claims_first(io, queues, acquisition):
         queueing = _queues_on_arrival(acquisition) and (bool(io.channels[0]) or await _subscribed(io, acquisition))
         ballot = await attempt(io, acquisition, queue=queueing)
-        if acquisition.hold is not None:
+        if ballot is None:
             return acquisition.hold
         await _raise_unless_worth_waiting(io, acquisition, ballot)
     if waiter is not None:
@@ -143,7 +144,7 @@ async def _take(
 def _claims_first(io: IO, queues: WaitQueues, acquisition: Acquisition) -> bool:
     """On a quorum: others want the lock, so an attempt without a ticket would only be refused."""
     request, config = acquisition.request, acquisition.request.config
-    if config.group.n == 1 or acquisition.wait == 0 or not queues.is_wanted(request):
+    if acquisition.wait == 0 or not queues.is_wanted(request):
         return False
     return config.tries is None and not config.exact and len(request.names) == 1 and all(io.channels)
 
@@ -215,7 +216,8 @@ async def _retry(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot) -> 
     config, group = request.config, request.group
     if config.tries is None:
         _warn_about_polling(queues, acquisition)
-    tried, silent_since = 1, None
+    tried = 1
+    silent_since: float | None = None
     while True:
         waiter.queue.explain = lambda now, last=ballot: failure(acquisition, last)
         now = io.now()
@@ -224,10 +226,12 @@ async def _retry(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot) -> 
         await io.sleep(acquisition.earlier(now + config.policy.backoff(tried, io.random())))
         queues.check(waiter, io.now())
         await prepare(io, acquisition)
-        ballot = await attempt(io, acquisition)
+        failed = await attempt(io, acquisition)
         tried += 1
-        if acquisition.hold is not None:
+        if failed is None:
+            assert acquisition.hold is not None
             return acquisition.hold
+        ballot = failed
         if tried == config.tries or explain.cannot_succeed(group, ballot.answers):
             raise await _named_failure(io, acquisition, ballot)
 

@@ -73,6 +73,7 @@ class LockConfig:
 
     __slots__ = (
         "_key_start",
+        "alone",
         "cohort",
         "exact",
         "fence",
@@ -127,6 +128,8 @@ class LockConfig:
         self.timing = self.timing_for(policy.ttl)
         self.queues_on_arrival = group.n == 1 and not self.exact and policy.tries is None and self.timing.copies is None
         """A refused attempt can be a claim at the same time: there is one node, whose time of arrival is the ticket."""
+        self.alone = group.n == 1 and not group.guard and not self.exact
+        """One reply decides: there is one node, and it has nothing to show with its vote."""
         self._key_start = policy.prefix.encode() + b"{"
 
     def key_of(self, name: str) -> bytes:

@@ -86,10 +86,12 @@ async def wait_for_change(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ba
             if given is not None:
                 return given
             await prepare(io, acquisition)
-            ballot = await attempt(io, acquisition)
+            failed = await attempt(io, acquisition)
             tried += 1
-            if acquisition.hold is not None:
+            if failed is None:
+                assert acquisition.hold is not None
                 return acquisition.hold
+            ballot = failed
             if explain.cannot_succeed(group, ballot.answers):
                 raise explain.not_acquired(acquisition.request, ballot.answers, acquisition.timing.timeout)
     finally:

@@ -209,7 +209,7 @@ class Hold(LockKeys):
     def when_lost(self, listener: Callable[[], Any]) -> None:
         """Call `listener` when it ends early, or now if it has. The listener must bear being called twice."""
         self.on_lost += (listener,)
-        if self.ended_early:
+        if self.state != HELD and self.ended_early:
             listener()
 
     # -- votes and renewal

@@ -63,7 +63,8 @@ class Acquisition:
         if self.who is None:
             owner = self.request.owner
             if owner is None:
-                self.who = _new_identity(self.request.config.owner_start + nonce())
+                owner = self.request.config.owner_start + nonce()
+                self.who = Identity(owner, owner)
             else:
                 self.who = Identity.explicit(owner, nonce())
         return self.who
@@ -85,10 +86,6 @@ class Acquisition:
         hold.give_up()
         hold.may_arrive_late = True
         return hold
-
-
-def _new_identity(owner: bytes) -> Identity:
-    return Identity(owner, owner)
 
 
 class Waiter:
@@ -169,7 +166,7 @@ class WaitQueues:
         """The whole process ends."""
         self.warned: set[str] = set()
         self.by_key: dict[Any, WaitQueue] = {}
-        self._wanted: dict[Any, None] = {}
+        self.wanted: dict[Any, None] = {}
         """Locks that others waited for when this client last released them."""
         self.turns: WeakValueDictionary[Any, CohortTurn] = WeakValueDictionary()
         """Of cohorts' locks: the last turn that this client has begun."""
@@ -177,15 +174,15 @@ class WaitQueues:
     def released(self, hold: Hold) -> None:
         """Remember whether others want the lock."""
         if hold.handed_over:
-            if len(self._wanted) >= MOST_WANTED:
-                self._wanted.clear()
-            self._wanted[hold.keys] = None
-        elif self._wanted:
-            self._wanted.pop(hold.keys, None)
+            if len(self.wanted) >= MOST_WANTED:
+                self.wanted.clear()
+            self.wanted[hold.keys] = None
+        elif self.wanted:
+            self.wanted.pop(hold.keys, None)
 
     def is_wanted(self, request: LockRequest) -> bool:
         """An attempt would most likely be refused."""
-        return bool(self._wanted) and request.keys in self._wanted
+        return bool(self.wanted) and request.keys in self.wanted
 
     def has_waiters(self, request: LockRequest) -> bool:
         return bool(self.by_key) and request.keys in self.by_key

@@ -12,7 +12,7 @@ from typing import Any, Final
 from handfast.core.config import LockKeys
 from handfast.core.hold import Hold
 from handfast.core.io import IO, Fault, Payloads, payload_for
-from handfast.core.votes import Ballot, MultiReplyBallot
+from handfast.core.votes import Ballot, MultiReplyBallot, OneReply
 from handfast.protocol import commands
 from handfast.protocol.commands import Identity
 from handfast.protocol.keys import queue_keys
@@ -20,6 +20,8 @@ from handfast.protocol.keys import queue_keys
 __all__ = ["payloads", "release", "repeat", "take_back"]
 
 
+RELEASED: Final = 1
+"""The reply of a node that held the vote, and for which nobody waits."""
 HANDED_OVER: Final = 2
 """The reply of a node that has given the vote to a waiter."""
 
@@ -86,8 +88,27 @@ async def release(io: IO, hold: Hold) -> bool:
     hold.release_unconfirmed = True
     if not io.ready:
         await io.connect(group.need, max(0.5, config.timing.timeout))
-    ballot = _ballot(hold, group.need)
-    await io.broadcast(payloads(hold, hold.who, hold.token_floor), ballot, config.timing.timeout)
+    words = payloads(hold, hold.who, hold.token_floor if group.n > 1 else 0)
+    if not config.alone or len(hold.names) > 1:
+        ballot = _ballot(hold, group.need)
+        await io.broadcast(words, ballot, config.timing.timeout)
+        return await _conclude(io, hold, ballot, in_time)
+    # One reply decides, and mostly it is a yes: nothing has to be counted.
+    collected = OneReply()
+    await io.broadcast(words, collected, config.timing.timeout)
+    if collected.reply == RELEASED and in_time and not hold.healed:
+        hold.release_unconfirmed = False
+        hold.finish_release()
+        return True
+    ballot = _ballot(hold, 1)
+    if collected.decided:
+        ballot.add(0, collected.reply)
+    return await _conclude(io, hold, ballot, in_time)
+
+
+async def _conclude(io: IO, hold: Hold, ballot: Ballot, in_time: bool) -> bool:
+    """What the nodes have said to a release; True if the lock was still ours."""
+    config, group = hold.config, hold.group
     if _slot_moves(hold, ballot):
         ballot = _ballot(hold, group.need)
         await io.broadcast(_published(hold, hold.who), ballot, config.timing.timeout)

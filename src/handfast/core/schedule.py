@@ -54,25 +54,22 @@ class Schedule:
 
     def add(self, hold: Hold) -> None:
         """Watch over a new hold."""
-        self._add(hold)
+        ttl, now = hold.ttl, self.now()
+        # A hold that was waited for may have little of its ttl left.
+        if ttl < UNSCHEDULED_TTL or now > hold.renew_from + UNSCHEDULED_SHARE * ttl:
+            self.reschedule(hold, renew.due(hold, hold.renew_from))
+        else:
+            self.unscheduled[hold] = None
+            # After the hold was added: the plan may be given up until then.
+            if ttl < self.shortest:
+                self.shortest = ttl
+                # Counted from now: the process may be stopped before its watchdog wakes.
+                self._look_at = min(self._look_at, now + UNSCHEDULED_SHARE * ttl)
+                self._wake()
         # Afterwards: a standstill that is noticed from here on finds the hold here.
         if hold.standstills != hold.group.standstills:
             self.remove(hold)
             hold.mark_lost(STOOD_STILL)
-
-    def _add(self, hold: Hold) -> None:
-        due, look = renew.due(hold, hold.renew_from), self.now() + UNSCHEDULED_SHARE * hold.ttl
-        # A hold that was waited for may have little of its ttl left.
-        if hold.ttl < UNSCHEDULED_TTL or due < look + UNSCHEDULED_SHARE * hold.ttl:
-            self.reschedule(hold, due)
-            return
-        self.unscheduled[hold] = None
-        # After the hold was added: the plan may be given up until then.
-        if hold.ttl < self.shortest:
-            self.shortest = hold.ttl
-            # Counted from now: the process may be stopped before its watchdog wakes.
-            self._look_at = min(self._look_at, look)
-            self._wake()
 
     def remove(self, hold: Hold) -> None:
         """It was released, or is lost."""

@@ -12,7 +12,7 @@ from typing import Any
 from handfast.core.io import Fault
 from handfast.protocol.claims import Granted
 
-__all__ = ["AllReplies", "Ballot", "BatchBallot", "MultiReplyBallot", "is_grant", "majority"]
+__all__ = ["AllReplies", "Ballot", "BatchBallot", "MultiReplyBallot", "OneReply", "is_grant", "majority"]
 
 
 def majority(nodes: int) -> int:
@@ -26,6 +26,21 @@ def majority(nodes: int) -> int:
 def is_grant(answer: Any) -> bool:
     kind = type(answer)
     return kind is Granted or (kind is int and answer > 0) or kind is bytes
+
+
+class OneReply:
+    """The reply of the only node that was asked: nothing has to be counted."""
+
+    width = 1
+    decided = False
+    over = False
+    until = float("inf")
+    waiter: Any = None
+    reply: Any = None
+
+    def add(self, node: int, reply: Any) -> bool:
+        first, self.decided, self.reply = not self.decided, True, reply
+        return first
 
 
 class Ballot:

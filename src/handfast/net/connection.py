@@ -133,7 +133,11 @@ class Connection:
         payload = self.sent.popleft()
         if (type(reply) is Fault or collector.width > 1) and self._again(collector, payload, reply):
             return
-        self.answer(collector, reply)
+        # The same as `answer`, without the call: this runs for each reply of each node.
+        if collector.add(self.index, reply):
+            waiter = collector.waiter
+            if waiter is not None and not waiter.over:
+                waiter.set_result(None)
 
     def answer(self, collector: Any, reply: Any) -> None:
         """Hand a reply to its collector."""

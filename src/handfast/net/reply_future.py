@@ -42,16 +42,10 @@ class ReplyFuture:
         self.callback: Callable[[ReplyFuture], Any] | None = None
         """Lets the task go on; to be called in its `context`. None if the task has not come to wait."""
 
-    wakes = True
-
     def set_result(self, reply: Any) -> None:
-        """Answer it."""
+        """Answer it. The task goes on when the waker comes to it."""
         self.reply = reply
         self.over = True
-        self.wake()
-
-    def wake(self) -> None:
-        """It has been answered; the task goes on when the waker comes to it."""
         woken = self._waker.woken
         if not woken:
             self._waker.wake_soon()
