@@ -29,6 +29,7 @@ listeners. On a guarded node a push carries the node's marker, which the hand-ov
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from statistics import median_low
 from typing import Any, Final
@@ -69,6 +70,8 @@ FOREIGN_LOOK: Final = 0.05
 TRACK_REPLIES: Final = 3
 """Replies to `commands.track` for one key."""
 TIME: Final = encode(b"TIME")
+MADE_HERE: Final = re.compile(rb":.*:.*:[0-9a-f]{32}\Z", re.DOTALL)
+"""An owner that this library has made, host:pid:label:nonce: such a holder hands over."""
 KEEP_VOTE: Final = 1 / 3
 """Share of the ttl after which a vote is claimed again that is not enough for a majority yet."""
 
@@ -220,7 +223,7 @@ class ServerQueue:
     @staticmethod
     def _foreign(refusal: Any) -> bool:
         """The holder is another program, which does not hand over."""
-        return type(refusal) is Refused and refusal.plain and not _is_ours(refusal.holder)
+        return type(refusal) is Refused and refusal.plain and MADE_HERE.search(refusal.holder) is None
 
     def on_push(self, node: int, push: Push) -> None:
         if type(push) is Inquiry:
@@ -306,12 +309,14 @@ class ServerQueue:
     async def send_due(self) -> None:
         """Send the claims and yields that are due."""
         io, now = self.io, self.io.now()
-        timeout = self.acquisition.timeout(self.acquisition.timing.timeout, now)
         due = [node for node, vote in enumerate(self.votes) if vote.to_yield or now >= vote.due]
+        if not due:
+            return
+        timeout = self.acquisition.timeout(self.acquisition.timing.timeout, now)
         if any(self._unsubscribed(node) for node in due):
             await io.subscribe(timeout)
             timeout = self.acquisition.timeout(self.acquisition.timing.timeout, io.now())
-        if self.group.n > 1 and self.ticket == ARRIVAL and due:
+        if self.group.n > 1 and self.ticket == ARRIVAL:
             await self._ask_for_ticket(timeout)
         foreign = [node for node in due if self._foreign(self.votes[node].answer) and self.group.nodes[node].tracks]
         if foreign and not self.tracked:
@@ -464,12 +469,6 @@ class ServerQueue:
 
     def next_look(self) -> float:
         return self.acquisition.earlier(min(vote.due for vote in self.votes))
-
-
-def _is_ours(owner: bytes) -> bool:
-    """The owner looks like one that this library has made: such a holder hands over."""
-    nonce = owner.rpartition(b":")[2]
-    return owner.count(b":") >= 3 and len(nonce) == 32 and all(letter in b"0123456789abcdef" for letter in nonce)
 
 
 async def wait_in_queue(

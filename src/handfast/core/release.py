@@ -96,8 +96,9 @@ async def release(io: IO, hold: Hold) -> bool:
     # One reply decides, and mostly it is a yes: nothing has to be counted.
     collected = OneReply()
     await io.broadcast(words, collected, config.timing.timeout)
-    if collected.reply == RELEASED and in_time and not hold.healed:
+    if collected.reply in (RELEASED, HANDED_OVER) and in_time and not hold.healed:
         hold.release_unconfirmed = False
+        hold.handed_over = collected.reply == HANDED_OVER
         hold.finish_release()
         return True
     ballot = _ballot(hold, 1)
