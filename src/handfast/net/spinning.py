@@ -5,7 +5,7 @@ network. So a blocking round trip first polls its sockets without sleeping, for 
 took and never for more than `LONGEST`. It needs a second CPU, because the server may have to run on this one.
 
 Where it does not pay (a far server, busy CPUs, another thread that keeps the interpreter's lock), it is given up for a
-while, and tried again later.
+while, and tried again later. A lock that other processes want is such a case: they run on the same CPUs.
 """
 
 from __future__ import annotations
@@ -64,6 +64,10 @@ class Spinner:
                 return events
         self._miss(now)
         return poller.poll(max(0.0, seconds - (now - began)) * 1000)
+
+    def rest(self) -> None:
+        """Somebody had to wait for others: they need the CPUs, and replies take longer."""
+        self._resumes_at = max(self._resumes_at, _clock() + PAUSE)
 
     def _count(self, took: float, limit: float) -> None:
         self._average += WEIGHT * (min(took, LONGEST) - self._average)

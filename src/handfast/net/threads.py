@@ -60,6 +60,7 @@ class ThreadIO(ThreadConnections, clock.MachineClock):
             self._wait(left if left is None or left < LONGEST else LONGEST)
         wakeup.wake_socket = None
         wakeup.is_set = False
+        self._spinner.rest()
         return
         yield
 
