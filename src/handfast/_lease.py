@@ -65,9 +65,10 @@ class Block(Generic[G]):
     def __init__(self, caller: Any, what: object, lease: G, frame: int) -> None:
         self.caller = caller
         """The thread or task that entered it."""
-        self.what = what
-        """The lock or lease behind `with`."""
-        # Weak: a lease that nobody has any more must be dropped, and so released, though its block was never left.
+        # Nothing here keeps the lock or the lease alive. A block that an interrupt has ended before the first step of
+        # `__exit__` is never left: its lease must be dropped with its lock, and so released.
+        self.what = id(what)
+        """The id of the lock or lease behind `with`."""
         self.lease_or_none = weakref.ref(lease)
         """Call it for the lease; None if that was dropped."""
         self.frame = frame
@@ -124,9 +125,9 @@ class Blocks(Generic[G]):
         """The innermost block behind `with what`: the caller's own or, if it has none, that of another caller. Some test
         frameworks end a block in another task than they entered it in, and generators wander between threads."""
         for block in reversed(self._open.get(caller, ())):
-            if block.what is what and block.lease_or_none() is not None:
+            if block.what == id(what) and block.lease_or_none() is not None:
                 return block
-        others = [block for blocks in list(self._open.values()) for block in blocks if block.what is what]
+        others = [block for blocks in list(self._open.values()) for block in blocks if block.what == id(what)]
         return next((block for block in reversed(others) if block.lease_or_none() is not None), None)
 
     def leave(self, block: Block[G]) -> None:

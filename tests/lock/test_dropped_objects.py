@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import threading
@@ -145,3 +146,29 @@ def test_lock_keeps_nothing_of_threads_that_ended(one: Server) -> None:
         before = lists_after(10)
         kept = lists_after(200) - before
         assert kept < 100, f"200 threads that ended left {kept} lists behind"
+
+
+@needs_server
+@pytest.mark.parametrize("behind", ["lock", "lease"])
+def test_lease_of_a_block_that_was_never_left_ends_with_its_lock(
+    one: Server, behind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An interrupt that strikes before the first step of `__exit__` leaves such a block."""
+    with handfast.connect(one.url, ttl=30.0) as client:
+        lock: Any = client.lock("a")
+        (lock if behind == "lock" else lock.acquire()).__enter__()
+        assert one.command("EXISTS", "handfast:{a}") == 1
+        del lock
+        eventually(lambda: one.command("EXISTS", "handfast:{a}") == 0)
+    assert "dropped without release" in caplog.text
+
+
+@needs_server
+def test_task_whose_block_was_never_left_may_enter_the_next(one: Server) -> None:
+    async def main() -> None:
+        async with handfast.aio.connect(one.url, ttl=30.0) as client:
+            await client.lock("a").__aenter__()
+            async with client.lock("a", wait=5) as lease:
+                assert lease.valid
+
+    asyncio.run(main())

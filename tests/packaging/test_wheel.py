@@ -86,7 +86,6 @@ def test_the_wheel_is_the_package_and_nothing_else(wheel: Path) -> None:
     assert any(name.endswith(".lua") for name in code)
 
 
-@pytest.mark.xfail((PACKAGE / "lab").exists(), reason="the simulator and the flash sale are still in the package")
 def test_tests_the_simulator_the_flash_sale_and_benchmarks_are_not_shipped(wheel: Path) -> None:
     ours = {"tests", "sim", "lab", "bench", "examples", "docs"}
     assert not [name for name in names(wheel) if ours & set(name.split("/"))]

@@ -438,19 +438,8 @@ OUTAGES = pytest.mark.parametrize("outage", [silence, unreachable, refusing])
 WAYS = pytest.mark.parametrize("options", [{}, SHARED], ids=["queue", "shared key"])
 
 
-SLOW_TO_GIVE_UP = pytest.mark.xfail(
-    strict=True, reason="core/foreign.py connects twice in each round and counts from the second look: 12 s, not 7"
-)
-
-
-@pytest.mark.parametrize(
-    ("outage", "options"),
-    [
-        *[pytest.param(each, {}, id=f"queue-{each.__name__}") for each in (silence, unreachable, refusing)],
-        *[pytest.param(each, SHARED, id=f"shared key-{each.__name__}") for each in (silence, refusing)],
-        pytest.param(unreachable, SHARED, id="shared key-unreachable", marks=SLOW_TO_GIVE_UP),
-    ],
-)
+@OUTAGES
+@WAYS
 def test_outage_ends_a_wait_without_end_after_some_seconds(
     outage: Callable[[Scene], None], options: dict[str, Any]
 ) -> None:

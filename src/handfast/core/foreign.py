@@ -60,7 +60,8 @@ async def wait_for_change(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ba
     tracker = Tracker(waiter)
     io.track(tracker)
     tried, renewed, seen = 1, 0, b""
-    unreachable_since = io.now() if ballot.faults() > group.n - group.need else None
+    # The first attempt may have waited for connections as long as an outage is waited for.
+    unreachable_since = _outage_since(waiter, ballot.answers, acquisition.began, io.now())
     try:
         while True:
             # Before any pause: rivals that keep their votes meanwhile could keep each other out for ever.
