@@ -71,6 +71,7 @@ class Client(aio.Client):
         self._now = clock.now
         super().__init__(Endpoints([Address(f"n{node.index}", host=f"n{node.index}") for node in nodes]), options)
         _client._clients.discard(self)  # it ends with its world, not with this process
+        self._collected.detach()
         self.group = self._group
         self.queues = self._queues
         self.queues.warn = self._warn

@@ -55,7 +55,6 @@ def test_no_seed_breaks_an_invariant(first: int) -> None:
 # -- every fault strikes, every invariant is looked at -----------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=False, reason="histories are not repeatable yet")
 def test_every_simulated_fault_happens_in_these_seeds() -> None:
     """Only as many of the seeds are run as it takes: those whose plan has something on that was not seen yet."""
     seen: Counter[str] = Counter()
@@ -148,7 +147,6 @@ def test_a_task_is_cancelled_at_every_await_of_an_acquisition_and_a_release() ->
     assert not wanted
 
 
-@pytest.mark.xfail(strict=False, reason="histories are not repeatable yet")
 @pytest.mark.parametrize(
     ("seed", "plan"),
     [
@@ -203,7 +201,6 @@ def test_after_a_majority_has_restarted_nobody_is_granted_anything_for_Q_and_the
 # -- the same seed is the same history ---------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=False, reason="some order still depends on addresses in memory: seed 7 is not repeatable")
 @pytest.mark.parametrize("seed", [1, 7])
 def test_the_same_seed_is_the_same_history(seed: int) -> None:
     first, second = run(seed), run(seed)
@@ -211,7 +208,6 @@ def test_the_same_seed_is_the_same_history(seed: int) -> None:
     assert first.recent == second.recent
 
 
-@pytest.mark.xfail(strict=False, reason="histories are not repeatable yet")
 def test_another_process_gets_the_same_history() -> None:
     """Where sets and hashes come in another order."""
     command = [sys.executable, "-m", "sim", "--seed", "3"]
@@ -227,7 +223,6 @@ def test_another_seed_is_another_history() -> None:
     assert run(1).digest != run(2).digest
 
 
-@pytest.mark.xfail(strict=False, reason="histories are not repeatable yet")
 def test_a_seed_can_be_replayed_with_everything_that_happens(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seed", "2", "--trace"]) == 0
     shown = capsys.readouterr().out
