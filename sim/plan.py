@@ -112,9 +112,9 @@ class Plan(NamedTuple):
     """Users present owners of their own."""
     reentrant: bool = False
     """Who holds it takes it again now and then."""
-    fault_seconds: float = 30.0
+    fault_seconds: float = 20.0
     """How long faults strike."""
-    every: float = 6.0
+    every: float = 4.0
     """Seconds between two strikes of one fault, on average."""
     prefix: str = "handfast:"
     """Empty: keys that other programs could share."""
@@ -202,7 +202,7 @@ class Theme(NamedTuple):
 
 _TOKENS: Final[Mapping[str, Any]] = {
     "guard": True, "fence": True, "cohort": 0, "clients": 4, "users": 1, "max_ttl": 1.0, "work": 0.1,
-    "together": False, "owners": False, "every": 2.0, "fault_seconds": 45.0,
+    "together": False, "owners": False, "every": 2.0, "fault_seconds": 30.0,
 }  # fmt: skip
 _QUEUE: Final[Mapping[str, Any]] = {
     "fair": True, "clients": 4, "names": ("a",), "owners": False, "together": False, "prefix": "handfast:", "tries": None,
@@ -235,17 +235,17 @@ THEMES: Final = (
     ),
     Theme(("reset", "one-way partition", "cancel", "durable restart", "distance"), {**_QUEUE, "nodes": 5, "guard": True}),
     # Nothing but contention: tickets that were taken at the same time, and claims that arrive in different orders.
-    Theme(("distance",), {**_QUEUE, "nodes": 3, "guard": True, "think": 0.02, "work": 0.01}),
-    Theme(("cancel",), {**_QUEUE, "nodes": 5, "guard": True, "think": 0.1, "work": 0.1}),
+    Theme(("distance",), {**_QUEUE, "nodes": 3, "guard": True, "think": 0.02, "work": 0.01, "fault_seconds": 3.0}),
+    Theme(("cancel",), {**_QUEUE, "nodes": 5, "guard": True, "think": 0.1, "work": 0.1, "fault_seconds": 10.0}),
     # Claims that are repeated before they are answered, so that answers come after the vote was given back.
     Theme(
         ("slow network", "distance", "stopped node"),
-        {**_QUEUE, "nodes": 3, "guard": True, "ttl": 0.4, "think": 0.05, "work": 0.02, "fault_seconds": 15.0},
+        {**_QUEUE, "nodes": 3, "guard": True, "ttl": 0.4, "think": 0.05, "work": 0.02, "fault_seconds": 8.0},
     ),
     # Counters that expire, and clocks that are set back.
     Theme(
         ("wrong wall clocks", "partition", "restart"),
-        {**_QUEUE, "names": ("a", "b"), "fence": True, "token_memory": 1.0, "think": 2.0, "fault_seconds": 45.0},
+        {**_QUEUE, "names": ("a", "b"), "fence": True, "token_memory": 1.0, "think": 2.0, "fault_seconds": 30.0},
     ),
     Theme(("step back", "wrong wall clocks", "partition"), {**_QUEUE, "names": ("a", "b"), "fence": True, "guard": True}),
     # Owners that their users present, in one life after another.

@@ -113,7 +113,8 @@ class Scenario:
         world.run(world.now + plan.max_ttl * 1.1 + 0.5)
         for user in self.users:
             user.last = world.now
-        world.run(world.now + plan.patience + plan.max_ttl + 5.0)
+        self._rest(world.now + plan.patience)
+        world.run(world.now + plan.max_ttl + 5.0)
         # What was left for the watchdog to release, and every ttl; but a clock that was set back keeps a key until
         # somebody meets it.
         met = {name_of(key) for node in self.nodes if node.clock.was_set_back for key, _ in node.held()}
@@ -123,6 +124,12 @@ class Scenario:
         if met:
             world.run(world.now + LONG_ENOUGH + plan.max_ttl + 1.0)
         self.observer.at_rest()
+
+    def _rest(self, until: float) -> None:
+        """Until every user has had its last turn, or should have had it."""
+        world = self.world
+        while world.now < until and not all(user.rests for user in self.users):
+            world.run(min(until, world.now + SETTLED))
 
     @property
     def calm(self) -> bool:

@@ -52,6 +52,11 @@ class User:
         self._task: Task | None = None
         self._pause()
 
+    @property
+    def rests(self) -> bool:
+        """It has had its last turn."""
+        return self.done and self._task is not None and self._task.over
+
     def _pause(self) -> None:
         rng = self.world.rng
         self.client.actor.at(self.world.now + rng.expovariate(1 / self.plan.think), self._round)
