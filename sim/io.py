@@ -255,15 +255,12 @@ class SimIO(PushRouter):
         if rest > 0:
             await self.sleep(self.now() + rest)
         self._start(force=True)
-        grace = False
         while any(link.trying is not None for link in self.links):
-            left = end - self.now()
             waiter = Waiter()
             self._trying.append(waiter)
-            await self._wait(waiter, min(left, GRACE) if grace else left)
+            await self._wait(waiter, min(end - self.now(), GRACE if self.up >= need else within))
             if waiter.reply is SILENT:
                 break
-            grace = self.up >= need
         self.ready = self.up >= self.group.need
 
     def _start(self, *, force: bool = False) -> None:

@@ -90,15 +90,12 @@ class AioConnections(PushRouter, RequestTimeouts):
         if rest > 0:
             await asyncio.sleep(rest)
         self._start(force=True)
-        grace = False
         while tasks := [link.connecting for link in self.links if link.connecting is not None]:
-            left = end - self.loop.time()
-            done, _ = await asyncio.wait(
-                tasks, timeout=min(left, GRACE) if grace else left, return_when=asyncio.FIRST_COMPLETED
-            )
+            # Asked anew each time, also the first: other callers may have connected enough of them.
+            left = min(end - self.loop.time(), GRACE if self.up >= need else within)
+            done, _ = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 break
-            grace = self.up >= need
         self.ready = self.up >= self.group.need
 
     def _start(self, *, force: bool = False) -> None:
