@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from handfast.core.hold import HELD, LOST, RELEASED, Hold
 from handfast.protocol.commands import NO_GENERATION, Identity
+from handfast.watchdog import LATE_ARRIVAL
 from sim import lua
 from sim.net import TcpConnection
 from sim.node import Node
@@ -57,8 +58,8 @@ class Ledger:
         self._world = world
         self._complain = complain
         self._holds = holds
-        self._laid: dict[Acquirer, dict[tuple[int, bytes], _Laid]] = {}
-        """By acquisition, then by node and key."""
+        self._laid: dict[Acquirer, dict[tuple[int, bytes, TcpConnection], _Laid]] = {}
+        """By acquisition, then by node, key and connection."""
         self._over: dict[Acquirer, float] = {}
         """Acquisitions that have failed, or whose hold was released, and when."""
 
@@ -72,7 +73,7 @@ class Ledger:
                         words[0] == b"SET"
                     ):  # an explicit owner of the published protocol has no generation: it begins anew
                         self._over.pop(who, None)
-                    self._laid.setdefault(who, {})[node, key] = _Laid(client, tcp, claimant)
+                    self._laid.setdefault(who, {})[node, key, tcp] = _Laid(client, tcp, claimant)
                 elif what == "leaves":
                     self._over.setdefault(
                         who, self._world.now
@@ -81,7 +82,7 @@ class Ledger:
                 else:
                     self._still_held(client, what, who, again)
                     if what == "restore_vote":
-                        self._laid.setdefault(who, {})[node, key] = _Laid(client, tcp, b"")
+                        self._laid.setdefault(who, {})[node, key, tcp] = _Laid(client, tcp, b"")
 
     @staticmethod
     def _meanings(words: list[bytes]) -> Iterator[tuple[str, bytes, Acquirer, bytes]]:
@@ -110,16 +111,23 @@ class Ledger:
         self._over[who] = self._world.now
 
     def _undone(self, client: Client, node: int, key: bytes, who: Acquirer, tcp: TcpConnection) -> None:
-        laid = self._laid.get(who, {})
-        here = laid.get((node, key))
-        if here is not None and (here.tcp is tcp or self._is_there(self.nodes[node], key, who, here.claimant)):
-            del laid[node, key]
-        links = client.dog.io.links
-        if links[node].tcp is tcp:
-            # What the watchdog releases for others it releases where it is connected; the rest is the ttl's.
-            for link in links:
-                if link.connection is None:
-                    laid.pop((link.index, key), None)
+        laid, links = self._laid.get(who, {}), client.dog.io.links
+        by_watchdog = links[node].tcp is tcp
+        for where in [where for where in laid if where[1] == key]:
+            each = laid[where]
+            if where[0] != node:
+                # What the watchdog releases for others it releases where it is connected.
+                done = by_watchdog and links[where[0]].connection is None
+            else:
+                there = self._is_there(self.nodes[node], key, who, each.claimant)
+                done = each.tcp is tcp or there or self._arrived(self.nodes[node], each.tcp)
+                # It releases once more a moment later. A claim that is on its way for longer is the ttl's business.
+                done = done or (by_watchdog and self._is_slow(each.tcp))
+            if done:
+                del laid[where]
+
+    def _is_slow(self, tcp: TcpConnection) -> bool:
+        return bool(tcp.stuck[1]) or tcp.last[1] > self._world.now + LATE_ARRIVAL
 
     @staticmethod
     def _is_there(node: Node, key: bytes, who: Acquirer, claimant: bytes) -> bool:
@@ -160,16 +168,17 @@ class Ledger:
             if now - self._over.get(who, now) > UNDONE:
                 self._check(who, laid)
 
-    def _check(self, who: Acquirer, laid: dict[tuple[int, bytes], _Laid]) -> None:
+    def _check(self, who: Acquirer, laid: dict[tuple[int, bytes, TcpConnection], _Laid]) -> None:
         """The acquisition is over. What nothing excuses must be gone; what is gone for good is forgotten here."""
-        for (index, key), each in list(laid.items()):
+        for where, each in list(laid.items()):
+            index, key, _ = where
             node = self.nodes[index]
             if not each.tcp.open:
-                del laid[index, key]
+                del laid[where]
             elif not self._is_there(node, key, who, each.claimant):
                 if self._arrived(node, each.tcp):
-                    del laid[index, key]
-            elif self._awake(each.client):
+                    del laid[where]
+            elif self._awake(each.client) and not self._at_it(each.client, who):
                 self._complain(
                     9, f"{each.client.name} has sent no release of {who!r} to n{index}, which has a vote or a claim of it"
                 )
@@ -178,6 +187,11 @@ class Ledger:
         """All that was sent to the node on this connection was carried out."""
         now, actor = self._world.now, node.actor
         return not tcp.stuck[1] and tcp.last[1] < now and not actor.stopped and actor.went_on < now
+
+    @staticmethod
+    def _at_it(client: Client, who: Acquirer) -> bool:
+        """The client's watchdog is releasing it, and may have to wait for the answers of other nodes."""
+        return any(acquirer(each) == who for each in client.dog.releasing)
 
     def _awake(self, client: Client) -> bool:
         """The client's watchdog could have sent a release."""

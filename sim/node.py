@@ -40,7 +40,7 @@ class Witness(Protocol):
     """Who sees what servers do: the observer."""
 
     def complain(self, number: int, text: str) -> None: ...
-    def voted(self, node: Node, owner: bytes) -> None: ...
+    def voted(self, node: Node, key: bytes, owner: bytes) -> None: ...
     def handed_over(
         self, node: Node, key: bytes, by: bytes, waiting: dict[bytes, float], claims: dict[bytes, bytes]
     ) -> None: ...
@@ -74,6 +74,8 @@ class Node(Store):
         """A marker, the life in which it was seen, and whether it lets the node vote."""
         self._loaded: set[bytes] = set()
         self._connections: dict[TcpConnection, None] = {}
+        self._heals = False
+        """The script that runs restores a vote."""
         self._pushed: list[bytes] = []
         """What is still to be pushed to the connection whose command runs."""
         self.save()
@@ -214,15 +216,16 @@ class Node(Store):
         script, keys = lua.NAMES[words[1]], int(words[2])
         owner = words[3 + keys + _OWNER[script]] if script != "set_marker" else b""
         if script in _VOTES:
-            self._witness.voted(self, owner)
+            for key in words[3 : 3 + (1 if script == "claim" else int(words[3 + keys + 3]))]:
+                self._witness.voted(self, key, owner)
         waiting: dict[bytes, float] = {}
         claims: dict[bytes, bytes] = {}
         holds = script in _GIVES_BACK and self.shows(words[3]) == owner
         if holds:
             waiting, claims = dict(self.table(words[4])), dict(self.table(words[5]))
-        self.by = owner
+        self.by, self._heals = owner, script == "restore_vote"
         reply = lua.run(self, script, keys, words[3:])
-        self.by = None
+        self.by, self._heals = None, False
         self.world.note("run", self.index, script, words[3 + keys :][:3], reply)
         if (
             self.forgetting is not None
@@ -236,14 +239,14 @@ class Node(Store):
 
     def _set(self, words: list[bytes]) -> Any:
         if self.by is None and b"NX" in words:  # the published protocol
-            self._witness.voted(self, words[2])
+            self._witness.voted(self, words[1], words[2])
             self.by = words[2]
             try:
                 return super()._set(words)
             finally:
                 self.by = None
-        if is_lock(words[1]):
-            self._witness.voted(self, words[2])
+        if is_lock(words[1]) and not self._heals:  # a vote that is restored is a fact, and was given before
+            self._witness.voted(self, words[1], words[2])
         return super()._set(words)
 
     def about(self) -> bytes:

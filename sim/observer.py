@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from handfast.core.guard import MARGIN
-from handfast.core.hold import HELD, LOST, RELEASED, Hold
+from handfast.core.hold import HELD, LOST, RELEASED, RELEASING, Hold
 from handfast.core.local_queue import Acquisition
 from handfast.protocol.commands import NO_GENERATION, Identity
 from sim.ledger import Acquirer, Ledger, acquirer
@@ -44,7 +44,7 @@ INVARIANTS: Final = {
     10: ("no vote from an incarnation younger than Q", ("observer._no_young_votes",)),
     11: (
         "a waiter gets the lock in time",
-        ("user._failed", "observer._nobody_sleeps_on", "queue_checks.handed_over"),
+        ("user._failed", "observer._nobody_sleeps_on", "observer._given_is_taken", "queue_checks.handed_over"),
     ),
     12: ("counters never fall within an incarnation", ("store._set",)),
     13: ("no task and no place in a queue is left", ("observer.at_rest",)),
@@ -105,9 +105,12 @@ class Observer:
         self._final: dict[Hold, str] = {}
         self._passed: dict[Hold, None] = {}
         """Holds whose deadline has passed."""
-        self._votes: dict[tuple[int, bytes], list[tuple[float, float]]] = {}
-        """By node and owner: when it voted, and how long before that it had lost its data."""
+        self._votes: dict[tuple[int, bytes, bytes], list[tuple[float, float]]] = {}
+        """By node, key and owner: when it voted, and how long before that it had lost its data."""
+        self._joined: dict[Acquirer, None] = {}
+        """Acquisitions of several names that took one name after the other."""
         self._free_since: dict[tuple[Client, Any], float] = {}
+        self._given_since: dict[Hold, float] = {}
         self.granted_at: dict[bytes, float] = {}
         """By key: when it was last granted."""
         self.queues = QueueChecks(self)
@@ -136,7 +139,8 @@ class Observer:
             for name in hold.names:
                 self.now_held.setdefault(name, {})[hold] = client
                 self._no_two_valid(name)
-            if client.group.guard and not hold.handovers:
+            # What is joined of parts counts facts, as a renewal does. Its parts were looked at.
+            if not hold.handovers and acquirer(hold.who) not in self._joined:
                 self._no_young_votes(client, hold)
         self._held_on_a_majority(client, hold)
 
@@ -155,18 +159,24 @@ class Observer:
             who = ", ".join(f"{h.who.owner.decode()} (token {h.token})" for h in valid)
             self.complain(1, f"{name} is held by {who} at the same time")
 
+    def granted_part(self, client: Client, hold: Hold) -> None:
+        """One of several names was granted; the others are still waited for."""
+        self._joined[acquirer(hold.who)] = None
+        self._no_young_votes(client, hold)
+
     def _no_young_votes(self, client: Client, hold: Hold) -> None:
-        # Q is counted on other clocks than the world's.
         policy = client.group.policy
-        least = (policy.max_ttl * (1 + 2 * policy.drift) + MARGIN) * (1 - 2 * policy.drift) - ROUNDING
-        if not self.expected_guarantees.exclusive:
+        if not self.expected_guarantees.exclusive or not client.group.guard:
             return
-        for node in self.nodes:
-            votes = self._votes.get((node.index, hold.who.owner), [])
-            # Any vote counts whose ttl is not over, also if the node has forgotten since.
-            age = max((age for when, age in votes if when > self.world.now - 2 * hold.ttl), default=FOREVER)
-            if hold.votes >> node.index & 1 and age < least:
-                self.complain(10, f"{hold.name}: counts a vote of n{node.index}, which had forgotten {age:.3f} s before")
+        # Q is counted on other clocks than the world's.
+        least = (policy.max_ttl * (1 + 2 * policy.drift) + MARGIN) * (1 - 2 * policy.drift) - ROUNDING
+        for index in range(len(self.nodes)):
+            for key in hold.keys if hold.votes >> index & 1 else ():
+                votes = self._votes.get((index, key, hold.who.owner), [])
+                # Any vote counts whose ttl is not over, also if the node has forgotten since.
+                age = max((age for when, age in votes if when > self.world.now - 2 * hold.ttl), default=FOREVER)
+                if age < least:
+                    self.complain(10, f"{hold.name}: counts a vote of n{index}, which had forgotten {age:.3f} s before")
 
     def _held_on_a_majority(self, client: Client, hold: Hold) -> None:
         if not (self.expected_guarantees.exclusive and self.valid(client, hold)):
@@ -209,9 +219,9 @@ class Observer:
         if hold in self._passed and self.valid(client, hold):
             self.complain(6, f"{hold.name} of {hold.who.owner!r} was over at its deadline, and is valid again")
 
-    def voted(self, node: Node, owner: bytes) -> None:
+    def voted(self, node: Node, key: bytes, owner: bytes) -> None:
         """A node was asked for its vote, or has handed it over."""
-        votes = self._votes.setdefault((node.index, owner), [])
+        votes = self._votes.setdefault((node.index, key, owner), [])
         votes.append((self.world.now, self.world.now - node.forgot_at))
 
     def began(self, names: Iterable[str]) -> dict[str, int]:
@@ -294,10 +304,22 @@ class Observer:
         self.queues.note_waiters()
         if self.expected_guarantees.lively and self.quiet():
             self._nobody_sleeps_on()
+            self._given_is_taken()
             self.queues.splits_end()
         else:
             self._free_since.clear()
             self.queues.forget_splits()
+
+    def _given_is_taken(self) -> None:
+        """A waiter takes soon what a sibling has handed over to it."""
+        heads = [
+            queue.head for client in self.clients if not client.actor.stopped for queue in client.queues.by_key.values()
+        ]
+        given = [head.given for head in heads if head is not None and head.given is not None]
+        self._given_since = {hold: self._given_since.get(hold, self.world.now) for hold in given}
+        for hold, since in self._given_since.items():
+            if self.world.now - since > SLEPT_ON:
+                self.complain(11, f"{hold.name} was handed over inside a process at {since:.2f} s, and nobody took it")
 
     def _nobody_sleeps_on(self) -> None:
         """A lock that somebody waits for is not free for long."""
@@ -340,6 +362,10 @@ class Observer:
         for node in self.nodes:
             for key, owner in node.held():
                 self.complain(9, f"n{node.index} still has {key!r} of {owner!r}")
+        for name, holds in self.now_held.items():
+            for hold in holds:
+                if hold.state == RELEASING:
+                    self.complain(13, f"{name} is still being released by {hold.who.owner!r}")
         for client in self.clients:
             if client.queues.by_key:
                 self.complain(13, f"{client.name}: somebody still waits in the queue of {list(client.queues.by_key)}")

@@ -135,8 +135,12 @@ class User:
                 await self._work(hold)
         finally:
             self.phase = ""
-            released = await client.release(hold)
-            self.world.note("released", self.name, names, hold.token, released)
+            if "dropped lease" in self.plan.faults and not final and self.world.rng.random() < 0.3:
+                self.world.note("drops", self.name, names, hold.token)
+                client.drop(hold)
+            else:
+                released = await client.release(hold)
+                self.world.note("released", self.name, names, hold.token, released)
 
     def _failed(self, error: HandfastError, final: bool, asked: float) -> None:
         stranger = self.client in self.scene.strangers

@@ -253,6 +253,9 @@ class BaseClient(Generic[L, G]):
         """Nobody can release this hold any more: the watchdog does it."""
         self._forget(hold)
         hold.give_up()
+        if hold.asked & ~hold.votes:
+            # A node that has not answered may carry out the claim after the watchdog's release.
+            hold.may_arrive_late = True
         dog = self._dog if self._closed else self._watchdog()
         if dog is not None:
             dog.finish(hold)

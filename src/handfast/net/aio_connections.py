@@ -132,10 +132,11 @@ class AioConnections(PushRouter, RequestTimeouts):
         link.connected(protocol.connection)
         self.up += 1
         for payload, collector in backlog:
-            # Whoever gave up has undone its attempt elsewhere; sending it now would leave a lock behind.
-            if self.now() >= collector.until:
+            # A caller that gave up has undone its attempt elsewhere; sending it now would leave a lock behind. What is
+            # not sent is answered: the watchdog must repeat a release that this node did not get.
+            if self.now() >= collector.until or collector.waiter is None or collector.waiter.over:
                 self._answer(collector, link)
-            elif collector.waiter is not None and not collector.waiter.over:
+            else:
                 protocol.connection.request(payload, collector)
                 self.turn()
 
