@@ -3,7 +3,7 @@
 world           scheduler, clocks, tasks, the trace
 net             TCP connections, delay, loss, partitions
 store, lua      a server's data, and production's Lua scripts on it
-node            a server: bytes in, bytes out
+resp, node      a server: bytes in, bytes out
 io              the driver: the core's IO over all that
 client, user    a process with production's client and watchdog, and what it does with locks
 plan            what a seed decides, and which guarantees are expected
@@ -12,7 +12,8 @@ fault_schedule  when faults strike
 rare_faults     faults that chance would never combine
 register        the resources that locks protect
 observer        the invariants
-ledger          what was sent for whom
+queue_checks    those about waiters
+ledger          those about what was sent for whom
 scenario        one seed from beginning to end
 
 `python -m sim --seeds 1000` runs seeds, `--seed N --trace` replays one.

@@ -15,7 +15,7 @@ from typing import Any
 
 from sim import lua
 from sim.faults import SIMULATED
-from sim.node import commands_in
+from sim.resp import commands_in
 from sim.scenario import Outcome, run
 
 __all__ = ["line", "main", "report"]

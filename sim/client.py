@@ -1,13 +1,14 @@
 """A simulated process: the asyncio client and the watchdog of production, with another driver below them.
 
-Its users are tasks of one actor and share one SimIO, as asyncio's tasks do. The watchdog is an actor of its own with a
-SimIO of its own. SIGSTOP stops both, a blocked event loop only the first.
+Its users are tasks of one actor. They share one SimIO, as asyncio's tasks do, or borrow connections from a pool, as
+threads do. The watchdog is an actor of its own with a SimIO of its own. SIGSTOP stops both, a blocked event loop only the
+first.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,9 @@ from handfast.discovery.endpoints import Endpoints
 from handfast.given import ClientOptions
 from handfast.net.address import Address
 from handfast.options import Policy
+from handfast.protocol.commands import Identity
 from sim.io import SimIO
+from sim.lanes import Lanes
 from sim.net import Net
 from sim.node import Node
 from sim.world import Actor, Clock, Task, Timer, World
@@ -60,6 +63,7 @@ class Client(aio.Client):
         clock: Clock,
         *,
         life: int = 0,
+        threads: bool = False,
     ) -> None:
         self.world = world
         self.name = f"c{where}" if not life else f"c{where}.{life}"
@@ -71,6 +75,7 @@ class Client(aio.Client):
         self._now = clock.now
         super().__init__(Endpoints([Address(f"n{node.index}", host=f"n{node.index}") for node in nodes]), options)
         _client._clients.discard(self)  # it ends with its world, not with this process
+        self._collected.detach()
         self.group = self._group
         self.queues = self._queues
         self.queues.warn = self._warn
@@ -82,7 +87,14 @@ class Client(aio.Client):
             return SimIO(actor, clock, where, self.group, net, nodes, self._shake, partial(observer.told, self))
 
         self.io = self._io = io(self.actor)
+        self.lanes = Lanes(lambda: io(self.actor)) if threads else None
+        """Of a client with threads."""
+        self._overtaking: dict[Hold, None] = {}
+        """Holds that are released on other connections than those that carried their acquisition."""
         self.dog = self._dog = Watchdog(self, io(Actor(world, f"{self.name} watchdog")))
+        self.group.on_standstill = partial(self.dog.clock_stood_still, self.group)
+        self.hands_over: Callable[[Client], None] = lambda client: None
+        """Called when a holder has handed over to a sibling that does not know it yet."""
 
     def _warn(self, text: str) -> None:
         self.world.note("warns", self.name, text)
@@ -101,7 +113,7 @@ class Client(aio.Client):
 
     def crash(self, *, silently: bool = False) -> None:
         """kill -9: the kernel closes its connections. If the whole machine loses its power, nobody does."""
-        for io in (self.io, self.dog.io):
+        for io in (self.io, self.dog.io, *(self.lanes.all if self.lanes is not None else ())):
             io.actor.die()
             for link in io.links:
                 if link.tcp is not None and not silently:
@@ -115,19 +127,32 @@ class Client(aio.Client):
     async def release(self, hold: Hold) -> bool:
         if hold in self.dog.renewing:
             self.world.happened["30"] += 1
-        return await self._release(hold)
+        if self.lanes is None:
+            return await self._release(hold)
+        # As sync.Client does it: on the connections that carried the acquisition, if no other thread uses them.
+        with self.lanes.lend(hold.carrier) as io:
+            if io is not hold.carrier:
+                self._overtaking[hold] = None
+            return await self._release(hold)
+
+    def drop(self, hold: Hold) -> None:
+        """Nobody has the lease any more, and nobody has released it."""
+        aio.Lease.__del__(self._lease_type(self, hold))
 
     async def extend(self, hold: Hold, ttl: float) -> None:
         self.observer.renews(self, hold)
         try:
-            await self._extend(hold, ttl)
+            with self.lanes.lend() if self.lanes is not None else nullcontext():
+                await self._extend(hold, ttl)
         finally:
             self.observer.renewed(self, hold)
 
     # -- where production asks its surroundings, or the observer looks on --------------------------------------------
 
     def _io_for(self, key: bytes) -> Any:
-        return self.io
+        if self.lanes is None:
+            return self.io
+        return self.lanes.borrowed.get(self.world.task, self.lanes)
 
     def _prepared(self, settings: Policy) -> LockConfig:
         return LockConfig(self._group, settings, f"{self.name}:1::".encode())
@@ -139,6 +164,22 @@ class Client(aio.Client):
     def _take_back(self, acquisition: Acquisition) -> None:
         super()._take_back(acquisition)
         self.observer.failed(acquisition)
+
+    def _released(self, hold: Hold) -> None:
+        if self._overtaking.pop(hold, self) is None and hold.asked & ~hold.votes:
+            hold.release_unconfirmed = hold.may_arrive_late = True
+        super()._released(hold)
+
+    def _schedule(self, hold: Hold) -> None:
+        if b"#" in hold.who.id:
+            self.observer.granted_part(self, hold)
+        super()._schedule(hold)
+
+    def _hand_over(self, hold: Hold) -> bool:
+        handed_over = super()._hand_over(hold)
+        if handed_over:
+            self.hands_over(self)
+        return handed_over
 
     def _watch(self, hold: Hold) -> None:
         if hold.handovers:
@@ -156,6 +197,8 @@ class Watchdog(watchdog.Watchdog):
         self.actor = io.actor
         self.renewing: dict[Hold, None] = {}
         """Those of which a renewal is under way."""
+        self.releasing: dict[Identity, None] = {}
+        """Acquisitions that it is releasing: node by node, and some of them twice."""
         lock: Any = nullcontext()
         self._lock = lock
         self.schedule = Schedule(lock, self._wake, client.clock.now)
@@ -206,6 +249,13 @@ class Watchdog(watchdog.Watchdog):
     async def _io_for(self, registration: watchdog.Registration, key: bytes = b"") -> Any:
         io: Any = self.io
         return await self._connected(io, registration.group)
+
+    async def _release(self, hold: Hold) -> None:
+        self.releasing[hold.who] = None
+        try:
+            await super()._release(hold)
+        finally:
+            self.releasing.pop(hold.who, None)
 
     async def _renew(self, io: Any, group: NodeGroup, holds: list[Hold]) -> None:
         deadlines = [hold.deadline for hold in holds]

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from handfast.core.votes import majority
+from handfast.protocol.scripts import SHA
 from sim.client import Client
+from sim.net import TcpConnection
 from sim.node import Node
 from sim.rare_faults import dies_with_its_vote
 
@@ -29,6 +31,10 @@ MOODS: Final = (
 )
 
 
+BY_THEMSELVES: Final = ("forgets after voting", "lost raise")
+"""Faults that strike when something happens, and not now and then."""
+
+
 class FaultSchedule:
     """The weather of one scenario."""
 
@@ -45,7 +51,7 @@ class FaultSchedule:
         """Nodes that will come back without their memory."""
         for fault in self.plan.faults:
             strike = getattr(self, "_" + fault.replace(" ", "_").replace("-", "_"), None)
-            if strike is not None and strike != self._forgets_after_voting:
+            if strike is not None and fault not in BY_THEMSELVES:
                 self._again(strike)
         net, faults = scene.net, self.plan.faults
         if "slow network" in faults:
@@ -56,6 +62,8 @@ class FaultSchedule:
             for client in scene.clients:
                 for node in scene.nodes:
                     net.far[client.where, node.index] = self.rng.choice((0.0, 0.005, 0.02))
+        if "lost raise" in faults:
+            net.on_send = self._lost_raise
         if "forgets after voting" in faults:
             for node in scene.nodes:
                 node.forgetting = self._forgets_after_voting
@@ -98,6 +106,15 @@ class FaultSchedule:
             happened["20 requests" if up else "20 replies"] += 1
         elif clients and nodes:
             happened["19 majority" if len(nodes) >= majority(self.plan.nodes) else "19 minority"] += 1
+
+    def _lost_raise(self, tcp: TcpConnection, data: bytes) -> None:
+        """The network fails just when a client raises a node's counter."""
+        if self.over or SHA["raise_token"] not in data or self.rng.random() < 0.5:
+            return
+        where, node, end = tcp.where, tcp.server.index, self._until(self.world.now + 3 * self.plan.ttl)
+        self.note("lost raise", where, node, end)
+        self.scene.net.cut(where, node)
+        self.world.at(end, self.scene.net.mend, where, node)
 
     def _one_way_partition(self) -> None:
         self._partition(one_way=True)

@@ -121,9 +121,9 @@ class SimLink(NodeLink):
             io.up += 1
             for payload, collector in backlog:
                 # A caller that gave up has undone its attempt elsewhere; sending it now would leave a lock behind.
-                if io.now() >= collector.until:
+                if io.now() >= collector.until or collector.waiter.over:
                     self.answer(collector)
-                elif not collector.waiter.over:
+                else:
                     young.request(payload, collector)
                     self.write(again=True)
         io.tried()
@@ -209,6 +209,8 @@ class SimIO(PushRouter):
         """Told of each write: on which connection, to whom, what, and whether its request was under way before."""
         self.wall_ahead = 0.0
         """Seconds by which this machine's wall clock is wrong."""
+        self.threads = False
+        """One thread uses it at a time."""
         self.up = 0
         self.ready = False
         self.closed = False
@@ -255,15 +257,12 @@ class SimIO(PushRouter):
         if rest > 0:
             await self.sleep(self.now() + rest)
         self._start(force=True)
-        grace = False
         while any(link.trying is not None for link in self.links):
-            left = end - self.now()
             waiter = Waiter()
             self._trying.append(waiter)
-            await self._wait(waiter, min(left, GRACE) if grace else left)
+            await self._wait(waiter, min(end - self.now(), GRACE if self.up >= need else within))
             if waiter.reply is SILENT:
                 break
-            grace = self.up >= need
         self.ready = self.up >= self.group.need
 
     def _start(self, *, force: bool = False) -> None:
@@ -303,6 +302,16 @@ class SimIO(PushRouter):
             waiter.over = True
         else:
             await self._wait(waiter, timeout)
+        if self.threads and collector.decided:
+            self._answer_unsent(collector)
+
+    def _answer_unsent(self, collector: Collector) -> None:
+        """As ThreadConnections does it: at once. With asyncio the connection that is being made answers in the end."""
+        for link in self.links:
+            kept = [each for each in link.backlog if each[1] is not collector]
+            if len(kept) < len(link.backlog):
+                link.backlog = kept
+                link.answer(collector)
 
     def send(self, payloads: Payloads, collector: Collector) -> None:
         if self.up < len(self.links):

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from handfast.core.hold import HELD, LOST, RELEASED, Hold
 from handfast.protocol.commands import NO_GENERATION, Identity
+from handfast.watchdog import LATE_ARRIVAL
 from sim import lua
 from sim.net import TcpConnection
-from sim.node import Node, commands_in
+from sim.node import Node
+from sim.resp import commands_in
 
 if TYPE_CHECKING:
     from sim.client import Client
@@ -56,8 +58,8 @@ class Ledger:
         self._world = world
         self._complain = complain
         self._holds = holds
-        self._laid: dict[tuple[int, bytes, Acquirer], _Laid] = {}
-        """By node, key and acquisition."""
+        self._laid: dict[Acquirer, dict[tuple[int, bytes, TcpConnection], _Laid]] = {}
+        """By acquisition, then by node, key and connection."""
         self._over: dict[Acquirer, float] = {}
         """Acquisitions that have failed, or whose hold was released, and when."""
 
@@ -67,13 +69,20 @@ class Ledger:
         for words in commands_in(data):
             for what, key, who, claimant in self._meanings(words):
                 if what == "takes":
-                    self._laid[node, key, who] = _Laid(client, tcp, claimant)
+                    if (
+                        words[0] == b"SET"
+                    ):  # an explicit owner of the published protocol has no generation: it begins anew
+                        self._over.pop(who, None)
+                    self._laid.setdefault(who, {})[node, key, tcp] = _Laid(client, tcp, claimant)
                 elif what == "leaves":
+                    self._over.setdefault(
+                        who, self._world.now
+                    )  # it is sent at the end of an acquisition, and never before
                     self._undone(client, node, key, who, tcp)
                 else:
                     self._still_held(client, what, who, again)
                     if what == "restore_vote":
-                        self._laid[node, key, who] = _Laid(client, tcp, b"")
+                        self._laid.setdefault(who, {})[node, key, tcp] = _Laid(client, tcp, b"")
 
     @staticmethod
     def _meanings(words: list[bytes]) -> Iterator[tuple[str, bytes, Acquirer, bytes]]:
@@ -102,15 +111,23 @@ class Ledger:
         self._over[who] = self._world.now
 
     def _undone(self, client: Client, node: int, key: bytes, who: Acquirer, tcp: TcpConnection) -> None:
-        laid = self._laid.get((node, key, who))
-        if laid is not None and (laid.tcp is tcp or self._is_there(self.nodes[node], key, who, laid.claimant)):
-            del self._laid[node, key, who]
-        links = client.dog.io.links
-        if links[node].tcp is tcp:
-            # What the watchdog releases for others it releases where it is connected; the rest is the ttl's.
-            for link in links:
-                if link.connection is None:
-                    self._laid.pop((link.index, key, who), None)
+        laid, links = self._laid.get(who, {}), client.dog.io.links
+        by_watchdog = links[node].tcp is tcp
+        for where in [where for where in laid if where[1] == key]:
+            each = laid[where]
+            if where[0] != node:
+                # What the watchdog releases for others it releases where it is connected.
+                done = by_watchdog and links[where[0]].connection is None
+            else:
+                there = self._is_there(self.nodes[node], key, who, each.claimant)
+                done = each.tcp is tcp or there or self._arrived(self.nodes[node], each.tcp)
+                # It releases once more a moment later. A claim that is on its way for longer is the ttl's business.
+                done = done or (by_watchdog and self._is_slow(each.tcp))
+            if done:
+                del laid[where]
+
+    def _is_slow(self, tcp: TcpConnection) -> bool:
+        return bool(tcp.stuck[1]) or tcp.last[1] > self._world.now + LATE_ARRIVAL
 
     @staticmethod
     def _is_there(node: Node, key: bytes, who: Acquirer, claimant: bytes) -> bool:
@@ -135,28 +152,48 @@ class Ledger:
 
     def gone(self, client: Client) -> None:
         """A process has died: it undoes nothing."""
-        for key in [key for key, laid in self._laid.items() if laid.client is client]:
-            del self._laid[key]
+        for laid in self._laid.values():
+            for where in [where for where, each in laid.items() if each.client is client]:
+                del laid[where]
 
     def audit(self) -> None:
-        for (index, key, who), laid in list(self._laid.items()):
-            if self._left_behind(laid, who) and self._is_there(self.nodes[index], key, who, laid.claimant):
+        now = self._world.now
+        for who, laid in list(self._laid.items()):
+            holds = self._holds.get(who, ())
+            if not laid or any(hold.state == LOST for hold in holds):
+                del self._laid[who]
+                continue
+            if holds and who not in self._over and all(hold.state == RELEASED for hold in holds):
+                self._over[who] = now
+            if now - self._over.get(who, now) > UNDONE:
+                self._check(who, laid)
+
+    def _check(self, who: Acquirer, laid: dict[tuple[int, bytes, TcpConnection], _Laid]) -> None:
+        """The acquisition is over. What nothing excuses must be gone; what is gone for good is forgotten here."""
+        for where, each in list(laid.items()):
+            index, key, _ = where
+            node = self.nodes[index]
+            if not each.tcp.open:
+                del laid[where]
+            elif not self._is_there(node, key, who, each.claimant):
+                if self._arrived(node, each.tcp):
+                    del laid[where]
+            elif self._awake(each.client) and not self._at_it(each.client, who):
                 self._complain(
-                    9, f"{laid.client.name} has sent no release of {who!r} to n{index}, which has a vote or a claim of it"
+                    9, f"{each.client.name} has sent no release of {who!r} to n{index}, which has a vote or a claim of it"
                 )
 
-    def _left_behind(self, laid: _Laid, who: Acquirer) -> bool:
-        """Its acquisition is over, and nothing excuses the client."""
-        now, holds = self._world.now, self._holds.get(who, ())
-        if any(hold.state == LOST for hold in holds):
-            return False
-        if holds and who not in self._over and all(hold.state == RELEASED for hold in holds):
-            self._over[who] = now
-        since = self._over.get(who)
-        return since is not None and now - since > UNDONE and self._in_order(laid)
+    def _arrived(self, node: Node, tcp: TcpConnection) -> bool:
+        """All that was sent to the node on this connection was carried out."""
+        now, actor = self._world.now, node.actor
+        return not tcp.stuck[1] and tcp.last[1] < now and not actor.stopped and actor.went_on < now
 
-    def _in_order(self, laid: _Laid) -> bool:
-        """Nothing excuses the client."""
-        dog = laid.client.dog
-        awake = not dog.actor.stopped and self._world.now - dog.actor.went_on > UNDONE
-        return laid.tcp.open and awake and dog.io.ready
+    @staticmethod
+    def _at_it(client: Client, who: Acquirer) -> bool:
+        """The client's watchdog is releasing it, and may have to wait for the answers of other nodes."""
+        return any(acquirer(each) == who for each in client.dog.releasing)
+
+    def _awake(self, client: Client) -> bool:
+        """The client's watchdog could have sent a release."""
+        dog = client.dog
+        return not dog.actor.stopped and self._world.now - dog.actor.went_on > UNDONE and dog.io.ready

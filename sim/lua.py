@@ -20,14 +20,22 @@ __all__ = ["NAMES", "Commands", "ReplyError", "replace", "run"]
 NAMES: Final[dict[bytes, str]] = {sha: name for name, sha in scripts.SHA.items()}
 """By digest: the names of the scripts."""
 
-# The result is taken apart in Lua: each step across the border takes as long as a command.
+# The time is handed in and the result is taken apart in Lua: each step across the border takes as long as a command.
 _WRAPPER: Final = b"""
-local redis, KEYS, ARGV = ...
+local redis, KEYS, ARGV = {}, {}, {}
+local host, seconds, micros = ...
+function redis.call(command, ...)
+  if command == 'TIME' then return {seconds, micros} end
+  return host.call(command, ...)
+end
+function redis.pcall(...) return host.pcall(...) end
+function redis.error_reply(text) return {err = text} end
 local function script()
 %b
 end
-return function(n, ...)
+return function(n, s, us, ...)
   local words = {...}
+  seconds, micros = s, us
   for i = #KEYS, 1, -1 do KEYS[i] = nil end
   for i = #ARGV, 1, -1 do ARGV[i] = nil end
   for i = 1, n do KEYS[i] = words[i] end
@@ -49,6 +57,7 @@ class Commands(Protocol):
     """A store, as scripts see it."""
 
     def execute(self, words: list[bytes]) -> Any: ...
+    def micros(self) -> int: ...
 
 
 _runtime: Final = cast(Any, LuaRuntime)(encoding=None)
@@ -59,22 +68,16 @@ _replaced: dict[str, bytes] = {}
 _store: Commands | None = None
 
 
-def _word(value: Any) -> bytes:
-    if type(value) is bytes:
-        return value
-    if type(value) is int:
-        return b"%d" % value
-    return b"%.17g" % value
+def _number(value: Any) -> bytes:
+    """A number as a command gets it."""
+    return b"%d" % value if type(value) is int else b"%.17g" % value
 
 
 def _lua(reply: Any) -> Any:
-    """A reply as Lua gets it."""
-    kind = type(reply)
-    if kind is bytes or kind is int:
-        return reply
+    """A reply as Lua gets it, unless it is bytes or a number, which are the same there."""
     if reply is None:
         return False
-    if kind is str:
+    if type(reply) is str:
         return _OK
     return _table(_flat(reply))
 
@@ -88,13 +91,14 @@ def _flat(reply: Any) -> list[Any]:
         if type(each) is list:
             flat += _flat(each)
         else:
-            flat.append(_word(each) if type(each) is float else each)
+            flat.append(_number(each) if type(each) is float else each)
     return flat
 
 
 def _call(*words: Any) -> Any:
     assert _store is not None
-    return _lua(_store.execute([_word(word) for word in words]))
+    reply = _store.execute([word if type(word) is bytes else _number(word) for word in words])
+    return reply if type(reply) is bytes or type(reply) is int else _lua(reply)
 
 
 def _pcall(*words: Any) -> Any:
@@ -104,18 +108,14 @@ def _pcall(*words: Any) -> Any:
         return _table({b"err": str(error).encode()})
 
 
-def _error_reply(text: bytes) -> Any:
-    return _table({b"err": text})
-
-
-_redis: Final = _table({b"call": _call, b"pcall": _pcall, b"error_reply": _error_reply})
+_host: Final = _table({b"call": _call, b"pcall": _pcall})
 
 
 def _function(name: str) -> Any:
     function = _compiled.get(name)
     if function is None:
         text = _WRAPPER % _replaced.get(name, scripts.TEXT[name])
-        function = _compiled[name] = _runtime.compile(text)(_redis, _table([]), _table([]))
+        function = _compiled[name] = _runtime.compile(text)(_host)
     return function
 
 
@@ -133,7 +133,8 @@ def run(store: Commands, name: str, keys: int, words: list[bytes]) -> Any:
     global _store
     _store = store
     try:
-        kind, *values = _function(name)(keys, *words)
+        seconds, micros = divmod(store.micros(), 1_000_000)
+        kind, *values = _function(name)(keys, b"%d" % seconds, b"%d" % micros, *words)
     except ReplyError as error:
         return f"-{error}"
     except LuaError as error:

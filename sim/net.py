@@ -70,6 +70,8 @@ class TcpConnection:
         """The server's own: replies of the write that it is working on."""
 
     def send(self, data: bytes) -> None:
+        if self.net.on_send is not None:
+            self.net.on_send(self, data)
         self.net.carry(self, 1, self.server.receive, data)
 
     def reply(self, data: bytes) -> None:
@@ -106,6 +108,8 @@ class Net:
         self.loss = 0.0
         self.ttl = float("inf")
         """What is on its way for longer than this is late."""
+        self.on_send: Callable[[TcpConnection, bytes], None] | None = None
+        """Told of each write of a client before it is on its way."""
         self.far: dict[tuple[int, int], float] = {}
         """More seconds, by client and node."""
         self._cut: set[tuple[int, int, int]] = set()

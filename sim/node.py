@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from handfast.core.guard import Marker
 from handfast.protocol import scripts
 from sim import lua
 from sim.lua import ReplyError
 from sim.net import Net, TcpConnection
-from sim.store import Store, encoded, is_lock
+from sim.resp import commands_in, encoded
+from sim.store import Store, is_lock
 from sim.world import Actor, Clock, World
 
-__all__ = ["Node", "commands_in"]
+__all__ = ["Node"]
 
 NEVER: Final = float("-inf")
 _SHA: Final = {scripts.TEXT[name]: scripts.SHA[name] for name in scripts.NAMES}
@@ -35,27 +36,11 @@ _CALM: Final = frozenset({b"PING", b"HELLO", b"CLIENT", b"SCRIPT", b"INFO", b"SU
 """What a server answers in any mood."""
 
 
-def commands_in(payload: bytes) -> list[list[bytes]]:
-    """The commands of a payload, each as its words; none of our words has a line break of the protocol's in it.
-
-    >>> commands_in(b"*2\\r\\n$3\\r\\nGET\\r\\n$1\\r\\nk\\r\\n*1\\r\\n$4\\r\\nPING\\r\\n")
-    [[b'GET', b'k'], [b'PING']]
-    """
-    parts = payload.split(b"\r\n")
-    at, last = 0, len(parts) - 1
-    found: list[list[bytes]] = []
-    while at < last:
-        end = at + 1 + 2 * int(parts[at][1:])
-        found.append(parts[at + 2 : end : 2])
-        at = end
-    return found
-
-
 class Witness(Protocol):
     """Who sees what servers do: the observer."""
 
     def complain(self, number: int, text: str) -> None: ...
-    def voted(self, node: Node, owner: bytes) -> None: ...
+    def voted(self, node: Node, key: bytes, owner: bytes) -> None: ...
     def handed_over(
         self, node: Node, key: bytes, by: bytes, waiting: dict[bytes, float], claims: dict[bytes, bytes]
     ) -> None: ...
@@ -74,6 +59,8 @@ class Node(Store):
         self.life = 0
         self.forgot_at = NEVER
         """When it last lost its data."""
+        self.disturbed_at = NEVER
+        """When it last lost its data or its connections."""
         self.mood = ""
         """The error with which it meets those who want something of it, if any: see faults.py."""
         self.tracks = True
@@ -83,8 +70,12 @@ class Node(Store):
         """A push that a command causes to its own connection comes after the reply: Valkey. Before it: Redis."""
         self.forgetting: Callable[[Node], None] | None = None
         """Called when it has granted its vote, if that may be the last that it remembers."""
+        self._judged: tuple[bytes | None, int, bool] = (None, 0, False)
+        """A marker, the life in which it was seen, and whether it lets the node vote."""
         self._loaded: set[bytes] = set()
         self._connections: dict[TcpConnection, None] = {}
+        self._heals = False
+        """The script that runs restores a vote."""
         self._pushed: list[bytes] = []
         """What is still to be pushed to the connection whose command runs."""
         self.save()
@@ -115,6 +106,7 @@ class Node(Store):
         """`memory`: all, none, or old: what was on its disk a second before it was killed."""
         self.up = True
         self._dark = False
+        self.disturbed_at = self.world.now
         self.life += 1
         self._loaded.clear()
         self._name()
@@ -134,7 +126,7 @@ class Node(Store):
 
     def forget(self) -> None:
         self.empty()
-        self.forgot_at = self.world.now
+        self.forgot_at = self.disturbed_at = self.world.now
 
     def step(self, seconds: float) -> None:
         self.clock.step(seconds)
@@ -147,8 +139,12 @@ class Node(Store):
 
     def may_vote(self, marker_key: bytes) -> bool:
         """Its marker lets it vote."""
-        marker = Marker.parse(self.shows(marker_key))
-        return marker is not None and marker.votes and marker.incarnation.startswith(self.run_id.encode())
+        raw = self.shows(marker_key)
+        if (raw, self.life) != self._judged[:2]:
+            marker = Marker.parse(raw)
+            votes = marker is not None and marker.votes and marker.incarnation.startswith(self.run_id.encode())
+            self._judged = (raw, self.life, votes)
+        return self._judged[2]
 
     # -- connections -----------------------------------------------------------------------------------------------
 
@@ -208,9 +204,8 @@ class Node(Store):
             return self.mood
         if name == b"EVALSHA":
             return self._script(words)
-        command = _COMMANDS.get(name)
         try:
-            return self.execute(words) if command is None else command(self, words)
+            return self.execute(words)
         except ReplyError as error:
             return f"-{error}"
 
@@ -221,15 +216,16 @@ class Node(Store):
         script, keys = lua.NAMES[words[1]], int(words[2])
         owner = words[3 + keys + _OWNER[script]] if script != "set_marker" else b""
         if script in _VOTES:
-            self._witness.voted(self, owner)
+            for key in words[3 : 3 + (1 if script == "claim" else int(words[3 + keys + 3]))]:
+                self._witness.voted(self, key, owner)
         waiting: dict[bytes, float] = {}
         claims: dict[bytes, bytes] = {}
         holds = script in _GIVES_BACK and self.shows(words[3]) == owner
         if holds:
             waiting, claims = dict(self.table(words[4])), dict(self.table(words[5]))
-        self.by = owner
+        self.by, self._heals = owner, script == "restore_vote"
         reply = lua.run(self, script, keys, words[3:])
-        self.by = None
+        self.by, self._heals = None, False
         self.world.note("run", self.index, script, words[3 + keys :][:3], reply)
         if (
             self.forgetting is not None
@@ -241,17 +237,17 @@ class Node(Store):
             self._witness.handed_over(self, words[3], words[3 + keys], waiting, claims)
         return reply
 
-    def execute(self, words: list[bytes]) -> Any:
-        if words[0] == b"SET" and b"NX" in words and self.by is None:
-            self._witness.voted(self, words[2])
+    def _set(self, words: list[bytes]) -> Any:
+        if self.by is None and b"NX" in words:  # the published protocol
+            self._witness.voted(self, words[1], words[2])
             self.by = words[2]
             try:
-                return super().execute(words)
+                return super()._set(words)
             finally:
                 self.by = None
-        if words[0] == b"SET" and is_lock(words[1]):
-            self._witness.voted(self, words[2])
-        return super().execute(words)
+        if is_lock(words[1]) and not self._heals:  # a vote that is restored is a fact, and was given before
+            self._witness.voted(self, words[1], words[2])
+        return super()._set(words)
 
     def about(self) -> bytes:
         return self._about
@@ -261,7 +257,7 @@ class Node(Store):
             raise ReplyError("ERR unknown command 'DELIFEQ'")
         if self._string(words[1]) != words[2]:
             return 0
-        return super().execute([b"DEL", words[1]])
+        return self._del([b"DEL", words[1]])
 
     def _load(self, words: list[bytes]) -> Any:
         if words[1] == b"FLUSH":
@@ -284,12 +280,13 @@ class Node(Store):
     def _client(self, words: list[bytes]) -> Any:
         return "OK" if self.tracks or words[1] == b"SETNAME" else "-ERR tracking is refused here"
 
-
-_COMMANDS: Final[dict[bytes, Callable[[Node, list[bytes]], Any]]] = {
-    b"DELIFEQ": Node._delifeq,
-    b"FLUSHALL": Node._flushall,
-    b"SCRIPT": Node._load,
-    b"HELLO": Node._hello,
-    b"PING": Node._ping,
-    b"CLIENT": Node._client,
-}
+    commands: ClassVar = {
+        **Store.commands,
+        b"SET": _set,
+        b"DELIFEQ": _delifeq,
+        b"FLUSHALL": _flushall,
+        b"SCRIPT": _load,
+        b"HELLO": _hello,
+        b"PING": _ping,
+        b"CLIENT": _client,
+    }

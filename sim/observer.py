@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from handfast.core.guard import MARGIN
 from handfast.core.hold import HELD, LOST, RELEASED, RELEASING, Hold
-from handfast.core.local_queue import Acquisition, Waiter
+from handfast.core.local_queue import Acquisition
 from handfast.protocol.commands import NO_GENERATION, Identity
 from sim.ledger import Acquirer, Ledger, acquirer
 from sim.net import TcpConnection
 from sim.node import Node
+from sim.queue_checks import QueueChecks
 from sim.register import Register
-from sim.store import name_of
 from sim.world import World
 
 if TYPE_CHECKING:
@@ -40,16 +40,16 @@ INVARIANTS: Final = {
     ),
     7: ("LOST and RELEASED are final, nothing is sent for them", ("observer.audit", "ledger._still_held")),
     8: ("nobody touches another's key", ("store._check",)),
-    9: ("a failed or cancelled acquisition leaves nothing behind", ("ledger.audit", "observer.at_rest")),
+    9: ("a failed or cancelled acquisition leaves nothing behind", ("ledger._check", "observer.at_rest")),
     10: ("no vote from an incarnation younger than Q", ("observer._no_young_votes",)),
     11: (
         "a waiter gets the lock in time",
-        ("user._failed", "observer._nobody_sleeps_on", "observer.handed_over"),
+        ("user._failed", "observer._nobody_sleeps_on", "observer._given_is_taken", "queue_checks.handed_over"),
     ),
     12: ("counters never fall within an incarnation", ("store._set",)),
     13: ("no task and no place in a queue is left", ("observer.at_rest",)),
-    16: ("no waiter is overtaken by many later claims while a majority knows of it", ("observer._overtakes",)),
-    17: ("votes that are split among waiters soon come to one of them", ("observer._splits_end",)),
+    16: ("no waiter is overtaken by many later claims while a majority knows of it", ("queue_checks.overtakes",)),
+    17: ("votes that are split among waiters soon come to one of them", ("queue_checks.splits_end",)),
     18: ("a lease is valid when the caller gets it", ("observer.returned",)),
 }
 """By number: what, and where it is checked. 14, that a seed is one history, is `World.digest`'s business."""
@@ -59,10 +59,6 @@ LOSS_IS_LATE: Final = 0.05
 ROUNDING: Final = 0.005
 SLEPT_ON: Final = 0.6
 """Seconds for which a lock that somebody waits for may be free while nothing is wrong: twice the longest pause."""
-OVERTAKEN: Final = 1
-"""By so many later acquisitions at most."""
-SPLIT: Final = 0.2
-"""Seconds for which votes may be split among waiters while nothing is wrong."""
 FOREVER: Final = float("inf")
 
 
@@ -103,22 +99,23 @@ class Observer:
         self.largest: dict[str, int] = {}
         self.given = 0
         self.lost = 0
-        self._now_held: dict[str, dict[Hold, Client]] = {}
+        self.now_held: dict[str, dict[Hold, Client]] = {}
+        """By name: what is held, as far as its holders know."""
         self._holds: dict[Acquirer, list[Hold]] = {}
         self._final: dict[Hold, str] = {}
         self._passed: dict[Hold, None] = {}
         """Holds whose deadline has passed."""
-        self._votes: dict[tuple[int, bytes], list[tuple[float, float]]] = {}
-        """By node and owner: when it voted, and how long before that it had lost its data."""
+        self._votes: dict[tuple[int, bytes, bytes], list[tuple[float, float]]] = {}
+        """By node, key and owner: when it voted, and how long before that it had lost its data."""
+        self._joined: dict[Acquirer, None] = {}
+        """Acquisitions of several names that took one name after the other."""
         self._free_since: dict[tuple[Client, Any], float] = {}
-        self._split_since: dict[bytes, float] = {}
-        self._granted_at: dict[bytes, float] = {}
-        self._queued_since: dict[bytes, float] = {}
-        """By id of an acquisition: since when a majority of the nodes knows that it waits."""
-        self._overtaken: dict[bytes, int] = {}
-        """By id: how often it was overtaken since."""
-        self.most_overtaken = 0
+        self._given_since: dict[Hold, float] = {}
+        self.granted_at: dict[bytes, float] = {}
+        """By key: when it was last granted."""
+        self.queues = QueueChecks(self)
         self.ledger = Ledger(world, self.complain, self._holds)
+        self.handed_over = self.queues.handed_over
 
     def complain(self, number: int, text: str) -> None:
         self.world.note("VIOLATION", number, text)
@@ -134,21 +131,22 @@ class Observer:
     def granted(self, client: Client, hold: Hold) -> None:
         """The core has made a hold, or passed one on."""
         self.world.note("granted", client.name, hold.name, hold.who.id, hold.token, round(hold.deadline, 6), hold.votes)
-        if hold not in self._now_held.setdefault(hold.names[0], {}):
+        if hold not in self.now_held.setdefault(hold.names[0], {}):
             if client.clock.now() >= hold.deadline:
                 self.complain(6, f"{hold.name} was granted to {hold.who.owner!r} after its deadline")
             self._holds.setdefault(acquirer(hold.who), []).append(hold)
-            self._granted_at.update(dict.fromkeys(hold.keys, self.world.now))
+            self.granted_at.update(dict.fromkeys(hold.keys, self.world.now))
             for name in hold.names:
-                self._now_held.setdefault(name, {})[hold] = client
+                self.now_held.setdefault(name, {})[hold] = client
                 self._no_two_valid(name)
-            if client.group.guard and not hold.handovers:
+            # What is joined of parts counts facts, as a renewal does. Its parts were looked at.
+            if not hold.handovers and acquirer(hold.who) not in self._joined:
                 self._no_young_votes(client, hold)
         self._held_on_a_majority(client, hold)
 
     def gone(self, client: Client) -> None:
         """A process has died: nobody can look at its leases any more."""
-        for holds in self._now_held.values():
+        for holds in self.now_held.values():
             for hold in [hold for hold, holder in holds.items() if holder is client]:
                 del holds[hold]
         self.ledger.gone(client)
@@ -156,23 +154,29 @@ class Observer:
     def _no_two_valid(self, name: str) -> None:
         if not self.expected_guarantees.exclusive:
             return
-        valid = [hold for hold, client in self._now_held[name].items() if self.valid(client, hold)]
+        valid = [hold for hold, client in self.now_held[name].items() if self.valid(client, hold)]
         if len({hold.who.owner for hold in valid}) > 1 or (len(valid) > 1 and not all(h.explicit_owner for h in valid)):
             who = ", ".join(f"{h.who.owner.decode()} (token {h.token})" for h in valid)
             self.complain(1, f"{name} is held by {who} at the same time")
 
+    def granted_part(self, client: Client, hold: Hold) -> None:
+        """One of several names was granted; the others are still waited for."""
+        self._joined[acquirer(hold.who)] = None
+        self._no_young_votes(client, hold)
+
     def _no_young_votes(self, client: Client, hold: Hold) -> None:
-        # Q is counted on other clocks than the world's.
         policy = client.group.policy
-        least = (policy.max_ttl * (1 + 2 * policy.drift) + MARGIN) * (1 - 2 * policy.drift) - ROUNDING
-        if not self.expected_guarantees.exclusive:
+        if not self.expected_guarantees.exclusive or not client.group.guard:
             return
-        for node in self.nodes:
-            votes = self._votes.get((node.index, hold.who.owner), [])
-            # Any vote counts whose ttl is not over, also if the node has forgotten since.
-            age = max((age for when, age in votes if when > self.world.now - 2 * hold.ttl), default=FOREVER)
-            if hold.votes >> node.index & 1 and age < least:
-                self.complain(10, f"{hold.name}: counts a vote of n{node.index}, which had forgotten {age:.3f} s before")
+        # Q is counted on other clocks than the world's.
+        least = (policy.max_ttl * (1 + 2 * policy.drift) + MARGIN) * (1 - 2 * policy.drift) - ROUNDING
+        for index in range(len(self.nodes)):
+            for key in hold.keys if hold.votes >> index & 1 else ():
+                votes = self._votes.get((index, key, hold.who.owner), [])
+                # Any vote counts whose ttl is not over, also if the node has forgotten since.
+                age = max((age for when, age in votes if when > self.world.now - 2 * hold.ttl), default=FOREVER)
+                if age < least:
+                    self.complain(10, f"{hold.name}: counts a vote of n{index}, which had forgotten {age:.3f} s before")
 
     def _held_on_a_majority(self, client: Client, hold: Hold) -> None:
         if not (self.expected_guarantees.exclusive and self.valid(client, hold)):
@@ -215,9 +219,9 @@ class Observer:
         if hold in self._passed and self.valid(client, hold):
             self.complain(6, f"{hold.name} of {hold.who.owner!r} was over at its deadline, and is valid again")
 
-    def voted(self, node: Node, owner: bytes) -> None:
+    def voted(self, node: Node, key: bytes, owner: bytes) -> None:
         """A node was asked for its vote, or has handed it over."""
-        votes = self._votes.setdefault((node.index, owner), [])
+        votes = self._votes.setdefault((node.index, key, owner), [])
         votes.append((self.world.now, self.world.now - node.forgot_at))
 
     def began(self, names: Iterable[str]) -> dict[str, int]:
@@ -236,7 +240,7 @@ class Observer:
         if not self.valid(client, hold):
             self.complain(18, f"{hold.name}: {client.name} was given a lease that is {hold.state} and over")
         if not hold.handovers and not hold.explicit_owner:
-            self._overtakes(client, hold, asked)
+            self.queues.overtakes(client, hold, asked)
         if not hold.token:
             return
         for name in hold.names:
@@ -248,100 +252,6 @@ class Observer:
                 self.complain(3, f"{name}: token {hold.token} for {hold.who.owner!r} and {known[hold.token]!r}")
             known[hold.token] = hold.who.owner
             self.largest[name] = max(hold.token, self.largest.get(name, 0))
-
-    # -- the queue -------------------------------------------------------------------------------------------------
-
-    def _heads(self) -> list[tuple[Client, Waiter, Identity]]:
-        """The waiters of all clients that stand in the servers' queues."""
-        found: list[tuple[Client, Waiter, Identity]] = []
-        for client in self.clients:
-            if not client.actor.stopped:
-                heads = [queue.head for queue in client.queues.by_key.values()]
-                found += [
-                    (client, head, head.acquisition.who)
-                    for head in heads
-                    if head is not None and head.acquisition.who is not None
-                ]
-        return found
-
-    def _knows(self, node: Node, key: bytes, who: Identity) -> bool:
-        """The node has the claim of a waiter that it can reach, or has given it its vote."""
-        claims = node.table(key + b":c")
-        claim = claims.get(who.id)
-        if claim is None or who.id not in node.table(key + b":q"):
-            # A vote that was given to a first attempt has no ticket yet.
-            return node.shows(key) == who.owner and who.id in claims.get(b"*", b"").split(b" ")[2:3]
-        return claim.split(b" ")[5] in node.channels
-
-    def _queued(self) -> None:
-        """Note who waits where a majority knows of it."""
-        queued: dict[bytes, float] = {}
-        for client, waiter, who in self._heads():
-            keys = waiter.acquisition.request.keys
-            if len(keys) == 1 and sum(1 for node in self.nodes if self._knows(node, keys[0], who)) >= client.group.need:
-                queued[who.id] = self._queued_since.get(who.id, self.world.now)
-        self._queued_since = queued
-        self._overtaken = {each: times for each, times in self._overtaken.items() if each in queued}
-
-    def _overtakes(self, client: Client, hold: Hold, asked: float) -> None:
-        """An acquisition that began later than others that wait has come before them."""
-        if not self.expected_guarantees.fair or not self._queued_since:
-            return
-        for other, waiter, who in self._heads():
-            since = self._queued_since.get(who.id)
-            if other is client or since is None or since >= asked or waiter.acquisition.request.key not in hold.keys:
-                continue
-            if (
-                sum(1 for node in self.nodes if self._knows(node, waiter.acquisition.request.key, who))
-                < client.group.need
-            ):
-                continue
-            times = self._overtaken[who.id] = self._overtaken.get(who.id, 0) + 1
-            self.most_overtaken = max(self.most_overtaken, times)
-            self.world.note("overtaken", other.name, who.id, times, "by", hold.who.id)
-            if times > OVERTAKEN:
-                self.complain(16, f"{who.id!r} waits since {since:.3f} s and was overtaken {times} times by later claims")
-
-    def handed_over(
-        self, node: Node, key: bytes, by: bytes, waiting: dict[bytes, float], claims: dict[bytes, bytes]
-    ) -> None:
-        """An acquisition has passed on or yielded a vote: it goes to the lowest ticket whose waiter is there, if any."""
-        second = node.micros() // 1_000_000
-        before, given = (table.get(b"*", b"") for table in (claims, node.table(key + b":c")))
-        alive: list[tuple[float, bytes]] = []
-        for claimant, ticket in waiting.items():
-            words = claims.get(claimant, b"").split(b" ")
-            if claimant != by and len(words) > 6 and int(words[0]) >= second and words[5] in node.channels:
-                alive.append((ticket, claimant))
-        if alive and node.shows(key) is None:
-            self.complain(11, f"{key!r} was let go, and {min(alive)[1]!r}, who waits for it, was not told")
-        if not given or given == before:
-            return  # nobody has it, or other acquisitions of the same owner go on
-        heir = given.split(b" ")[2]
-        if heir == by and before:  # it yielded, and stands in the queue as before
-            _, ticket_before, _, ends, *_ = before.split(b" ")
-            if int(ends) >= second:
-                alive.append((float(ticket_before), by))
-        if not alive or heir != min(alive)[1]:
-            self.complain(11, f"{key!r} went to {heir!r}, whose turn it is not; in the queue are {sorted(alive)}")
-
-    def _splits_end(self) -> None:
-        """Where a majority of the votes is with waiters and nobody holds the lock, one of the waiters soon does."""
-        split: dict[bytes, float] = {}
-        waiting: dict[bytes, set[bytes]] = {}
-        voters = {node: None for client in self.clients for node in self._voters(client)}
-        for client, waiter, who in self._heads():
-            if client.went_on_for(SPLIT) and len(waiter.acquisition.request.names) == 1:
-                waiting.setdefault(waiter.acquisition.request.key, set()).add(who.owner)
-        for key, owners in waiting.items():
-            if any(hold.state in (HELD, RELEASING) for hold in self._now_held.get(name_of(key), ())):
-                continue
-            votes = [node.shows(key) for node in voters]
-            if sum(1 for vote in votes if vote in owners) > len(self.nodes) // 2:
-                split[key] = max(self._granted_at.get(key, 0.0), self._split_since.get(key, self.world.now))
-                if self.world.now - split[key] > SPLIT:
-                    self.complain(17, f"the votes for {key!r} have been split since {split[key]:.3f} s: {votes}")
-        self._split_since = split
 
     # -- the wire --------------------------------------------------------------------------------------------------
 
@@ -375,7 +285,7 @@ class Observer:
     # -- now and then ----------------------------------------------------------------------------------------------
 
     def audit(self) -> None:
-        for name, holds in self._now_held.items():
+        for name, holds in self.now_held.items():
             self._no_two_valid(name)
             for hold, client in list(holds.items()):
                 self._held_on_a_majority(client, hold)
@@ -391,14 +301,25 @@ class Observer:
             for hold in list(self._final)[:50]:
                 del self._final[hold]
         self.ledger.audit()
-        self._queued()
+        self.queues.note_waiters()
         if self.expected_guarantees.lively and self.quiet():
             self._nobody_sleeps_on()
-            if self.expected_guarantees.queues:
-                self._splits_end()
+            self._given_is_taken()
+            self.queues.splits_end()
         else:
             self._free_since.clear()
-            self._split_since.clear()
+            self.queues.forget_splits()
+
+    def _given_is_taken(self) -> None:
+        """A waiter takes soon what a sibling has handed over to it."""
+        heads = [
+            queue.head for client in self.clients if not client.actor.stopped for queue in client.queues.by_key.values()
+        ]
+        given = [head.given for head in heads if head is not None and head.given is not None]
+        self._given_since = {hold: self._given_since.get(hold, self.world.now) for hold in given}
+        for hold, since in self._given_since.items():
+            if self.world.now - since > SLEPT_ON:
+                self.complain(11, f"{hold.name} was handed over inside a process at {since:.2f} s, and nobody took it")
 
     def _nobody_sleeps_on(self) -> None:
         """A lock that somebody waits for is not free for long."""
@@ -407,17 +328,17 @@ class Observer:
         for client in self.clients:
             for keys in list(client.queues.by_key):
                 group = client.group
-                free = sum(1 for node in self._voters(client) if all(node.shows(key) is None for key in keys))
+                free = sum(1 for node in self.voters(client) if all(node.shows(key) is None for key in keys))
                 if free < group.need or client.actor.stopped:
                     self._free_since.pop((client, keys), None)
                     continue
                 # What is granted and released again between two looks is not slept on.
-                granted = max(self._granted_at.get(key, 0.0) for key in keys)
+                granted = max(self.granted_at.get(key, 0.0) for key in keys)
                 since = max(granted, self._free_since.setdefault((client, keys), self.world.now))
                 if self.world.now - since > SLEPT_ON:
                     self.complain(11, f"{keys!r} has been free since {since:.2f} s, and {client.name} waits for it")
 
-    def _voters(self, client: Client) -> list[Node]:
+    def voters(self, client: Client) -> list[Node]:
         """The nodes whose votes count for this client. One that it has seen step forward is soon in quarantine."""
         group = client.group
         return [
@@ -441,6 +362,10 @@ class Observer:
         for node in self.nodes:
             for key, owner in node.held():
                 self.complain(9, f"n{node.index} still has {key!r} of {owner!r}")
+        for name, holds in self.now_held.items():
+            for hold in holds:
+                if hold.state == RELEASING:
+                    self.complain(13, f"{name} is still being released by {hold.who.owner!r}")
         for client in self.clients:
             if client.queues.by_key:
                 self.complain(13, f"{client.name}: somebody still waits in the queue of {list(client.queues.by_key)}")
@@ -455,5 +380,5 @@ class Observer:
             "lost": self.lost,
             "stale": sum(each.stale for each in registers),
             "unfenced updates lost": sum(each.lost for each in registers),
-            "overtaken": self.most_overtaken,
+            "overtaken": self.queues.most_overtaken,
         }

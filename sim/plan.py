@@ -61,6 +61,10 @@ FAULTS: Final = (
     "scripts lost",
     "moods",
     "no tracking",
+    "most drift",
+    "dropped lease",
+    "stop at a hand-over",
+    "lost raise",
 )
 BEYOND: Final = frozenset({"wild drift", "step forward", "majority step", "step after restart", "majority restart"})
 """Beyond the assumptions: drawn less often, since they excuse much."""
@@ -79,7 +83,7 @@ FORGETTING: Final = frozenset(
 )
 STEPS: Final = frozenset({"step forward", "majority step", "step after restart"})
 HARMLESS: Final = frozenset(
-    {"drift", "wrong wall clocks", "extend", "release while renewing", "no tracking", "another max_ttl"}
+    {"drift", "most drift", "wrong wall clocks", "extend", "release while renewing", "no tracking", "another max_ttl"}
 )
 """These make nothing late."""
 SET_BACK: Final = 86400.0
@@ -112,15 +116,17 @@ class Plan(NamedTuple):
     """Users present owners of their own."""
     reentrant: bool = False
     """Who holds it takes it again now and then."""
-    fault_seconds: float = 30.0
+    fault_seconds: float = 20.0
     """How long faults strike."""
-    every: float = 6.0
+    every: float = 4.0
     """Seconds between two strikes of one fault, on average."""
     prefix: str = "handfast:"
     """Empty: keys that other programs could share."""
     tries: int | None = None
     token_memory: float = 7 * 86400.0
     """Seconds for which counters are kept."""
+    threads: bool = False
+    """Users borrow connections, as threads do. Otherwise they share them, as tasks do."""
 
     def options(self, **changes: float) -> ClientOptions:
         """What a client is made with."""
@@ -202,7 +208,7 @@ class Theme(NamedTuple):
 
 _TOKENS: Final[Mapping[str, Any]] = {
     "guard": True, "fence": True, "cohort": 0, "clients": 4, "users": 1, "max_ttl": 1.0, "work": 0.1,
-    "together": False, "owners": False, "every": 2.0, "fault_seconds": 45.0,
+    "together": False, "owners": False, "every": 2.0, "fault_seconds": 30.0,
 }  # fmt: skip
 _QUEUE: Final[Mapping[str, Any]] = {
     "fair": True, "clients": 4, "names": ("a",), "owners": False, "together": False, "prefix": "handfast:", "tries": None,
@@ -235,17 +241,17 @@ THEMES: Final = (
     ),
     Theme(("reset", "one-way partition", "cancel", "durable restart", "distance"), {**_QUEUE, "nodes": 5, "guard": True}),
     # Nothing but contention: tickets that were taken at the same time, and claims that arrive in different orders.
-    Theme(("distance",), {**_QUEUE, "nodes": 3, "guard": True, "think": 0.02, "work": 0.01}),
-    Theme(("cancel",), {**_QUEUE, "nodes": 5, "guard": True, "think": 0.1, "work": 0.1}),
+    Theme(("distance",), {**_QUEUE, "nodes": 3, "guard": True, "think": 0.02, "work": 0.01, "fault_seconds": 3.0}),
+    Theme(("cancel",), {**_QUEUE, "nodes": 5, "guard": True, "think": 0.1, "work": 0.1, "fault_seconds": 10.0}),
     # Claims that are repeated before they are answered, so that answers come after the vote was given back.
     Theme(
         ("slow network", "distance", "stopped node"),
-        {**_QUEUE, "nodes": 3, "guard": True, "ttl": 0.4, "think": 0.05, "work": 0.02, "fault_seconds": 15.0},
+        {**_QUEUE, "nodes": 3, "guard": True, "ttl": 0.4, "think": 0.05, "work": 0.02, "fault_seconds": 8.0},
     ),
     # Counters that expire, and clocks that are set back.
     Theme(
         ("wrong wall clocks", "partition", "restart"),
-        {**_QUEUE, "names": ("a", "b"), "fence": True, "token_memory": 1.0, "think": 2.0, "fault_seconds": 45.0},
+        {**_QUEUE, "names": ("a", "b"), "fence": True, "token_memory": 1.0, "think": 2.0, "fault_seconds": 30.0},
     ),
     Theme(("step back", "wrong wall clocks", "partition"), {**_QUEUE, "names": ("a", "b"), "fence": True, "guard": True}),
     # Owners that their users present, in one life after another.
@@ -262,6 +268,30 @@ THEMES: Final = (
     Theme(
         ("wrong wall clocks", "stopped client", "one-way partition"),
         {"nodes": 3, "guard": True, "cohort": 3, "users": 3, "owners": False, "think": 0.3, "fence": True},
+    ),
+    Theme(
+        ("stop at a hand-over",),
+        {**_QUEUE, "cohort": 3, "users": 3, "clients": 2, "ttl": 0.4, "think": 0.05, "work": 0.05, "fault_seconds": 10.0},
+    ),
+    # Clocks whose rates differ as much as they may, and waits of a ttl: a hand-over must reckon with both.
+    Theme(
+        ("most drift",),
+        {**_QUEUE, "clients": 3, "users": 1, "ttl": 2.0, "max_ttl": 3.0, "think": 0.1, "work": 1.5, "renew": True},
+    ),
+    # Counters that differ from node to node, and raises that are lost.
+    Theme(
+        ("lost raise", "partition", "wrong wall clocks"),
+        {**_TOKENS, "nodes": 3, "ttl": 0.4, "names": ("a", "b"), "think": 0.5, "every": 1.0, "fault_seconds": 20.0},
+    ),
+    # Leases that nobody releases.
+    Theme(
+        ("dropped lease", "reset", "cancel", "slow network"),
+        {"renew": True, "think": 0.3, "work": 0.1, "names": ("a",), "together": False},
+    ),
+    # Extensions to a shorter ttl whose answers come late.
+    Theme(
+        ("extend", "slow network", "one-way partition", "release while renewing"),
+        {"renew": True, "work": 1.0, "think": 0.3, "max_ttl": 3.0, "ttl": 2.0},
     ),
 )
 
@@ -307,4 +337,5 @@ def _draw(rng: Random) -> Plan:
         prefix="" if rng.random() < 0.1 else "handfast:",
         tries=5 if rng.random() < 0.05 else None,
         token_memory=rng.choice((7 * 86400.0, 7 * 86400.0, 1.0, 5.0)),
+        threads=rng.random() < 0.3,
     )

@@ -60,7 +60,7 @@ class Scenario:
         self.net = Net(world)
         self.net.ttl = plan.ttl
         self.observer = Observer(world, plan.expected_guarantees)
-        self.nodes = [Node(world, self.net, i, self._clock(EPOCH), self.observer) for i in range(plan.nodes)]
+        self.nodes = [Node(world, self.net, i, self._clock(EPOCH, 1), self.observer) for i in range(plan.nodes)]
         if "slow clock forgets" in plan.faults:
             self.nodes[0].clock = Clock(world, EPOCH - 3600.0, 1 - DRIFT)
         if "drift" in plan.faults:
@@ -70,7 +70,7 @@ class Scenario:
         self.observer.nodes = self.observer.ledger.nodes = self.nodes
         self.strangers: list[Client] = []
         """Clients with another max_ttl than the namespace has."""
-        self._clocks = [self._clock(1000.0 * (i + 1)) for i in range(plan.clients)]
+        self._clocks = [self._clock(1000.0 * (i + 1), -1) for i in range(plan.clients)]
         self.clients = self.observer.clients = [self._client(i) for i in range(plan.clients)]
         if "no tracking" in plan.faults:
             for node in self.nodes:
@@ -78,7 +78,10 @@ class Scenario:
         self.users: list[User] = []
         self.fault_schedule: FaultSchedule | None = None
 
-    def _clock(self, offset: float) -> Clock:
+    def _clock(self, offset: float, way: int) -> Clock:
+        """`way`: of two that differ as much as they may, this one is fast (1) or slow (-1)."""
+        if "most drift" in self.plan.faults:
+            return Clock(self.world, offset, 1 + way * DRIFT)
         most = 0.05 if "wild drift" in self.plan.faults else DRIFT if "drift" in self.plan.faults else 0.0
         return Clock(self.world, offset, 1 + most * self.world.rng.uniform(-1, 1))
 
@@ -86,7 +89,12 @@ class Scenario:
         plan, rng = self.plan, self.world.rng
         strange = "another max_ttl" in plan.faults and where == plan.clients - 1
         options = plan.options(max_ttl=2 * plan.max_ttl) if strange else plan.options()
-        client = Client(self.world, self.net, self.nodes, self.observer, where, options, self._clocks[where], life=life)
+        client = Client(
+            self.world, self.net, self.nodes, self.observer, where, options, self._clocks[where],
+            life=life, threads=plan.threads,
+        )  # fmt: skip
+        if "stop at a hand-over" in plan.faults:
+            client.hands_over = self._stop_at_a_hand_over
         if strange and plan.guard:
             self.strangers.append(client)
         if "wrong wall clocks" in plan.faults:
@@ -113,7 +121,8 @@ class Scenario:
         world.run(world.now + plan.max_ttl * 1.1 + 0.5)
         for user in self.users:
             user.last = world.now
-        world.run(world.now + plan.patience + plan.max_ttl + 5.0)
+        self._rest(world.now + plan.patience)
+        world.run(world.now + plan.max_ttl + 5.0)
         # What was left for the watchdog to release, and every ttl; but a clock that was set back keeps a key until
         # somebody meets it.
         met = {name_of(key) for node in self.nodes if node.clock.was_set_back for key, _ in node.held()}
@@ -123,6 +132,12 @@ class Scenario:
         if met:
             world.run(world.now + LONG_ENOUGH + plan.max_ttl + 1.0)
         self.observer.at_rest()
+
+    def _rest(self, until: float) -> None:
+        """Until every user has had its last turn, or should have had it."""
+        world = self.world
+        while world.now < until and not all(user.rests for user in self.users):
+            world.run(min(until, world.now + SETTLED))
 
     @property
     def calm(self) -> bool:
@@ -155,6 +170,11 @@ class Scenario:
     def stop(self, client: Client, end: float) -> None:
         if self.fault_schedule is not None and not self.fault_schedule.over and end > self.world.now:
             self.fault_schedule.stop(client, end)
+
+    def _stop_at_a_hand_over(self, client: Client) -> None:
+        rng = self.world.rng
+        if rng.random() < 0.2:
+            self.stop(client, self.world.now + self.plan.ttl * 2 * rng.random())
 
     def replace(self, dead: Client) -> None:
         """Another process where one has died."""

@@ -11,13 +11,14 @@ change: no acquisition touches a lock of another owner (invariant 8), and no cou
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from sim.lua import ReplyError
 from sim.net import TcpConnection
+from sim.resp import encoded
 from sim.world import Actor, Clock, World
 
-__all__ = ["Store", "encoded", "is_lock", "name_of"]
+__all__ = ["Store", "is_lock", "name_of"]
 
 CYCLE: Final = 0.1
 """Seconds: at most so long after its end a key is found to be over by the server itself."""
@@ -48,23 +49,6 @@ def is_lock(key: bytes) -> bool:
 def name_of(key: bytes) -> str:
     """The name of a lock, from its key."""
     return key.partition(b"{")[2].removesuffix(b"}").decode() if key.endswith(b"}") else key.decode()
-
-
-def encoded(reply: Any) -> bytes:
-    """A reply in RESP3."""
-    if isinstance(reply, int):
-        return b":%d\r\n" % reply
-    if isinstance(reply, bytes):
-        return b"$%d\r\n%b\r\n" % (len(reply), reply)
-    if reply is None:
-        return b"_\r\n"
-    if isinstance(reply, str):  # a status, or an error with its sign
-        return (reply if reply.startswith("-") else "+" + reply).encode() + b"\r\n"
-    if isinstance(reply, float):
-        return b",%.17g\r\n" % reply
-    if isinstance(reply, dict):
-        return b"%%%d\r\n" % len(reply) + b"".join([encoded(each) for pair in reply.items() for each in pair])
-    return b"*%d\r\n" % len(reply) + b"".join([encoded(each) for each in reply])
 
 
 def _integer(word: bytes) -> int:
@@ -105,6 +89,10 @@ class Store:
     def millis(self) -> int:
         return int(self.clock.now() * 1e6) // 1000
 
+    def _is_over(self, end: int) -> bool:
+        """The same as `self.millis() > end`, and quicker: every look at a key asks it."""
+        return self.clock.now() * 1e6 >= (end + 1) * 1000
+
     # -- looking on ------------------------------------------------------------------------------------------------
 
     def shows(self, key: bytes) -> bytes | None:
@@ -119,7 +107,7 @@ class Store:
 
     def _seen(self, key: bytes) -> Value | None:
         end = self.ends.get(key)
-        return None if end is not None and self.millis() > end else self.data.get(key)
+        return None if end is not None and self._is_over(end) else self.data.get(key)
 
     def held(self) -> list[tuple[bytes, bytes]]:
         """The locks whose keys are here, and their owners."""
@@ -135,7 +123,7 @@ class Store:
 
     def find(self, key: bytes) -> Value | None:
         end = self.ends.get(key)
-        if end is not None and self.millis() > end:
+        if end is not None and self._is_over(end):
             self._drop(key)
         return self.data.get(key)
 
@@ -173,7 +161,7 @@ class Store:
 
     def execute(self, words: list[bytes]) -> Any:
         """The reply of one command: int, bytes, str for a status, float, list, dict or None. Raises ReplyError."""
-        command = _COMMANDS.get(words[0])
+        command = self.commands.get(words[0])
         if command is None:
             raise ReplyError(f"ERR unknown command '{words[0].decode()}'")
         return command(self, words)
@@ -386,26 +374,25 @@ class Store:
         for tcp in self.trackers:
             self.push(tcp, b">2\r\n$10\r\ninvalidate\r\n_\r\n")
 
-
-_COMMANDS: Final[dict[bytes, Callable[[Store, list[bytes]], Any]]] = {
-    b"GET": Store._get,
-    b"MGET": Store._mget,
-    b"SET": Store._set,
-    b"DEL": Store._del,
-    b"EXISTS": Store._exists,
-    b"PTTL": Store._pttl,
-    b"PEXPIRE": Store._pexpire,
-    b"HSET": Store._hset,
-    b"HGET": Store._hget,
-    b"HEXISTS": Store._hexists,
-    b"HGETALL": Store._hgetall,
-    b"HDEL": Store._hdel,
-    b"ZADD": Store._zadd,
-    b"ZREM": Store._zrem,
-    b"ZRANGE": Store._zrange,
-    b"ZPOPMIN": Store._zpopmin,
-    b"TIME": Store._time,
-    b"PUBLISH": Store._publish,
-    b"PUBSUB": Store._pubsub,
-    b"INFO": Store._info,
-}
+    commands: ClassVar[dict[bytes, Callable[..., Any]]] = {
+        b"GET": _get,
+        b"MGET": _mget,
+        b"SET": _set,
+        b"DEL": _del,
+        b"EXISTS": _exists,
+        b"PTTL": _pttl,
+        b"PEXPIRE": _pexpire,
+        b"HSET": _hset,
+        b"HGET": _hget,
+        b"HEXISTS": _hexists,
+        b"HGETALL": _hgetall,
+        b"HDEL": _hdel,
+        b"ZADD": _zadd,
+        b"ZREM": _zrem,
+        b"ZRANGE": _zrange,
+        b"ZPOPMIN": _zpopmin,
+        b"TIME": _time,
+        b"PUBLISH": _publish,
+        b"PUBSUB": _pubsub,
+        b"INFO": _info,
+    }

@@ -52,6 +52,11 @@ class User:
         self._task: Task | None = None
         self._pause()
 
+    @property
+    def rests(self) -> bool:
+        """It has had its last turn."""
+        return self.done and self._task is not None and self._task.over
+
     def _pause(self) -> None:
         rng = self.world.rng
         self.client.actor.at(self.world.now + rng.expovariate(1 / self.plan.think), self._round)
@@ -130,8 +135,12 @@ class User:
                 await self._work(hold)
         finally:
             self.phase = ""
-            released = await client.release(hold)
-            self.world.note("released", self.name, names, hold.token, released)
+            if "dropped lease" in self.plan.faults and not final and self.world.rng.random() < 0.3:
+                self.world.note("drops", self.name, names, hold.token)
+                client.drop(hold)
+            else:
+                released = await client.release(hold)
+                self.world.note("released", self.name, names, hold.token, released)
 
     def _failed(self, error: HandfastError, final: bool, asked: float) -> None:
         stranger = self.client in self.scene.strangers

@@ -213,7 +213,7 @@ class BaseClient(Generic[L, G]):
 
     def _check_nested(self, request: LockRequest, caller: Any) -> None:
         """See WaitQueues.check_nested."""
-        name = self._blocks.held_around(caller, request, clock.now()) if request.owner is None else None
+        name = self._blocks.held_around(caller, request, self._now()) if request.owner is None else None
         if name is not None:
             raise ConfigError(f"this {self._caller_kind} already holds {name}; use rlock()")
 
@@ -230,7 +230,7 @@ class BaseClient(Generic[L, G]):
         if self._closed:  # in the meantime, by another thread: nobody would end it
             raise ConfigError("this client was closed while it waited for the lock")
         if self._reports.listeners:
-            self._reports.of_hold("acquired", hold, clock.now() - acquisition.began, who=self._who())
+            self._reports.of_hold("acquired", hold, self._now() - acquisition.began, who=self._who())
         return self._lease_type(self, hold)
 
     def _who(self) -> str:
@@ -254,6 +254,9 @@ class BaseClient(Generic[L, G]):
         """Nobody can release this hold any more: the watchdog does it."""
         self._forget(hold)
         hold.give_up()
+        if hold.asked & ~hold.votes:
+            # A node that has not answered may carry out the claim after the watchdog's release.
+            hold.may_arrive_late = True
         dog = self._dog if self._closed else self._watchdog()
         if dog is not None:
             dog.finish(hold)

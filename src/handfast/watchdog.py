@@ -243,12 +243,12 @@ class Watchdog:
             await renew.renew(io, group, holds, heal=True)
             self.schedule.renewed(holds)
             if group.observer is not None:
-                group.observer.renewal_ended(holds, clock.now() - now)
+                group.observer.renewal_ended(holds, io.now() - now)
             self._look_at_eviction(io, group, min(hold.ttl for hold in holds))
 
     def _look_at_eviction(self, io: AsyncIO, group: NodeGroup, every: float) -> None:
         """Ask the servers now and then whether they may evict keys: somebody may have changed their policy."""
-        registration, now = self._registrations.get(group), clock.now()
+        registration, now = self._registrations.get(group), io.now()
         if registration is not None and now >= registration.looked_at.get(io, 0.0) + every:
             registration.looked_at[io] = now
             self._start(eviction.look(io, group, logger.warning))

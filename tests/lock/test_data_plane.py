@@ -928,6 +928,18 @@ async def test_a_silent_node_among_three_holds_up_nobody(mode: str, three: Serve
 
 
 @plain
+async def test_a_caller_that_comes_while_a_silent_node_is_dialled_needs_it_no_more_than_the_first(three: Servers) -> None:
+    """The majority is connected when the second caller comes, and the first one still gives the rest a moment."""
+    with Impostor.silent() as silent:
+        async with handfast.aio.connect([*three.urls[:2], silent.url], guard=False) as client:
+            first = asyncio.create_task(client.lock("first").acquire())
+            await eventually_async(lambda: client._io is not None and client._io.up == 2)
+            async with client.lock("second"):
+                assert silent.connections  # it was not given up yet
+            await (await first).release()
+
+
+@plain
 async def test_closing_ends_connections_that_are_still_being_made(three: Servers) -> None:
     with Impostor.silent() as silent:
         async with handfast.aio.connect([*three.urls[:2], silent.url], guard=False) as client:

@@ -137,7 +137,7 @@ VOTES: tuple[Bug, ...] = (
     (
         "no-rollback",
         "a failed attempt is not undone",
-        (9, 11),
+        (9, 11, 17),
         (
             (
                 attempt.withdraw,

@@ -19,7 +19,8 @@ from handfast.protocol.resp import encode
 from handfast.protocol.scripts import load_scripts
 from handfast.testing import Server
 from sim.net import Net
-from sim.node import Node, commands_in
+from sim.node import Node
+from sim.resp import commands_in
 from sim.store import Hash
 from sim.world import Clock, World
 

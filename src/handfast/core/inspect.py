@@ -11,7 +11,7 @@ from handfast.core.io import IO, Fault
 from handfast.core.votes import AllReplies
 from handfast.errors import NoQuorum
 from handfast.protocol import commands
-from handfast.protocol.claims import QueuedClaim, decode_claim
+from handfast.protocol.claims import QueuedClaim, decode_claim, decode_record
 from handfast.protocol.resp import encode
 
 __all__ = ["Holder", "holder", "waiters"]
@@ -97,9 +97,8 @@ def _age(votes: Sequence[list[Any]], token: int | None) -> float | None:
     """Seconds since the vote was given: by the record of the hand-over, or by the token, which is a time."""
     ages: list[float] = []
     for replies in votes:
-        words = (replies[3] or b"").split(b" ", 3)
-        recorded = len(words) == 4 and words[3].endswith(b" " + replies[0])
-        began = int(words[0]) if recorded else token
+        record = decode_record(replies[3])
+        began = record.stamp if record is not None and record.claim.owner == replies[0] else token
         if began is not None:
             ages.append((guard.server_time(replies[-1]) - began) / 1e6)
     return max(0.0, sorted(ages)[len(ages) // 2]) if ages else None

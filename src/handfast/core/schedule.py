@@ -47,7 +47,7 @@ class Schedule:
         self._wakes_at = FOREVER
         self._slots: dict[int, dict[Hold, None]] = {}
         self._order: list[int] = []
-        self._in_work: set[Hold] = set()
+        self._in_work: dict[Hold, None] = {}
         """Taken out of their slots and not scheduled again yet."""
 
     # -- from any thread
@@ -84,7 +84,7 @@ class Schedule:
         """Reschedule the hold to `at`, and wake the watchdog if that is earlier than it planned."""
         slot = int(at * SLOTS_PER_SECOND) + 1
         with self.lock:
-            self._in_work.discard(hold)
+            self._in_work.pop(hold, None)
             if hold.slot != slot:
                 old = self._slots.get(hold.slot)
                 if old is not None:
@@ -120,10 +120,11 @@ class Schedule:
             self.remove(hold)
         return lost
 
-    def everything(self) -> set[Hold]:
-        """All holds that are watched."""
+    def everything(self) -> list[Hold]:
+        """All holds that are watched, each once."""
         with self.lock:
-            return {*self.unscheduled, *self._in_work, *(hold for slot in self._slots.values() for hold in slot)}
+            slots = (hold for slot in self._slots.values() for hold in slot)
+            return list(dict.fromkeys((*self.unscheduled, *self._in_work, *slots)))
 
     # -- in the watchdog's thread
 
@@ -175,7 +176,7 @@ class Schedule:
         lost: list[Hold] = []
         for hold in holds:
             if hold.state != HELD:
-                self._in_work.discard(hold)
+                self._in_work.pop(hold, None)
                 continue
             self.reschedule(hold, hold.deadline)
             if renew.expire(hold, now):

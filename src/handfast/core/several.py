@@ -81,5 +81,6 @@ async def _join(io: IO, acquisition: Acquisition, parts: list[Hold]) -> Hold | N
     renew_from = min(part.renew_from for part in parts)
     standstills = min(part.standstills for part in parts)
     hold = make_hold(acquisition, deadline, renew_from, ballot.votes, token, standstills)
+    hold.healed = any(part.healed for part in parts)
     acquisition.hold = hold
     return hold

@@ -90,15 +90,12 @@ class AioConnections(PushRouter, RequestTimeouts):
         if rest > 0:
             await asyncio.sleep(rest)
         self._start(force=True)
-        grace = False
         while tasks := [link.connecting for link in self.links if link.connecting is not None]:
-            left = end - self.loop.time()
-            done, _ = await asyncio.wait(
-                tasks, timeout=min(left, GRACE) if grace else left, return_when=asyncio.FIRST_COMPLETED
-            )
+            # Asked anew each time, also the first: other callers may have connected enough of them.
+            left = min(end - self.loop.time(), GRACE if self.up >= need else within)
+            done, _ = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 break
-            grace = self.up >= need
         self.ready = self.up >= self.group.need
 
     def _start(self, *, force: bool = False) -> None:
@@ -135,10 +132,11 @@ class AioConnections(PushRouter, RequestTimeouts):
         link.connected(protocol.connection)
         self.up += 1
         for payload, collector in backlog:
-            # Whoever gave up has undone its attempt elsewhere; sending it now would leave a lock behind.
-            if self.now() >= collector.until:
+            # A caller that gave up has undone its attempt elsewhere; sending it now would leave a lock behind. What is
+            # not sent is answered: the watchdog must repeat a release that this node did not get.
+            if self.now() >= collector.until or collector.waiter is None or collector.waiter.over:
                 self._answer(collector, link)
-            elif collector.waiter is not None and not collector.waiter.over:
+            else:
                 protocol.connection.request(payload, collector)
                 self.turn()
 

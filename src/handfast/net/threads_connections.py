@@ -210,6 +210,18 @@ class ThreadConnections(PushRouter):
         finally:
             self._current = _NOBODY
             collector.over = True
+        if self._connecting and collector.decided:
+            self._answer_unsent(payloads, collector)
+
+    def _answer_unsent(self, payloads: Payloads, collector: Collector) -> None:
+        """Nodes that are still being connected get nothing of it: the watchdog must repeat a release there."""
+        for link in self.links:
+            if (
+                link.index in self._connecting
+                and link.connection is None
+                and payload_for(payloads, link.index) is not None
+            ):
+                collector.add(link.index, NOT_CONNECTED)
 
     def send(self, payloads: Payloads, collector: Collector) -> None:
         """See IO.send."""

@@ -3,7 +3,7 @@
 A claim is what a node keeps of a waiter: `ends ttl step proposal generation channel owner`. `ends` is the second of
 server time until which the claim is good, `ttl` the milliseconds that the waiter wants, `step` the tokens (0:
 unfenced), `proposal` its proposed token, `generation` the acquisition of an explicit owner (`-`: none). The owner
-comes last, because it may contain spaces.
+comes last, because it may contain spaces. The record of a vote that was given is `stamp ticket id claim`.
 
 A push is `yours id stamp token s µs [promotion marker]` (the vote of this node is yours since server time s, µs),
 `inquire id stamp` (a lower ticket waits for the vote that has this stamp) or `look id` (claim again: the new holder's
@@ -24,9 +24,11 @@ __all__ = [
     "Push",
     "QueuedClaim",
     "Refused",
+    "VoteRecord",
     "Yours",
     "decode_claim",
     "decode_push",
+    "decode_record",
     "decode_vote",
     "token_in",
 ]
@@ -98,6 +100,16 @@ class QueuedClaim(NamedTuple):
     ticket: float
     id: bytes
     owner: bytes
+    ends: int
+    """The last second of server time at which it is good."""
+    channel: bytes
+
+
+class VoteRecord(NamedTuple):
+    """To which claim a node has given its vote."""
+
+    stamp: int
+    claim: QueuedClaim
 
 
 def _proof(text: bytes) -> Proof | None:
@@ -154,4 +166,17 @@ def decode_claim(claimant: bytes, ticket: bytes, claim: bytes | None) -> QueuedC
     words = (claim or b"").split(b" ", 6)
     if len(words) != 7 or not all(word.isdigit() for word in words[:4]):
         return None
-    return QueuedClaim(float(ticket), claimant, words[6])
+    return QueuedClaim(float(ticket), claimant, words[6], int(words[0]), words[5])
+
+
+def decode_record(record: bytes | None) -> VoteRecord | None:
+    """The record of a vote; None if there is none.
+
+    >>> decode_record(b"12 7 h:1::ab 99 1000 1 0 - wake h:1::ab").claim.ends
+    99
+    """
+    words = (record or b"").split(b" ", 3)
+    if len(words) != 4 or not words[0].isdigit():
+        return None
+    claim = decode_claim(words[2], words[1], words[3])
+    return None if claim is None else VoteRecord(int(words[0]), claim)

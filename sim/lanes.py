@@ -1,0 +1,62 @@
+"""Connections as the threads of one client use them: an operation borrows a set of them, and no two share one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sim.io import SimIO
+from sim.world import Task
+
+__all__ = ["Lanes"]
+
+
+class Lanes:
+    """The Access of a client with threads. A thread that waits in line for its turn borrows nothing."""
+
+    def __init__(self, make: Callable[[], SimIO]) -> None:
+        self._make = make
+        self.all: list[SimIO] = []
+        first = self._new()
+        self._idle = [first]
+        self.now, self.caller, self.wakeup, self.wait = first.now, first.caller, first.wakeup, first.wait
+        self.borrowed: dict[Task | None, SimIO] = {}
+        """By task: what it has borrowed for an operation that gets its connections from the client."""
+
+    def _take(self, wanted: SimIO | None = None) -> SimIO:
+        if wanted is not None and wanted in self._idle:
+            self._idle.remove(wanted)
+            return wanted
+        if self._idle:
+            return self._idle.pop()
+        return self._new()
+
+    def _new(self) -> SimIO:
+        made = self._make()
+        made.threads = True
+        self.all.append(made)
+        return made
+
+    def use(self, operation: Callable[..., Any], *args: Any) -> Awaitable[Any]:
+        """See Access."""
+
+        async def run() -> Any:
+            io = self._take()
+            try:
+                return await operation(io, *args)
+            finally:
+                self._idle.append(io)
+
+        return run()
+
+    @contextmanager
+    def lend(self, wanted: SimIO | None = None) -> Iterator[SimIO]:
+        """Connections for the running task: those, if no other task uses them."""
+        task, io = self.caller(), self._take(wanted)
+        self.borrowed[task] = io
+        try:
+            yield io
+        finally:
+            del self.borrowed[task]
+            self._idle.append(io)

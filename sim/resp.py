@@ -1,0 +1,44 @@
+"""RESP as a server reads and writes it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+__all__ = ["commands_in", "encoded"]
+
+
+@lru_cache(maxsize=256)
+def commands_in(payload: bytes) -> list[list[bytes]]:
+    """The commands of a payload, each as its words; none of our words has a line break of the protocol's in it.
+
+    Kept for a while: the ledger reads what is sent, and the node what arrives.
+
+    >>> commands_in(b"*2\\r\\n$3\\r\\nGET\\r\\n$1\\r\\nk\\r\\n*1\\r\\n$4\\r\\nPING\\r\\n")
+    [[b'GET', b'k'], [b'PING']]
+    """
+    parts = payload.split(b"\r\n")
+    at, last = 0, len(parts) - 1
+    found: list[list[bytes]] = []
+    while at < last:
+        end = at + 1 + 2 * int(parts[at][1:])
+        found.append(parts[at + 2 : end : 2])
+        at = end
+    return found
+
+
+def encoded(reply: Any) -> bytes:
+    """A reply in RESP3."""
+    if isinstance(reply, int):
+        return b":%d\r\n" % reply
+    if isinstance(reply, bytes):
+        return b"$%d\r\n%b\r\n" % (len(reply), reply)
+    if reply is None:
+        return b"_\r\n"
+    if isinstance(reply, str):  # a status, or an error with its sign
+        return (reply if reply.startswith("-") else "+" + reply).encode() + b"\r\n"
+    if isinstance(reply, float):
+        return b",%.17g\r\n" % reply
+    if isinstance(reply, dict):
+        return b"%%%d\r\n" % len(reply) + b"".join([encoded(each) for pair in reply.items() for each in pair])
+    return b"*%d\r\n" % len(reply) + b"".join([encoded(each) for each in reply])
