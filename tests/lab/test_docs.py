@@ -56,21 +56,21 @@ def _rows(name: str) -> dict[str, list[str]]:
 
 
 @both
-def test_every_rung_has_its_section_in_the_ladders_order(name: str) -> None:
+def test_rungs_have_sections_in_ladder_order(name: str) -> None:
     headings = [RUNG.search(heading) for heading, _ in _sections(name)]
     told = [(int(heading[1]), heading[2]) for heading in headings if heading]
     assert told == [(number, rung.name) for number, rung in enumerate(LADDER, 1)]
 
 
 @both
-def test_every_section_links_the_file_of_its_rung(name: str) -> None:
+def test_section_links_file_of_its_rung(name: str) -> None:
     sections = _rung_sections(name)
     for rung in LADDER:
         assert f"rungs/{Path(inspect.getfile(rung)).name})" in sections[rung.name]
 
 
 @both
-def test_links_and_pictures_lead_somewhere(name: str) -> None:
+def test_links_and_images_exist(name: str) -> None:
     targets = re.findall(r"\]\(([^)#]+)", _text(name))
     assert targets.count("lab.png") == 1
     for target in targets:
@@ -78,7 +78,7 @@ def test_links_and_pictures_lead_somewhere(name: str) -> None:
 
 
 @both
-def test_quoted_code_is_in_the_file_that_the_section_links(name: str) -> None:
+def test_quoted_code_is_in_linked_file(name: str) -> None:
     quoting = set[str]()
     for heading, text in _sections(name):
         files = [DOCS / target for target in re.findall(r"\]\(([^)]+\.py)\)", text)]
@@ -96,7 +96,7 @@ def _has_lines(path: Path, block: str) -> bool:
 
 
 @both
-def test_options_and_rungs_of_the_commands_exist(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_and_rungs_exist(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", _text(name)))
@@ -115,7 +115,7 @@ def test_make_targets_exist(name: str) -> None:
 
 
 @both
-def test_the_table_has_every_act_and_its_verdict_follows_from_its_figures(name: str) -> None:
+def test_table_rows_are_complete_and_consistent(name: str) -> None:
     rows = _rows(name)
     scenarios = {f"{rung.name}/{scenario.name}": scenario for rung in LADDER for scenario in rung.scenarios}
     assert list(rows) == list(scenarios)
@@ -126,7 +126,7 @@ def test_the_table_has_every_act_and_its_verdict_follows_from_its_figures(name: 
 
 
 @both
-def test_figures_in_sentences_are_those_of_the_table(name: str) -> None:
+def test_figures_in_text_match_table(name: str) -> None:
     rows = _rows(name)
     for rung, text in _rung_sections(name).items():
         measured = {cell for scenario in rows for cell in rows[scenario] if scenario.startswith(f"{rung}/")}
@@ -137,7 +137,7 @@ def test_figures_in_sentences_are_those_of_the_table(name: str) -> None:
     assert lessons == {rows[scenario][-2] for scenario in ("fenced/sale", "segments/sale", "cohort/sale")}
 
 
-def test_both_languages_have_the_same_figures() -> None:
+def test_languages_have_same_figures() -> None:
     english, chinese = _rows("lab.md"), _rows("lab.zh.md")
     assert {scenario: cells[:-1] for scenario, cells in english.items()} == {
         scenario: cells[:-1] for scenario, cells in chinese.items()
