@@ -32,7 +32,7 @@ NARROW: Final = 60
 """Columns of a terminal that has no room for a table of facts."""
 OURS: Final = "* "
 """Stands before the names of the rungs that use handfast."""
-EXPLANATION: Final = "* a rung that uses handfast; o1 (w1) is the order o1, which the worker process w1 serves"
+EXPLANATION: Final = "* uses handfast.  o1 (w1): the order o1, served by the worker process w1."
 
 
 def label(name: str) -> str:

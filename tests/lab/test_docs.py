@@ -1,9 +1,9 @@
-"""docs/lab.md and docs/lab.zh.md tell the ladder as it is: its rungs, its code, its options, and the same figures.
+"""docs/lab.md and docs/lab.zh.md match the lab: its rungs, its code, its options. Both have the same figures.
 
     python -m lab --json > run.json
     python -m tests.lab.test_docs run.json      # writes the figures of that run into both tables
 
-The tests then name the sentences whose figures (in bold) are not those of the table.
+The tests then name the sections whose figures (in bold) are not in the table.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import pytest
 from lab.__main__ import main
 from lab.environment import Plan
 from lab.rungs import LADDER, scenarios_of
+from tests.support.translation import assert_same_structure
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -51,7 +52,7 @@ def _rung_sections(name: str) -> dict[str, str]:
 
 
 def _rows(name: str) -> dict[str, list[str]]:
-    """The cells behind each scenario's name: sold, oversold, left, lost, refused, stuck, orders/s, verdict."""
+    """The cells after each scenario's name: sold, oversold, left, lost, refused, stuck, orders/s, verdict."""
     return {scenario: [cell.strip() for cell in cells.split("|")] for scenario, cells in ROW.findall(_text(name))}
 
 
@@ -85,11 +86,11 @@ def test_quoted_code_is_in_linked_file(name: str) -> None:
         for block in re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
             assert any(_has_lines(path, block) for path in files), f"{heading}: {block}"
             quoting.add(heading)
-    assert len(quoting) == len(LADDER) + 1  # and the shop itself
+    assert len(quoting) == len(LADDER) + 1  # the rungs and the shop
 
 
 def _has_lines(path: Path, block: str) -> bool:
-    """Those lines, one after the other, indented in whatever way."""
+    """The file has these lines in a row, with any indentation."""
     wanted = [line.strip() for line in block.splitlines()]
     lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     return any(lines[start : start + len(wanted)] == wanted for start in range(len(lines)))
@@ -146,16 +147,19 @@ def test_languages_have_same_figures() -> None:
         assert sorted(NUMBER.findall(one)) == sorted(NUMBER.findall(other)), heading
 
 
-def test_both_languages_quote_the_same_code_and_the_same_words_of_the_lab() -> None:
+def test_languages_have_same_headings_and_code_blocks() -> None:
+    assert_same_structure(DOCS / "lab.md", DOCS / "lab.zh.md")
+
+
+def test_languages_quote_same_output_of_lab() -> None:
     for (heading, one), (_, other) in zip(_sections("lab.md"), _sections("lab.zh.md"), strict=True):
         assert _quoted(one) == _quoted(other), heading
 
 
 def _quoted(text: str) -> list[str]:
-    """Blocks of code, and the lab's own sentences."""
-    blocks: list[str] = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    """The sentences that the lab prints."""
     spans: list[str] = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    return blocks + [" ".join(span.split()) for span in spans if span.count(" ") >= 3]
+    return [" ".join(span.split()) for span in spans if span.count(" ") >= 3]
 
 
 def _write_figures(facts: dict[str, Any]) -> None:
