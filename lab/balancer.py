@@ -1,9 +1,10 @@
-"""A round-robin balancer for where there is no nginx: a connection to it is a connection to the next worker.
+"""A round-robin balancer, used if nginx is not installed. It forwards each connection to the next worker.
 
-    python -m lab.balancer PORT PATIENCE WORKER_PORT...
+    python -m lab.balancer PORT TIMEOUT WORKER_PORT...
 
-A worker that refuses a connection is passed over; one that does not begin its answer within PATIENCE seconds costs its
-buyer a 504. Either is left out for a while, as with nginx's max_fails=1. It ends with its standard input.
+If a worker refuses the connection, the balancer tries the next one. If a worker does not begin its answer within TIMEOUT
+seconds, the buyer gets a 504. In both cases the worker gets no requests for a while, as with nginx's max_fails=1. The
+balancer exits at the end of its standard input.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-LEFT_OUT: Final = 2.0
-"""Seconds for which a worker that failed is not asked."""
+FAIL_TIMEOUT: Final = 2.0
+"""Seconds for which a worker that failed gets no requests."""
 CHUNK: Final = 65536
 
 
 class Balancer:
-    def __init__(self, workers: Sequence[int], patience: float) -> None:
+    def __init__(self, workers: Sequence[int], timeout: float) -> None:
         self._workers = list(workers)
-        self._patience = patience
+        self._timeout = timeout
         self._turn = 0
         self._down: dict[int, float] = {}
 
@@ -30,7 +31,7 @@ class Balancer:
         return await asyncio.start_server(self._serve_one, "127.0.0.1", port)
 
     def _next(self) -> list[int]:
-        """The workers, the one whose turn it is first; those left out only if there are no others."""
+        """The workers in turn. Workers that failed lately are left out, unless all of them did."""
         self._turn += 1
         turn = self._turn % len(self._workers)
         order = self._workers[turn:] + self._workers[:turn]
@@ -43,13 +44,13 @@ class Balancer:
                 try:
                     inner = await asyncio.open_connection("127.0.0.1", port)
                 except OSError:
-                    self._down[port] = time.monotonic() + LEFT_OUT
+                    self._down[port] = time.monotonic() + FAIL_TIMEOUT
                     continue
                 await self._relay(reader, writer, inner, port)
                 return
             writer.write(_error("502 Bad Gateway"))
         except ConnectionError:
-            pass  # one of the two is gone: the other is let go below
+            pass  # one side closed its connection; the other one is closed below
         finally:
             writer.close()
 
@@ -62,11 +63,11 @@ class Balancer:
     ) -> None:
         upload = asyncio.create_task(_copy(reader, inner[1]))
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 writer.write(await inner[0].read(CHUNK) or _error("502 Bad Gateway"))
             await _copy(inner[0], writer)
         except TimeoutError:
-            self._down[port] = time.monotonic() + LEFT_OUT
+            self._down[port] = time.monotonic() + FAIL_TIMEOUT
             writer.write(_error("504 Gateway Timeout"))
         finally:
             upload.cancel()
@@ -84,8 +85,8 @@ def _error(status: str) -> bytes:
 
 
 async def main() -> None:
-    port, patience, *workers = sys.argv[1:]
-    balancer = Balancer([int(worker) for worker in workers], float(patience))
+    port, timeout, *workers = sys.argv[1:]
+    balancer = Balancer([int(worker) for worker in workers], float(timeout))
     async with await balancer.serve(int(port)):
         await asyncio.to_thread(sys.stdin.read)
 

@@ -12,24 +12,32 @@ from lab import LabError, main
 
 
 @click.command("lab", cls=Command)
-@click.option("--rung", "rungs", multiple=True, metavar="NAME", help="Only this rung, or rung/scenario; can be repeated.")
-@click.option("--stock", type=click.IntRange(2, 100_000), default=100, show_default=True, help="Pieces for sale.")
-@click.option("--buyers", type=click.IntRange(1, 256), default=16, show_default=True, help="Buyers at once.")
-@click.option("--workers", type=click.IntRange(3, 16), default=4, show_default=True, help="Processes of the shop.")
-@click.option("--seconds", type=click.FloatRange(1, 600), default=4.0, show_default=True, help="Longest time of a sale.")
-@click.option("--database", default="", metavar="URL", help="postgresql://…; without it SQLite in a temporary file.")
 @click.option(
-    "--balancer", type=click.Choice(["nginx", "built-in"]), help="In front of the workers; nginx where it is installed."
+    "--rung",
+    "rungs",
+    multiple=True,
+    metavar="NAME",
+    help="Run only this rung or rung/scenario. May be given more than once.",
 )
-@click.option("--ab", is_flag=True, help="Have ApacheBench make the crowd; its reports are printed.")
-@click.option("--json", "as_json", is_flag=True, help="Print the scores as JSON, and nothing else.")
-@click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write an HTML report with pictures.")
+@click.option("--stock", type=click.IntRange(2, 100_000), default=100, show_default=True, help="Pieces for sale.")
+@click.option("--buyers", type=click.IntRange(1, 256), default=16, show_default=True, help="Buyers at a time.")
+@click.option("--workers", type=click.IntRange(3, 16), default=4, show_default=True, help="Worker processes of the shop.")
+@click.option(
+    "--seconds", type=click.FloatRange(1, 600), default=4.0, show_default=True, help="Maximum length of a sale."
+)
+@click.option("--database", default="", metavar="URL", help="PostgreSQL URL. Default: SQLite in a temporary file.")
+@click.option(
+    "--balancer", type=click.Choice(["nginx", "built-in"]), help="Load balancer. Default: nginx if it is installed."
+)
+@click.option("--ab", is_flag=True, help="Use ApacheBench as the crowd, and print its reports.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the scores, as JSON.")
+@click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write an HTML report with timelines.")
 @click.option(
     "--serve/--no-serve",
     default=None,
-    help="Serve the page, with buttons, until Ctrl-C; or no page at all. By default a page to look at while it runs.",
+    help="Serve a page with buttons until Ctrl-C, or no page. Default: a read-only page while the lab runs.",
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Of the page; any free one by default.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the page. Default: any free port.")
 def command(
     rungs: tuple[str, ...],
     stock: int,
@@ -44,15 +52,15 @@ def command(
     serve: bool | None,
     port: int,
 ) -> int:
-    """Sell limited stock under every kind of lock, while things go wrong, and count what was sold twice.
+    """Sell limited stock under one lock after another, inject faults, and count what was sold twice.
 
     Everything is real and runs on this machine: processes, Valkey servers, a database, signals. The exit status is 1 if
-    something oversold that must not.
+    a rung oversold that promises not to.
     """
     if serve and (as_json or report):
-        raise click.UsageError("--json and --report are for a lab that comes to an end: not with --serve")
+        raise click.UsageError("--json and --report need a lab that ends by itself: leave --serve out")
     if report is not None and (report.is_dir() or not os.access(report.absolute().parent, os.W_OK)):
-        raise click.UsageError(f"{report}: that cannot be written to")
+        raise click.UsageError(f"{report} cannot be written")
     try:
         plan = main.Plan(stock, buyers, workers, seconds, database, main.frontend(balancer), ab)
         return main.run(main.Options(plan, rungs, serve, port, as_json, report))

@@ -1,4 +1,4 @@
-"""Stock and orders in a real database: SQLite by default, PostgreSQL by URL. Every sale has rows of its own."""
+"""Stock and orders in a real database: SQLite by default, PostgreSQL by URL. Every sale has its own rows."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sqlalchemy import event
 __all__ = ["Database", "engine_for"]
 
 BUSY_TIMEOUT: Final = 10.0
-"""Seconds that a writer waits for another one of SQLite."""
+"""Seconds that SQLite lets a writer wait for another writer."""
 
 Fence = Callable[[sa.Connection], object]
-"""Runs first in the transaction of a write; what it raises undoes the write."""
+"""Runs first in a transaction. If it raises, the transaction is rolled back."""
 
 
 def engine_for(url: str) -> sa.Engine:
@@ -26,8 +26,8 @@ def engine_for(url: str) -> sa.Engine:
     engine = sa.create_engine(parsed, pool_size=8, connect_args={"timeout": BUSY_TIMEOUT})
 
     @event.listens_for(engine, "connect")
-    def quick(connection: Any, _: object) -> None:
-        # Readers do not wait for writers; a power cut may cost the last sales, and this is a lab.
+    def configure(connection: Any, _: object) -> None:
+        # Readers do not wait for writers. A power failure may lose the last sales, which does not matter here.
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=OFF")
 
@@ -35,7 +35,7 @@ def engine_for(url: str) -> sa.Engine:
 
 
 class Database:
-    """`prefix` keeps the tables of two labs in one database apart."""
+    """The tables of one lab. `prefix` separates two labs in the same database."""
 
     def __init__(self, engine: sa.Engine, prefix: str, sale: int = 0) -> None:
         self.engine = engine
@@ -60,20 +60,20 @@ class Database:
         self._tables.create_all(self.engine)
 
     def drop(self) -> None:
-        sa.Table(self.fence_table, self._tables)  # made by the fence, if there was one
+        sa.Table(self.fence_table, self._tables)  # the fence creates this table, if a rung uses one
         self._tables.drop_all(self.engine)
 
     def stock_up(self, pieces: Sequence[int]) -> None:
-        """The stock of a new sale, on so many stripes."""
+        """Insert the stock of a new sale: a number of pieces for each stripe."""
         rows = [{"sale": self.sale, "stripe": stripe, "left": left} for stripe, left in enumerate(pieces)]
         with self.engine.begin() as connection:
             connection.execute(self._stock.insert(), rows)
 
     def left(self, fence: Fence | None = None) -> list[int]:
-        """What is left on each stripe.
+        """The stock that is left on each stripe.
 
-        The fence belongs here too: were it in the write alone, a late holder could still write between the read and the
-        write of the next one, whose token the database has not met yet.
+        The read needs the fence too. With a fence in the write alone, a late holder could write between the read and the
+        write of the next holder, because the database has not seen the next holder's token yet.
         """
         query = sa.select(self._stock.c.left).where(self._stock.c.sale == self.sale).order_by(self._stock.c.stripe)
         with self.engine.begin() as connection:
@@ -82,9 +82,9 @@ class Database:
             return list(connection.execute(query).scalars())
 
     def write(self, left: dict[int, int], order: str | None, fence: Fence | None = None) -> None:
-        """Set the stock of some stripes, as the caller has computed it from an earlier read, and enter the order.
+        """Set the stock of some stripes to what the caller computed from an earlier read, and insert the order.
 
-        One transaction. It trusts the caller: to keep others away in between is what the lock is for.
+        This is one transaction, but it does not protect the time between read and write. That is the lock's task.
         """
         with self.engine.begin() as connection:
             if fence is not None:

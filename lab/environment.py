@@ -1,6 +1,6 @@
-"""Everything real that the lab runs, and what can be done to it: workers, balancer, Redis servers, database.
+"""The processes and servers that the lab runs, and what can happen to them: workers, balancer, Redis servers, database.
 
-Started things are known to the reaper of `handfast.testing`: they die, and their folders go, also when we are killed.
+The reaper of `handfast.testing` knows every process and folder, and removes them even if the lab is killed.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Plan:
-    """What the user asked for."""
+    """The settings that the user chose."""
 
     stock: int = 100
     buyers: int = 16
     workers: int = 4
     seconds: float = 4.0
     database: str = ""
-    """A URL; SQLite in a temporary folder if it is empty."""
+    """A URL; empty means SQLite in a temporary folder."""
     frontend: Kind = "built-in"
     ab: bool = False
 
 
 async def in_thread(what: Callable[..., T], *args: Any) -> T:
-    """What blocks, in a thread. A cancel waits for its end: nothing is started behind the back of who cleans up."""
+    """Run blocking code in a thread. A cancelled caller waits for its end: it must start nothing during the clean-up."""
     work = asyncio.get_running_loop().run_in_executor(None, what, *args)
     try:
         return await asyncio.shield(work)
@@ -57,13 +57,13 @@ async def in_thread(what: Callable[..., T], *args: Any) -> T:
 
 
 class Nodes:
-    """Five independent servers, each behind a network that can be cut."""
+    """Five independent servers, each with a proxy that can cut it off."""
 
     def __init__(self) -> None:
         self.servers = Servers(len(NODES))
         self.proxies: list[Proxy] = []
         self.up = False
-        self._stopped: set[str] = set()
+        self._down: set[str] = set()
         self._cut: set[str] = set()
         self._one_at_a_time = threading.Lock()
 
@@ -77,14 +77,12 @@ class Nodes:
         self.up = True
 
     def urls(self, cut: Collection[str]) -> list[str]:
-        """Those in `cut` through the network that can be cut."""
+        """The addresses of the nodes; those named in `cut` go through their proxies."""
         ways = zip(NODES, self.servers.nodes, self.proxies, strict=True)
         return [(proxy if name in cut else server).url for name, server, proxy in ways]
 
-    def states(self) -> dict[str, Literal["up", "stopped", "partitioned"]]:
-        return {
-            name: "stopped" if name in self._stopped else "partitioned" if name in self._cut else "up" for name in NODES
-        }
+    def states(self) -> dict[str, Literal["up", "down", "partitioned"]]:
+        return {name: "down" if name in self._down else "partitioned" if name in self._cut else "up" for name in NODES}
 
     def do(self, name: str, what: str) -> None:
         with self._one_at_a_time:
@@ -95,12 +93,12 @@ class Nodes:
     def _do(self, name: str, what: str) -> None:
         server, proxy = self.servers[NODES.index(name)], self.proxies[NODES.index(name)]
         match what:
-            case "stop":
+            case "kill":
                 server.kill()
-                self._stopped.add(name)
+                self._down.add(name)
             case "start" | "restart_empty":
                 server.restart(empty=True)
-                self._stopped.discard(name)
+                self._down.discard(name)
             case "partition":
                 proxy.drop()
                 self._cut.add(name)
@@ -108,7 +106,9 @@ class Nodes:
                 proxy.heal()
                 self._cut.discard(name)
             case _:
-                raise ValueError(f"a node can be stopped, started, restarted empty, partitioned or healed, not {what!r}")
+                raise ValueError(
+                    f"the actions on a node are kill, start, restart_empty, partition and heal, not {what!r}"
+                )
 
     def close(self) -> None:
         with self._one_at_a_time:
@@ -119,7 +119,7 @@ class Nodes:
 
 
 class Pair:
-    """A master, and a replica that hears of it through a network that can be cut."""
+    """A master and its replica, with a proxy between them that can cut the replication."""
 
     def __init__(self) -> None:
         self.master = Server()
@@ -142,13 +142,13 @@ class Pair:
 
 
 class Environment:
-    """Workers behind a frontend, one Redis server, a database; a pair or a quorum when a scenario wants one."""
+    """Workers behind a frontend, one Redis server, a database; and a pair or a quorum if the scenario needs one."""
 
-    def __init__(self, plan: Plan, hear: Callable[[str, dict[str, Any]], None], changed: Callable[[], None]) -> None:
+    def __init__(self, plan: Plan, on_event: Callable[[str, dict[str, Any]], None], changed: Callable[[], None]) -> None:
         self.plan = plan
-        self._hear, self.changed = hear, changed
+        self._on_event, self.changed = on_event, changed
         self.folder = Path(tempfile.mkdtemp(prefix="handfast-lab-"))
-        # Two labs may share a database.
+        # Two labs may share a database, so each has its own table names.
         self.prefix = "handfast_lab_" + self.folder.name.rpartition("-")[2].lower()
         self.database = plan.database or f"sqlite:///{self.folder}/shop.db"
         self.engine = engine_for(self.database)
@@ -156,15 +156,15 @@ class Environment:
         self.one = Server(folder=self._new_folder("redis"))
         self.nodes: Nodes | None = None
         self.pair: Pair | None = None
-        # More threads than buyers: an order that is held up takes nobody's place.
+        # More threads than buyers: an order that is held up must not block a buyer.
         self.workers = [
-            WorkerProcess(f"w{number}", plan.buyers + 4, self.folder, self._heard)
+            WorkerProcess(f"w{number}", plan.buyers + 4, self.folder, self._received)
             for number in range(1, plan.workers + 1)
         ]
         self.frontend = Frontend(plan.frontend, [worker.port for worker in self.workers], self._new_folder("frontend"))
         self._settings: Settings | None = None
         self._expected: list[tuple[dict[str, Any], asyncio.Future[str]]] = []
-        self._rising: set[asyncio.Task[None]] = set()
+        self._starting: set[asyncio.Task[None]] = set()
 
     def _new_folder(self, name: str) -> Path:
         folder = self.folder / name
@@ -176,7 +176,7 @@ class Environment:
     async def start(self) -> None:
         await in_thread(self._create_tables)
         await in_thread(self.one.start)
-        await asyncio.gather(*[self._raise(worker) for worker in self.workers])
+        await asyncio.gather(*[self._start_worker(worker) for worker in self.workers])
         await in_thread(self.frontend.start)
 
     def _create_tables(self) -> None:
@@ -186,7 +186,7 @@ class Environment:
             raise LabError(f"the database cannot be used: {_first_line(error)}") from error
         self._created = True
 
-    async def _raise(self, worker: WorkerProcess) -> None:
+    async def _start_worker(self, worker: WorkerProcess) -> None:
         ready = self.expect("ready", worker.name)
         worker.start()
         try:
@@ -199,7 +199,7 @@ class Environment:
         self.changed()
 
     def close(self) -> None:
-        for task in self._rising:
+        for task in self._starting:
             task.cancel()
         for worker in self.workers:
             worker.close()
@@ -219,8 +219,8 @@ class Environment:
     # -- a sale
 
     async def open(self, settings: Settings, servers: str, cut: Collection[str]) -> None:
-        """Fresh servers and open doors in every worker; `settings` gets the addresses."""
-        await self._all_risen()
+        """Prepare fresh servers and tell every worker to open the sale. `settings` needs no addresses yet."""
+        await self._all_started()
         await in_thread(self._fresh_servers, servers)
         facts = asdict(settings) | {
             "database": self.database,
@@ -236,11 +236,11 @@ class Environment:
             raise LabError(f"not all workers opened the sale within {READY_WITHIN:g} s") from None
         self.changed()
 
-    async def _all_risen(self) -> None:
-        """Whoever waits here may be stopped; those who rise go on."""
-        if self._rising:
-            risen, _ = await asyncio.wait(set(self._rising))
-            for task in risen:
+    async def _all_started(self) -> None:
+        """Wait for workers that are starting. A cancelled caller leaves them running."""
+        if self._starting:
+            started, _ = await asyncio.wait(set(self._starting))
+            for task in started:
                 task.result()
 
     def _open(self, worker: WorkerProcess, settings: Settings) -> asyncio.Future[str]:
@@ -264,7 +264,7 @@ class Environment:
             worker.send(do="moved", redis=url)
 
     async def rest(self, sale: int, within: float = 5.0) -> None:
-        """Until no order is in progress; a worker that does not come to rest is replaced."""
+        """Wait until no order is in progress. A worker that is still busy after `within` seconds is replaced."""
         waiting = {worker: self.expect("rested", worker.name, sale=sale) for worker in self.workers if worker.ready}
         for worker in waiting:
             worker.send(do="rest", sale=sale)
@@ -274,44 +274,44 @@ class Environment:
             if worker.state == "paused" or (worker in waiting and not waiting[worker].done()):
                 self.kill(worker)
 
-    # -- what happens to workers
+    # -- workers
 
     def worker(self, name: str) -> WorkerProcess:
         return next(worker for worker in self.workers if worker.name == name)
 
     def kill(self, worker: WorkerProcess) -> None:
-        """SIGKILL; a new process takes its place, as a supervisor would have it."""
+        """Kill it (SIGKILL) and start a new process in its place, as a supervisor would."""
         worker.kill()
         self._replace(worker)
 
     def _replace(self, worker: WorkerProcess) -> None:
-        task = asyncio.create_task(self._raise(worker))
-        self._rising.add(task)
-        task.add_done_callback(self._rising.discard)
+        task = asyncio.create_task(self._start_worker(worker))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
         self.changed()
 
-    # -- what workers say
+    # -- events of workers
 
     def expect(self, what: str, worker: str | None = None, **facts: Any) -> asyncio.Future[str]:
-        """Done, with the worker's name, when such an event comes."""
+        """A future that gets the worker's name when an event with these facts arrives."""
         wanted = {"what": what, **facts} | ({"worker": worker} if worker else {})
-        heard: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._expected.append((wanted, heard))
-        return heard
+        arrived: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._expected.append((wanted, arrived))
+        return arrived
 
-    def _heard(self, name: str, event: dict[str, Any]) -> None:
+    def _received(self, name: str, event: dict[str, Any]) -> None:
         facts = event | {"worker": name}
         if event["what"] == "gone" and event["served"]:
             self._replace(self.worker(name))
-        elif event["what"] == "gone":  # a second one would fare no better
-            for wanted, heard in self._expected:
-                if wanted["what"] == "ready" and wanted["worker"] == name and not heard.done():
-                    heard.set_exception(LabError(f"worker {name} did not start: {self.worker(name).log_tail()}"))
-        for wanted, heard in self._expected:
-            if not heard.done() and wanted.items() <= facts.items():
-                heard.set_result(name)
+        elif event["what"] == "gone":  # it failed to start, and so would a second one
+            for wanted, arrived in self._expected:
+                if wanted["what"] == "ready" and wanted["worker"] == name and not arrived.done():
+                    arrived.set_exception(LabError(f"worker {name} did not start: {self.worker(name).log_tail()}"))
+        for wanted, arrived in self._expected:
+            if not arrived.done() and wanted.items() <= facts.items():
+                arrived.set_result(name)
         self._expected = [each for each in self._expected if not each[1].done()]
-        self._hear(name, event)
+        self._on_event(name, event)
 
 
 def _first_line(error: Exception) -> str:

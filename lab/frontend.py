@@ -1,6 +1,6 @@
-"""What stands in front of the workers: nginx if it is installed, else our own balancer. Round robin, one process.
+"""The load balancer in front of the workers: nginx if it is installed, otherwise `lab.balancer`. Both are round robin.
 
-nginx needs no privileges here: a port of its own choice, files in a folder of its own, no daemon, no second process.
+nginx needs no privileges here: it has a high port, its files are in a temporary folder, and it runs as a single process.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["Frontend", "Kind", "nginx_found"]
 
 Kind = Literal["nginx", "built-in"]
 
-PATIENCE: Final = 1.25
-"""Seconds for a worker to answer; longer than an order waits for its lock, so only a hung process runs into it."""
+TIMEOUT: Final = 1.25
+"""Seconds for a worker to answer. Longer than an order waits for the lock, so only a hung process exceeds it."""
 READY_WITHIN: Final = 10.0
 
 NGINX: Final = """\
@@ -47,8 +47,8 @@ http {{
     listen {address};
     location / {{
       proxy_pass http://shop;
-      proxy_read_timeout {patience}ms;
-      proxy_connect_timeout {patience}ms;
+      proxy_read_timeout {timeout}ms;
+      proxy_connect_timeout {timeout}ms;
     }}
   }}
 }}
@@ -56,7 +56,7 @@ http {{
 
 
 def nginx_found() -> str | None:
-    # Debian has it where only root looks.
+    # Debian installs it in a folder that only root has on its path.
     return shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
@@ -75,7 +75,7 @@ class Frontend:
 
     def start(self) -> None:
         if sys.platform != "linux":
-            self._reserved.close()  # elsewhere a second bind to the port is refused
+            self._reserved.close()  # only Linux allows a second bind to the port
         with (self._folder / "output.log").open("wb") as log:
             self._process = subprocess.Popen(
                 self._command(), stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
@@ -86,10 +86,10 @@ class Frontend:
     def _command(self) -> list[str]:
         if self.kind == "built-in":
             ports = [str(port) for port in self._workers]
-            return [sys.executable, "-m", "lab.balancer", str(self.port), str(PATIENCE), *ports]
+            return [sys.executable, "-m", "lab.balancer", str(self.port), str(TIMEOUT), *ports]
         workers = "\n".join(f"    server {LOOPBACK}:{port} max_fails=1 fail_timeout=2s;" for port in self._workers)
         address = f"{LOOPBACK}:{self.port}"
-        config = NGINX.format(folder=self._folder, workers=workers, address=address, patience=int(PATIENCE * 1000))
+        config = NGINX.format(folder=self._folder, workers=workers, address=address, timeout=int(TIMEOUT * 1000))
         (self._folder / "nginx.conf").write_text(config)
         return [nginx_found() or "nginx", "-p", str(self._folder), "-e", "error.log", "-c", "nginx.conf"]
 

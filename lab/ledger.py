@@ -1,7 +1,7 @@
-"""What was seen in a scenario: who held when, what was written when; and the score that follows.
+"""The record of one scenario: which order held the lock when, and what it wrote; and the score computed from it.
 
-All times are seconds since the scenario began. A holder's span is what its process says of itself, from after it was
-granted the lock to before it gives it back; two spans that overlap are two holders at once.
+All times are seconds since the scenario began. A holder's process reports the span for which it holds the lock: from just
+after the grant to just before the release. Two spans that overlap are two holders at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Holder", "Ledger", "Mark", "Score", "overlaps_of"]
 Span = tuple[float, float]
 
 FAILURES_SHOWN: Final = 5
-"""A server that is away fails every order, in the same words."""
+"""A server that is down fails every order with the same message, so the list of events shows only the first ones."""
 
 
 @dataclass
@@ -62,9 +62,11 @@ class Score:
     must_be_safe: bool
     as_expected: bool
     free: bool
-    """A sale without the scenario's own fault."""
-    struck: bool
-    """A viewer's fault was in it."""
+    """A free sale: it ran without the scenario's own fault."""
+    injected: bool
+    """A viewer injected a fault."""
+    stopped: bool
+    """A viewer stopped the sale before its end."""
     evidence: list[str]
     holders: list[dict[str, Any]]
     overlaps: list[Span]
@@ -74,30 +76,30 @@ class Score:
 
     @property
     def judged(self) -> bool:
-        """It was the scenario as it is written; of any other run the story says nothing."""
-        return not (self.free or self.struck)
+        """The scenario ran as it is written. The story predicts nothing about any other run."""
+        return not (self.free or self.injected or self.stopped)
 
     @property
     def broken(self) -> bool:
-        """A promise that was not kept."""
+        """The rung promised not to oversell, and did."""
         return self.judged and self.must_be_safe and self.oversold > 0
 
 
 @dataclass
 class Ledger:
-    """Fed with the workers' events while the scenario runs."""
+    """Collects the workers' events while the scenario runs."""
 
     stock: list[int]
-    """Of each stripe, at the beginning."""
+    """The stock of each stripe at the beginning."""
     began: float
-    """On the monotonic clock, which all processes of a machine share."""
+    """Start time on the monotonic clock, which all processes of a machine share."""
     finished: list[Holder] = field(default_factory=list)
     open: dict[tuple[str, int], Holder] = field(default_factory=dict)
     stock_line: list[tuple[float, int]] = field(default_factory=list)
     sales: list[float] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    fates: dict[str, str] = field(default_factory=dict)
-    """What became of an order, in words: what it wrote, or why it could not."""
+    outcomes: dict[str, str] = field(default_factory=dict)
+    """The outcome of each order in words: what it wrote, or why it wrote nothing."""
     failures: int = 0
     refused: int = 0
 
@@ -113,7 +115,7 @@ class Ledger:
     def oversold(self) -> int:
         return max(0, len(self.sales) + self.left - sum(self.stock))
 
-    def hear(self, worker: str, event: dict[str, Any]) -> None:
+    def record(self, worker: str, event: dict[str, Any]) -> None:
         at = event["t"] - self.began
         match event["what"]:
             case "held":
@@ -127,22 +129,22 @@ class Ledger:
                 self.stock_line.append((at, self.left))
                 if event["order"] is not None:
                     self.sales.append(at)
-                    self.fates[event["order"]] = f'wrote "{self.left} left" where {before} were left'
+                    self.outcomes[event["order"]] = f'wrote "{self.left} left" where {before} were left'
             case "gone":
                 self.killed(worker, at)
-                self.marks.append(Mark(at, f"{worker} ended by itself"))
+                self.marks.append(Mark(at, f"{worker} exited by itself"))
             case "refused":
                 self.refused += 1
-                self.fates[event["order"]] = f"was refused: {event['why']}"
+                self.outcomes[event["order"]] = f"was refused: {event['why']}"
                 self.marks.append(Mark(at, f"{event['order']} was refused: {event['why']}"))
             case "failed":
                 self.failures += 1
-                self.fates[event["order"]] = f"failed: {event['why']}"
+                self.outcomes[event["order"]] = f"failed: {event['why']}"
                 if self.failures <= FAILURES_SHOWN:
                     self.marks.append(Mark(at, f"{event['order']} failed: {event['why']}"))
             case "late":
-                self.fates.setdefault(event["order"], f"learnt of its loss {event['why']}")
-                self.marks.append(Mark(at, f"{event['order']} learnt of its loss {event['why']}"))
+                self.outcomes.setdefault(event["order"], f"learned of its lost lease {event['why']}")
+                self.marks.append(Mark(at, f"{event['order']} learned of its lost lease {event['why']}"))
 
     def _end(self, order: str, stripe: int, at: float, end: Literal["released", "killed"]) -> None:
         if holder := self.open.pop((order, stripe), None):
@@ -150,12 +152,12 @@ class Ledger:
             self.finished.append(holder)
 
     def killed(self, worker: str, at: float) -> None:
-        """A dead process holds nothing, whatever its key says."""
+        """End the spans of a dead process: it no longer holds anything, even if its key still exists."""
         for holder in [each for each in self.open.values() if each.worker == worker]:
             self._end(holder.order, holder.stripe, at, "killed")
 
     def holders(self, now: float) -> list[Holder]:
-        """All of them, in the order in which they began; `overlap` is up to date."""
+        """All holders, sorted by start, with `overlap` up to date."""
         for holder in self.open.values():
             holder.until = now
         everyone = sorted([*self.finished, *self.open.values()], key=lambda holder: holder.since)
@@ -165,7 +167,7 @@ class Ledger:
 
 
 def _pairs(holders: list[Holder]) -> Iterable[tuple[Holder, Holder]]:
-    """Those who held the same stripe at the same time. `holders` are in the order of their beginnings."""
+    """Pairs of holders that held the same stripe at the same time. `holders` must be sorted by start."""
     active: list[Holder] = []
     for holder in holders:
         active = [each for each in active if each.until > holder.since]
@@ -174,7 +176,7 @@ def _pairs(holders: list[Holder]) -> Iterable[tuple[Holder, Holder]]:
 
 
 def overlaps_of(holders: list[Holder]) -> list[Span]:
-    """When two or more held the same at once; spans that touch are one."""
+    """The spans in which two or more orders held the same stripe. Spans that touch are merged."""
     merged: list[Span] = []
     spans = ((after.since, min(before.until, after.until)) for before, after in _pairs(holders))
     for since, until in sorted(spans):
@@ -186,7 +188,7 @@ def overlaps_of(holders: list[Holder]) -> list[Span]:
 
 
 def longest_gap(sales: list[float], since: float, until: float) -> float:
-    """The longest time without a sale."""
+    """The longest time without a sale, between `since` and `until`."""
     moments = [since, *(at for at in sorted(sales) if since <= at <= until), until]
     return max(after - before for before, after in pairwise(moments))
 
@@ -200,19 +202,20 @@ def score(
     now: float,
     evidence: list[str],
     free: bool = False,
-    struck: bool = False,
+    injected: bool = False,
+    stopped: bool = False,
 ) -> Score:
-    """`database` is what it says is left, and the orders in it."""
+    """`database` is the stock that the database has left, and the ids of its orders."""
     left, orders = database
     stock = sum(ledger.stock)
-    balance = len(orders) + left - stock  # pieces that were promised, or still are, beyond what there was
+    balance = len(orders) + left - stock  # pieces sold, or still for sale, beyond the stock
     sold_out_at = max(ledger.sales, default=0.0) if left == 0 else tally.ended
     last_sale = max((at for at in ledger.sales if at <= tally.ended), default=tally.began)
     standstill = left > 0 and tally.ended - last_sale > (tally.ended - tally.began) / 2
     verdict: Verdict = "oversold" if balance > 0 else "stuck" if standstill else "safe"
     selling = max(ledger.sales, default=0.0) - min(ledger.sales, default=0.0)
     holders = ledger.holders(now)
-    killed = {holder.order for holder in holders if holder.end != "released"}  # with the lock in their hands
+    killed = {holder.order for holder in holders if holder.end != "released"}  # while they held the lock
     return Score(
         scenario=name,
         stock=stock,
@@ -231,7 +234,8 @@ def score(
         must_be_safe=scenario.must_be_safe,
         as_expected=verdict == scenario.expect,
         free=free,
-        struck=struck,
+        injected=injected,
+        stopped=stopped,
         evidence=evidence,
         holders=[holder.shown() for holder in holders],
         overlaps=overlaps_of(holders),

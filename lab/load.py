@@ -1,6 +1,7 @@
-"""The crowd: so many buyers at once, each buying again and again until the shop says "sold out" or the time is over.
+"""The crowd: many buyers at once. Each orders again and again, until the shop answers "sold out" or the time is over.
 
-A connection for every request, as `ab` does it, so that the balancer deals them out. `ab` itself can do it instead.
+Every request has its own connection, as with `ab`, so that the balancer can choose a worker for each. `ab` itself can
+be the crowd instead.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ __all__ = ["Tally", "ab", "ab_found", "crowd", "in_words"]
 
 ANSWERS: Final = {200: "sold", 410: "sold_out", 503: "busy", 409: "refused"}
 PAUSE: Final = 0.02
-"""Seconds before a buyer whose request failed tries again."""
+"""Seconds that a buyer waits after a failed request."""
 PERCENTILES: Final = (50, 66, 75, 80, 90, 95, 98, 99, 100)
 
 
 @dataclass
 class Tally:
-    """What the buyers saw. `began` and `ended` are seconds since the scenario began."""
+    """The answers that the buyers got. `began` and `ended` are seconds since the scenario began."""
 
     began: float = 0.0
     ended: float = 0.0
     answers: dict[str, int] = field(default_factory=lambda: dict.fromkeys([*ANSWERS.values(), "failed"], 0))
     times: list[float] = field(default_factory=list)
-    """Seconds, of every request that the shop answered."""
+    """The duration in seconds of every request that the shop answered."""
     confirmed: set[str] = field(default_factory=set)
     text: str = ""
-    """What `ab` printed."""
+    """The output of `ab`, if it was the crowd."""
 
     def count(self, order: str, status: int | None, seconds: float) -> None:
         answer = ANSWERS.get(status or 0, "failed")
@@ -50,7 +51,7 @@ class Tally:
             self.confirmed.add(order)
 
     def percentile(self, percent: float) -> float:
-        """The time within which so many per cent of the requests were answered; 0.0 if none was."""
+        """The time within which this percentage of the requests got an answer; 0.0 if none did."""
         if not self.times:
             return 0.0
         ranked = sorted(self.times)
@@ -70,7 +71,7 @@ class Tally:
 
 
 def in_words(load: dict[str, Any]) -> str:
-    """A tally's report, in the manner of `ab`; its own where it was the crowd."""
+    """The report of a tally in the format of `ab`, or the output of `ab` itself."""
     if "ab" in load:
         return str(load["ab"]).strip()
     answers = ", ".join(f"{load[name]} {name.replace('_', ' ')}" for name in ANSWERS.values())
@@ -86,11 +87,10 @@ def in_words(load: dict[str, Any]) -> str:
     return "\n".join([*lines, "Served within a certain time (ms):", *shares])
 
 
-async def crowd(url: str, buyers: int, seconds: float, tally: Tally, patience: float = 10.0) -> None:
-    """POST to `url` until all buyers were told "sold out", or for so many seconds."""
+async def crowd(url: str, buyers: int, seconds: float, tally: Tally, timeout: float = 10.0) -> None:
+    """POST to `url` until every buyer got the answer "sold out", or for so many seconds."""
     deadline = time.monotonic() + seconds
     connector = aiohttp.TCPConnector(force_close=True, limit=0)
-    timeout = aiohttp.ClientTimeout(total=patience)
 
     async def buyer(number: int) -> None:
         tries = 0
@@ -102,7 +102,7 @@ async def crowd(url: str, buyers: int, seconds: float, tally: Tally, patience: f
             if answer not in ANSWERS:
                 await asyncio.sleep(PAUSE)
 
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=timeout)) as session:
         await asyncio.gather(*[buyer(number) for number in range(1, buyers + 1)])
 
 
@@ -123,8 +123,8 @@ def ab_found() -> str | None:
 
 
 async def ab(url: str, requests: int, buyers: int, seconds: float, tally: Tally) -> None:
-    """The same crowd by ApacheBench, which stops after so many requests, or seconds."""
-    requests = max(requests, buyers)  # fewer it refuses
+    """The same crowd made by ApacheBench, which ends after so many requests or seconds."""
+    requests = max(requests, buyers)  # ab refuses fewer requests than buyers
     process = _started(f"ab -r -q -m POST -t {math.ceil(seconds)} -n {requests} -c {buyers} {url}".split())
     assert process.stdout is not None
     reading = asyncio.get_running_loop().run_in_executor(None, _outcome, process)
@@ -154,13 +154,13 @@ def _outcome(process: subprocess.Popen[bytes]) -> tuple[str, int]:
 
 
 def _complaint(text: str) -> str:
-    """What it said of itself or of a socket, in between its name and its usage."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["it said nothing"]
+    """The error message in the output of `ab`, which is between its banner and its usage."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no output"]
     return next((line for line in lines if re.search(r"\bab: |apr_", line)), lines[-1])
 
 
 def read_ab(text: str, tally: Tally) -> None:
-    """From its report: counts, and the percentiles as if they were all requests."""
+    """Read the counts and percentiles of an `ab` report into the tally. `ab` does not print single durations."""
 
     def number(label: str) -> int:
         found = re.search(rf"^{label}:\s+(\d+)", text, re.MULTILINE)
@@ -168,8 +168,8 @@ def read_ab(text: str, tally: Tally) -> None:
 
     complete, others = number("Complete requests"), number("Non-2xx responses")
     errors = sum(int(each) for each in re.findall(r"(?:Connect|Receive|Exceptions): (\d+)", text))
-    failed = min(errors, complete - others)  # which it calls complete too, and may count twice
-    # It does not tell "sold out" from "busy" or from an error.
+    failed = min(errors, complete - others)  # ab counts these as complete too, and some of them twice
+    # ab does not distinguish "sold out", "busy" and errors.
     tally.answers = {"sold": complete - others - failed, "not_2xx": others, "failed": failed}
     shares = {int(share): int(ms) / 1000 for share, ms in re.findall(r"^\s+(\d+)%\s+(\d+)", text, re.MULTILINE)}
     steps = sorted(shares)

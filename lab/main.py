@@ -1,4 +1,4 @@
-"""The whole program: what the user asked for is checked, run, shown, and cleared away."""
+"""The whole program: check the options, run the scenarios, show the results, clean up."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from lab.rung import Rung, Scenario
 from lab.rungs import LADDER, scenarios_of
 from lab.runner import Runner
 from lab.server import Page, listen
-from lab.terminal import Bars, table
+from lab.terminal import EXPLANATION, Bars, facts, table
 
 __all__ = ["Options", "Plan", "frontend", "run"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to run, and for whom."""
+    """What to run, and how to show it."""
 
     plan: Plan
     rungs: tuple[str, ...]
     serve: bool | None
-    """True: until Ctrl-C, with buttons. None: a page to look at while it runs. False: no page."""
+    """True: a page with buttons, until Ctrl-C. None: a read-only page while the lab runs. False: no page."""
     port: int = 0
     as_json: bool = False
     report: Path | None = None
@@ -47,12 +47,12 @@ class Options:
 def frontend(wanted: str | None) -> Kind:
     found = nginx_found()
     if wanted == "nginx" and not found:
-        raise LabError("nginx is not installed: leave --balancer out, or say --balancer built-in")
+        raise LabError("nginx is not installed: leave --balancer out, or use --balancer built-in")
     return "nginx" if found and wanted != "built-in" else "built-in"
 
 
 def run(options: Options) -> int:
-    """The exit status: 1 if something oversold that must not."""
+    """Run the lab and return its exit status: 1 if a rung oversold that promises not to."""
     scenarios = _checked(options)
     shown = options.serve if options.serve is not None else not options.as_json
     listener = _listen(options.port) if shown else None
@@ -73,7 +73,7 @@ def _checked(options: Options) -> list[tuple[type[Rung], Scenario]]:
         raise LabError("ab is not installed (Debian: apache2-utils)")
     if options.plan.database:
         _check_database(options.plan.database)
-    # The interactive lab waits to be asked.
+    # The interactive lab starts nothing by itself.
     wanted = options.rungs or (() if options.serve else ("all",))
     try:
         return [pair for name in wanted for pair in scenarios_of(name)]
@@ -97,7 +97,7 @@ def _check_database(url: str) -> None:
     if engine.dialect.is_async:
         raise LabError("--database takes a driver that blocks: postgresql://… or sqlite:///…")
     if engine.dialect.name == "sqlite" and parsed.database in (None, "", ":memory:"):
-        raise LabError("--database: the processes of the shop share a file; one in memory they cannot")
+        raise LabError("--database: the processes of the shop cannot share a database in memory; name a file")
 
 
 def _listen(port: int) -> socket.socket:
@@ -110,7 +110,7 @@ def _listen(port: int) -> socket.socket:
 async def _stoppable(
     options: Options, scenarios: list[tuple[type[Rung], Scenario]], listener: socket.socket | None
 ) -> int | None:
-    """None if Ctrl-C or SIGTERM ended it. A second one does nothing: it would stop the clearing away in its midst."""
+    """None if Ctrl-C or SIGTERM ended the lab. A second signal does nothing: it would interrupt the clean-up."""
     running = asyncio.create_task(_run(options, scenarios, listener))
     stopped: list[int] = []
 
@@ -120,7 +120,7 @@ async def _stoppable(
         stopped.append(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        with suppress(RuntimeError):  # not in the main thread: nobody's Ctrl-C comes here
+        with suppress(RuntimeError):  # only the main thread receives signals
             asyncio.get_running_loop().add_signal_handler(number, stop, number)
     try:
         return await running
@@ -132,23 +132,23 @@ async def _stoppable(
 
 async def _run(options: Options, scenarios: list[tuple[type[Rung], Scenario]], listener: socket.socket | None) -> int:
     began = time.monotonic()
-    words = _Console(stderr=True, quiet=options.as_json, highlight=False)
+    console = _Console(stderr=True, quiet=options.as_json, highlight=False)
     runner = Runner(options.plan, interactive=options.serve is True)
     async with AsyncExitStack() as stack:
-        bars = await stack.enter_async_context(Bars(words, options.as_json).shown())
+        bars = await stack.enter_async_context(Bars(console, options.as_json).shown())
         await stack.enter_async_context(runner)
         if listener is not None:
             page = await stack.enter_async_context(Page(runner, listener))
-            words.print(f"watch it at {page.url}", soft_wrap=True)
+            console.print(f"Watch the lab at {page.url}", soft_wrap=True)
             if options.serve:
-                words.print("the buttons on the page are yours; Ctrl-C ends it")
+                console.print("The page has buttons to run rungs and to inject faults. Ctrl-C ends the lab.")
                 page.start(runner.run_all(scenarios))
                 await asyncio.Event().wait()
         failed: LabError | None = None
         try:
             await runner.run_all(scenarios, bars.begin)
         except LabError as error:
-            failed = error  # what was run before is not lost
+            failed = error  # show the scores of the earlier scenarios first
     scores = runner.history
     if scores or failed is None:
         _print(options, runner, scores, time.monotonic() - began)
@@ -160,11 +160,11 @@ async def _run(options: Options, scenarios: list[tuple[type[Rung], Scenario]], l
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # rich would end with status 1, which means something else here
+        raise BrokenPipeError  # rich would exit with status 1, which means a broken promise here
 
 
 def _report(options: Options, runner: Runner, scores: list[Score]) -> LabError | None:
-    """Written last: what was printed is not lost if it cannot be."""
+    """Write the report last: an error must not hide the results."""
     if options.report is not None:
         try:
             options.report.write_text(report.html(scores, runner.settings()), encoding="utf-8")
@@ -175,25 +175,25 @@ def _report(options: Options, runner: Runner, scores: list[Score]) -> LabError |
 
 def _print(options: Options, runner: Runner, scores: list[Score], seconds: float) -> None:
     if options.as_json:
-        facts = {
+        output = {
             "settings": runner.settings(),
             "seconds": round(seconds, 1),
             "scenarios": [asdict(each) for each in scores],
         }
-        print(json.dumps(facts, indent=1))
+        print(json.dumps(output, indent=1))
         return
     console = _Console(highlight=False)
     console.print(table(scores, console))
     for score in scores:
         if "ab" in score.load or len(scores) == 1:
             console.print(f"{score.scenario}:\n{in_words(score.load)}\n", markup=False)
-    for score in scores:
-        for text in score.evidence:
-            console.print(f"{score.scenario}: {text}", markup=False, style="dim")
-    odd = [f"{score.scenario} ({score.verdict}, not {score.expect})" for score in scores if not score.as_expected]
-    done = "1 sale" if len(scores) == 1 else f"{len(scores)} sales"
-    told = f"no, {', '.join(odd)}" if odd else "all"
-    console.print(f"{done} in {seconds:.0f} s; as the story says: {told}")
+    if any(score.evidence for score in scores):
+        console.print(facts(scores, console))
+    console.print(EXPLANATION, style="dim", markup=False)
+    odd = [f"{score.scenario} ({score.verdict}, expected {score.expect})" for score in scores if not score.as_expected]
+    sales = "1 sale" if len(scores) == 1 else f"{len(scores)} sales"
+    told = f"Not as expected: {', '.join(odd)}." if odd else "Every verdict is as expected."
+    console.print(f"{sales} in {seconds:.0f} s. {told}")
     for score in scores:
         if score.broken:
-            console.print(f"{score.scenario} oversold {score.oversold}, and must not", style="bold red")
+            console.print(f"Broken promise: {score.scenario} oversold {score.oversold}.", style="bold red")

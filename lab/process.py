@@ -1,4 +1,4 @@
-"""A worker process from outside: started, told, heard, paused, killed."""
+"""A worker process as the runner sees it: start, send commands, receive events, pause, kill."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ __all__ = ["WorkerProcess"]
 
 
 class WorkerProcess:
-    """Keeps its name and port, whatever happens to its process. `hear` gets every event; {"what": "gone"} is the last one
-    of a process that ended by itself."""
+    """A worker keeps its name and port when its process is replaced.
 
-    def __init__(self, name: str, threads: int, folder: Path, hear: Callable[[str, dict[str, Any]], None]) -> None:
+    `on_event` receives every event. The last event of a process that exited by itself is {"what": "gone"}.
+    """
+
+    def __init__(self, name: str, threads: int, folder: Path, on_event: Callable[[str, dict[str, Any]], None]) -> None:
         self.name = name
         self.state: Literal["up", "paused", "dead"] = "dead"
         self.ready = False
-        """It serves, and knows what. Whoever started it says so."""
+        """The process serves and its sale is open. The environment sets this."""
         self._threads = threads
         self._folder = folder
-        self._hear = hear
+        self._on_event = on_event
         self._reserved = reserve_port()
         self.port: int = self._reserved.getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
-        self._heard = b""
+        self._unread = b""
 
     @property
     def url(self) -> str:
@@ -46,7 +48,7 @@ class WorkerProcess:
 
     def start(self) -> None:
         if sys.platform != "linux":
-            self._reserved.close()  # elsewhere a second bind to the port is refused
+            self._reserved.close()  # only Linux allows a second bind to the port
         command = [sys.executable, "-m", "lab.worker", str(self.port), str(self._threads)]
         pipe = subprocess.PIPE
         with self._log.open("wb") as log:
@@ -63,32 +65,32 @@ class WorkerProcess:
 
     def log_tail(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it printed nothing"
 
     def _readable(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         data = os.read(process.stdout.fileno(), 1 << 20)
-        *lines, self._heard = (self._heard + data).split(b"\n")
+        *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
-            self._hear(self.name, json.loads(line))
+            self._on_event(self.name, json.loads(line))
         if not data:
-            self._let_go(process)
+            self._close_pipes(process)
             if self.state != "dead":
                 served = self.ready
                 self.kill()
-                self._hear(self.name, {"what": "gone", "t": time.monotonic(), "served": served})
+                self._on_event(self.name, {"what": "gone", "t": time.monotonic(), "served": served})
 
-    def _let_go(self, process: subprocess.Popen[bytes]) -> None:
+    def _close_pipes(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         assert process.stdin is not None
         if not process.stdout.closed:
             asyncio.get_running_loop().remove_reader(process.stdout.fileno())
             process.stdout.close()
             process.stdin.close()
-            self._heard = b""
+            self._unread = b""
 
     def send(self, **command: Any) -> None:
-        """A line that it reads when it can: a paused process does so after it goes on."""
+        """Send one command. A paused process reads it after it resumes."""
         if self._process is None or self.state == "dead":
             return
         assert self._process.stdin is not None
@@ -96,10 +98,10 @@ class WorkerProcess:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has just died; the end of its output says so
+            pass  # it has just died; `_readable` notices that
 
     def pause(self) -> None:
-        """SIGSTOP. Returns when it has really stopped."""
+        """Send SIGSTOP, and return when the process is stopped."""
         os.kill(self.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         self.state = "paused"
@@ -109,7 +111,7 @@ class WorkerProcess:
         self.state = "up"
 
     def kill(self) -> None:
-        """SIGKILL. What it said before is heard first."""
+        """Send SIGKILL, and deliver the events that the process has already written."""
         process, self.state, self.ready = self._process, "dead", False
         if process is None or process.returncode is not None:
             return

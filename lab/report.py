@@ -1,4 +1,4 @@
-"""The report: one HTML file, with its pictures inside, that needs nothing else."""
+"""The report: one HTML file that includes its timelines and needs no other file."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ PAGE: Final = """<!doctype html>
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1d2733; }}
 table {{ border-collapse: collapse; width: 100%; }} th, td {{ text-align: left; padding: .25rem .6rem; }}
 td.n, th.n {{ text-align: right; font-variant-numeric: tabular-nums; }} tr {{ border-bottom: 1px solid #d8dee6; }}
+.ours {{ font-size: .8rem; background: #e3edf8; color: #1f5aa6; border-radius: .3rem; padding: 0 .35rem; }}
+.key {{ display: inline-block; width: .9rem; height: .6rem; border-radius: 2px; }}
 .oversold, .broken {{ color: #c0262d; font-weight: 600; }} .stuck {{ color: #a15c00; font-weight: 600; }}
 .safe {{ color: #1b7a3d; }} p.story {{ white-space: pre-line; }}
 section {{ margin-top: 3rem; }} svg {{ width: 100%; height: auto; background: #f6f8fa; }}
@@ -30,22 +32,48 @@ section {{ margin-top: 3rem; }} svg {{ width: 100%; height: auto; background: #f
 text {{ font: 11px system-ui, sans-serif; fill: #5a6675; }} li {{ margin: .2rem 0; }}
 </style></head><body>
 <h1>The flash sale</h1>
-<p>{settings}</p>
+{introduction}
+<h2>Results</h2>
 {table}
 {sections}
 </body></html>
 """
 
 
+INTRODUCTION: Final = """<p>A shop sells {stock} pieces from {workers} worker processes. Up to {buyers} buyers order at
+the same time. An order reads the stock, works, and writes the new stock. Without a lock, two orders can read the same
+stock, and the shop sells a piece twice. Each scenario guards the sale with one lock and injects the fault that this lock
+does not survive. Everything is real: processes, Redis or Valkey servers, the database, the signals.</p>
+<ul>
+<li><b>Verdict</b>: <span class="safe">safe</span> means that the shop sold no piece twice.
+<span class="oversold">oversold</span> means that the shop promised more pieces than it had.
+<span class="stuck">stuck</span> means that the shop stopped selling while it had stock.</li>
+<li><b>Lost</b> orders are not in the database, although the shop confirmed them or their process was killed while it held
+the lock. <b>Stuck</b> is the longest time without a sale. <b>p50</b> and <b>p99</b> are the times within which 50 and 99
+per cent of the requests got an answer.</li>
+<li><b>Timelines</b>: one lane per worker. <span class="key" style="background:#2f6fb3"></span> An order holds the lock.
+<span class="key" style="background:#c0262d"></span> Two or more orders hold it at once. A dashed line is an event; point
+at it to read it. Where the stock line goes up, a late write put sold pieces back.</li>
+<li><b>o1 (w1)</b> is the order o1, which the worker process w1 serves. The lab itself sends o1, o2 and so on, to hold
+them up. b3-2 is the second order of buyer 3.</li>
+<li><span class="ours">handfast</span> marks the locks that use handfast. The others are written by hand.</li>
+</ul>
+<p>Settings: {settings}.</p>"""
+
+
 def html(scores: list[Score], settings: dict[str, Any]) -> str:
-    shown = ", ".join(f"{escape(name)} {escape(str(value))}" for name, value in settings.items())
-    return PAGE.format(settings=shown, table=_table(scores), sections="\n".join(_section(score) for score in scores))
+    shown = {escape(str(name)): escape(str(value)) for name, value in settings.items()}
+    named = ", ".join(f"{name} {value}" for name, value in shown.items())
+    numbers = {name: shown.get(name, "some") for name in ("stock", "workers", "buyers")}
+    introduction = INTRODUCTION.format(**numbers, settings=named)
+    sections = "\n".join(_section(score) for score in scores)
+    return PAGE.format(introduction=introduction, table=_table(scores), sections=sections)
 
 
 def _table(scores: list[Score]) -> str:
     columns = ("sold", "oversold", "lost", "stuck s", "orders/s", "p50 ms", "p99 ms")
     numbers = "".join(f'<th class="n">{column}</th>' for column in columns)
-    head = f"<tr><th>scenario</th>{numbers}<th>expected</th><th>seen</th></tr>"
+    head = f"<tr><th>verdict</th><th>expected</th><th>scenario</th>{numbers}</tr>"
     return f'<div class="scroll"><table>{head}{"".join(_row(score) for score in scores)}</table></div>'
 
 
@@ -53,9 +81,15 @@ def _row(score: Score) -> str:
     numbers = (score.sold, score.oversold, score.lost, f"{score.stuck:.2f}", f"{score.rate:.0f}")
     times = (f"{score.p50 * 1000:.0f}", f"{score.p99 * 1000:.0f}")
     cells = "".join(f'<td class="n">{value}</td>' for value in (*numbers, *times))
-    kind, text = ("broken", "oversold, and must not") if score.broken else (score.verdict, score.verdict)
-    judged = f'<td>{score.expect}</td><td class="{kind}">{text}</td>'
-    return f'<tr><td><a href="#{score.scenario}">{score.scenario}</a></td>{cells}{judged}</tr>'
+    kind, text = ("broken", "oversold: broken promise") if score.broken else (score.verdict, score.verdict)
+    judged = f'<td class="{kind}">{text}</td><td>{score.expect}</td>'
+    name = f'<a href="#{score.scenario}">{score.scenario}</a>{_ours(score)}'
+    return f"<tr>{judged}<td>{name}</td>{cells}</tr>"
+
+
+def _ours(score: Score) -> str:
+    rung, _ = scenarios_of(score.scenario)[0]
+    return ' <span class="ours">handfast</span>' if rung.handfast else ""
 
 
 def _section(score: Score) -> str:
@@ -63,10 +97,10 @@ def _section(score: Score) -> str:
     notes = "".join(f"<li>{escape(text)}</li>" for text in score.evidence)
     marks = "".join(f"<li>{mark['t']:.2f} s: {escape(mark['text'])}</li>" for mark in score.marks)
     return (
-        f'<section id="{score.scenario}"><h2>{escape(rung.title)}: {escape(scenario.title)}</h2>'
+        f'<section id="{score.scenario}"><h2>{escape(rung.title)}: {escape(scenario.title)}{_ours(score)}</h2>'
         f'<p class="story">{escape(rung.story())}</p><p><b>Fault:</b> {escape(scenario.fault_text)}.</p>'
-        f'<p><b>Expected:</b> {score.expect}. <b>Seen:</b> <span class="{score.verdict}">{score.verdict}</span>.</p>'
-        f'<ul>{notes}</ul><h3>Who held the lock</h3>{_timeline(score)}<ul class="marks">{marks}</ul>'
+        f'<p><b>Verdict:</b> <span class="{score.verdict}">{score.verdict}</span>. <b>Expected:</b> {score.expect}.</p>'
+        f'<ul>{notes}</ul><h3>Which orders held the lock</h3>{_timeline(score)}<ul class="marks">{marks}</ul>'
         f"<h3>Stock</h3>{_stock(score)}<h3>The crowd</h3><pre>{escape(in_words(score.load))}</pre></section>"
     )
 
@@ -76,7 +110,7 @@ def _x(score: Score, t: float) -> float:
 
 
 def _timeline(score: Score) -> str:
-    """A lane for each worker; the spans in which two held at once are red, in all lanes."""
+    """A lane for each worker. Spans in which two orders held the lock at once are red in all lanes."""
     workers = sorted({holder["worker"] for holder in score.holders})
     height = LANE * max(1, len(workers)) + 24
     parts = []
@@ -111,7 +145,7 @@ def _axis(score: Score, height: int) -> list[str]:
 
 
 def _stock(score: Score) -> str:
-    """As it was written, step by step: a step up is a late write that put sold pieces back on the shelf."""
+    """The stock after each write. A step up is a late write that put sold pieces back."""
     scale = (STOCK_HEIGHT - 30) / max([1, *(left for _, left in score.stock_line)])
     points: list[str] = []
     before = score.stock_line[0][1]

@@ -1,4 +1,4 @@
-"""One scenario while it runs: what a fault script can do, and what is seen of it."""
+"""One scenario while it runs: what a fault script can do, and what viewers see."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from handfast.testing import Server
 from lab import LabError
 from lab.database import Database
 from lab.environment import Environment, Pair, in_thread
-from lab.frontend import PATIENCE as FRONTEND_PATIENCE
+from lab.frontend import TIMEOUT as FRONTEND_TIMEOUT
 from lab.ledger import Ledger, Mark, Score, overlaps_of, score
 from lab.load import Tally, ab, crowd
 from lab.process import WorkerProcess
@@ -25,18 +25,26 @@ from lab.shop import Settings, window
 __all__ = ["Run", "Victim"]
 
 WORK: Final = 0.005
-"""Seconds of an order between reading the stock and writing it."""
-PATIENCE: Final = 0.75
-"""Seconds an order waits for the lock; less than the balancer's patience, so that the buyer is told."""
+"""Seconds that an order takes between reading the stock and writing it."""
+LOCK_WAIT: Final = 0.75
+"""Seconds that an order waits for the lock. Less than the balancer's timeout, so that the buyer gets an answer."""
 VICTIM_WITHIN: Final = 20.0
 UNANSWERED: Final = 0.05
 GRACE: Final = 60.0
-"""Seconds beyond the crowd's own time after which a scenario is given up: something hangs that must not."""
+"""Seconds beyond the length of the sale after which a scenario counts as hung."""
+NODE_EVENTS: Final = {
+    "kill": "{} is killed (SIGKILL)",
+    "start": "{} starts again, empty",
+    "restart_empty": "{} restarts empty",
+    "partition": "{} is cut off",
+    "heal": "{} is connected again",
+}
+"""The event that viewers see when something happens to a node."""
 
 
 @dataclass(frozen=True)
 class Victim:
-    """An order that is held at some point of its way."""
+    """An order that is held up at a named point, and the worker that serves it."""
 
     order: str
     worker: str
@@ -60,7 +68,10 @@ class Run:
         self.environment, self.scenario, self.rung = environment, scenario, rung
         self.name = f"{rung.name}/{scenario.name}"
         self.sale, self.stock, self.seconds = sale, stock, seconds
-        self.free, self.struck = free, False
+        self.free = free
+        self.injected = self.stopped = False
+        self.score: Score | None = None
+        """Set when the scenario has ended."""
         self.database = Database(environment.engine, environment.prefix, sale)
         self.ledger = Ledger([stock], time.monotonic())
         self.tally = Tally()
@@ -68,8 +79,9 @@ class Run:
         self._victims: list[Victim] = []
         self._names = (f"o{number}" for number in itertools.count(1))
         self._approached: set[str] = set()
-        """Workers that an order is on its way to."""
-        self._striking = asyncio.Lock()
+        """Workers to which an order has been sent that is not held up yet."""
+        self._injecting = asyncio.Lock()
+        self._script: asyncio.Task[None] | None = None
         self._crowd: asyncio.Task[None] | None = None
         self._happened = asyncio.Event()
         self._session: aiohttp.ClientSession | None = None
@@ -78,12 +90,13 @@ class Run:
     def t(self) -> float:
         return time.monotonic() - self.ledger.began
 
-    # -- from the first to the last moment
+    # -- from start to score
 
     async def perform(self) -> Score:
+        """Run the scenario to its end, or until `stop`."""
         rung = self.rung()
         await in_thread(rung.prepare, self.database, self.stock)
-        settings = Settings(self.sale, rung.name, self.scenario.ttl, PATIENCE, WORK, "", "", "", [])
+        settings = Settings(self.sale, rung.name, self.scenario.ttl, LOCK_WAIT, WORK, "", "", "", [])
         await self.environment.open(settings, rung.servers, self.scenario.cut)
         left = await in_thread(self.database.left)
         await self.ask("MSET", *itertools.chain(*zip(window(len(left)), map(str, left), strict=True)), server=self._redis)
@@ -91,24 +104,51 @@ class Run:
         timeout = aiohttp.ClientTimeout(total=self.seconds + GRACE)
         try:
             async with asyncio.timeout(self.seconds + GRACE), aiohttp.ClientSession(timeout=timeout) as self._session:
-                await self.scenario.fault(self)
-                await self.crowd_gone()
+                await self._follow_script()
                 await self._wind_up()
         except TimeoutError:
-            raise LabError(f"{self.name}: given up after {self.t:.0f} s; something hangs that should not") from None
+            raise LabError(f"{self.name}: no end after {self.t:.0f} s; something hangs") from None
         finally:
             self._abandon()
         database = await in_thread(lambda: (sum(self.database.left()), self.database.orders()))
         seen = self.ledger, self.tally, database, self.t, self.evidence
-        return score(self.name, self.scenario, *seen, self.free, self.struck)
+        self.score = score(self.name, self.scenario, *seen, self.free, self.injected, self.stopped)
+        return self.score
+
+    async def _follow_script(self) -> None:
+        """The fault and the crowd, to their end; or until a viewer stops the sale, which cancels only these two."""
+        self._script = asyncio.create_task(self._fault_and_crowd())
+        try:
+            await self._script
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self.stopped or (task is not None and task.cancelling()):
+                raise
+            if self._crowd is not None:
+                self._crowd.cancel()
+                await asyncio.wait([self._crowd])
+
+    async def _fault_and_crowd(self) -> None:
+        await self.scenario.fault(self)
+        await self.crowd_finished()
+
+    def stop(self) -> bool:
+        """End the sale now and score what was seen so far. False if the sale has not begun: there is nothing to score."""
+        if self._script is None:
+            return False
+        if not self.stopped:
+            self.stopped = True
+            self.mark("the viewer stops the sale")
+            self._script.cancel()
+        return True
 
     @property
     def _redis(self) -> Server:
-        """The one that the shop uses when the sale opens."""
+        """The server that the shop uses at the beginning of the sale."""
         return self.environment.pair.master if self.environment.pair else self.environment.one
 
     def _abandon(self) -> None:
-        """However it ended: nobody stays paused or held up."""
+        """Leave no worker paused and no order held up, however the scenario ended."""
         if self._crowd is not None:
             self._crowd.cancel()
         for worker in self.environment.workers:
@@ -119,6 +159,7 @@ class Run:
             victim.answer.cancel()
 
     async def _wind_up(self) -> None:
+        """Let every order finish: paused workers resume, orders that are held up continue."""
         for victim in self._victims:
             if self.paused(victim):
                 self.resume(victim)
@@ -129,42 +170,42 @@ class Run:
             if status == 200:
                 self.tally.confirmed.add(victim.order)
 
-    def hear(self, worker: str, event: dict[str, Any]) -> None:
-        if event.get("sale", self.sale) == self.sale:  # else of a scenario that was stopped
-            self.ledger.hear(worker, event)
+    def on_event(self, worker: str, event: dict[str, Any]) -> None:
+        if event.get("sale", self.sale) == self.sale:  # an earlier sale may still send events
+            self.ledger.record(worker, event)
             self._happened.set()
 
-    # -- for the scripts: the crowd
+    # -- for fault scripts: the crowd
 
-    def open_doors(self) -> None:
+    def start_crowd(self) -> None:
         plan = self.environment.plan
         place = self.environment.workers[0] if self.scenario.one_worker else self.environment.frontend
         url = f"{place.url}/buy/{self.sale}"
         self.tally.began = self.t
-        self.mark(f"the doors open: {plan.buyers} buyers")
+        self.mark(f"{plan.buyers} buyers start to order")
         if plan.ab:
             load = ab(url, self.stock * 4, plan.buyers, self.seconds, self.tally)
         else:
-            load = crowd(url, plan.buyers, self.seconds, self.tally, patience=2 * FRONTEND_PATIENCE)
+            load = crowd(url, plan.buyers, self.seconds, self.tally, timeout=2 * FRONTEND_TIMEOUT)
         self._crowd = asyncio.create_task(load)
-        self._crowd.add_done_callback(self._over)
+        self._crowd.add_done_callback(self._crowd_ended)
 
-    def _over(self, _: object) -> None:
+    def _crowd_ended(self, _: object) -> None:
         self.tally.ended = self.t
         self._happened.set()
 
-    async def crowd_gone(self) -> None:
+    async def crowd_finished(self) -> None:
         if self._crowd is not None:
             await self._crowd
 
     async def sold(self, share: float) -> None:
-        """Until so much of the stock is sold, or the crowd has gone."""
+        """Wait until this share of the stock is sold, or the crowd has finished."""
         before = len(self.ledger.sales)
         wanted = max(before + 1, self.stock * share)
         await self._until(lambda: len(self.ledger.sales) >= wanted or self._crowd is None or self._crowd.done())
 
     async def crowd_gets_in(self, within: float) -> str | None:
-        """Who of the crowd gets the lock, if anybody does within so many seconds."""
+        """The first order of the crowd that gets the lock, or None if no order does within so many seconds."""
         known = {victim.order for victim in self._victims}
 
         def others() -> list[str]:
@@ -183,17 +224,17 @@ class Run:
             self._happened.clear()
             await self._happened.wait()
 
-    # -- for the scripts: single orders
+    # -- for fault scripts: single orders
 
     async def order(self, at: str) -> Victim:
-        """An order, sent to a worker of its own, and held when it comes to that point."""
+        """Send an order to a worker that serves no other victim, and hold it up at this point."""
         victim = await self.try_order(at, VICTIM_WITHIN)
         if victim is None:
-            raise LabError(f"{self.name}: no order came to {at!r} within {VICTIM_WITHIN:g} s")
+            raise LabError(f"{self.name}: no order reached {at!r} within {VICTIM_WITHIN:g} s")
         return victim
 
     async def try_order(self, at: str, within: float) -> Victim | None:
-        """The same; None if it is told "busy", again and again, for so many seconds."""
+        """Like `order`, but None if the shop answers "busy" for so many seconds."""
         worker, name = self._spare_worker(), next(self._names)
         self._approached.add(worker.name)
         try:
@@ -204,7 +245,7 @@ class Run:
     async def _tried(self, worker: WorkerProcess, name: str, at: str, deadline: float) -> Victim | None:
         while self.t < deadline:
             if self._session is None or self._session.closed:
-                raise LabError(f"{self.name}: the sale is not open")
+                raise LabError(f"{self.name}: the sale is over")
             arrived = self.environment.expect("at", worker.name, order=name, sale=self.sale)
             answer = asyncio.create_task(self._send(f"{worker.url}/buy/{self.sale}", name, at))
             either: list[asyncio.Future[Any]] = [arrived, answer]
@@ -212,17 +253,17 @@ class Run:
             if arrived.done():
                 victim = Victim(name, worker.name, answer)
                 self._victims.append(victim)
-                self.mark(f"{victim} holds the lock and is held up: {at}")
+                self.mark(f"{victim} has the lock and is held up: {at}")
                 return victim
             arrived.cancel()
             if answer.result() is None:
-                await asyncio.sleep(UNANSWERED)  # its process is dying, or the sale is being stopped
+                await asyncio.sleep(UNANSWERED)  # the worker is dying, or the sale is ending
             elif answer.result() == 410:
-                raise LabError(f"{self.name}: sold out before an order came to {at!r}")
+                raise LabError(f"{self.name}: sold out before an order reached {at!r}")
         return None
 
     def _spare_worker(self) -> WorkerProcess:
-        """One that serves, and none of whose orders is held up."""
+        """A worker that is ready and serves no order that is held up."""
         busy = self._approached | {victim.worker for victim in self._victims if not victim.answer.done()}
         spare = [worker for worker in self.environment.workers if worker.ready and worker.name not in busy]
         if not spare:
@@ -239,27 +280,27 @@ class Run:
             return None
 
     async def answered(self, victim: Victim) -> None:
-        """Until its buyer has been answered; what became of it is noted."""
+        """Wait until the buyer has an answer, and note the outcome of the order."""
         if await victim.answer is None:
-            self.note(f"{victim} was never answered")
+            self.note(f"{victim} got no answer")
             return
-        await self._until(lambda: victim.order in self.ledger.fates)
-        self.note(f"{victim} {self.ledger.fates[victim.order]}")
+        await self._until(lambda: victim.order in self.ledger.outcomes)
+        self.note(f"{victim} {self.ledger.outcomes[victim.order]}")
 
     def go(self, victim: Victim) -> None:
         self.environment.worker(victim.worker).send(do="go", order=victim.order)
-        self.mark(f"{victim} goes on")
+        self.mark(f"{victim} continues")
 
     def pause(self, victim: Victim) -> None:
         worker = self.environment.worker(victim.worker)
         worker.pause()
-        worker.send(do="go", order=victim.order)  # it reads that when it is awake again
+        worker.send(do="go", order=victim.order)  # the worker reads this after it resumes
         self.mark(f"{victim.worker} is paused (SIGSTOP)")
         self.environment.changed()
 
     def resume(self, victim: Victim) -> None:
         self.environment.worker(victim.worker).resume()
-        self.mark(f"{victim.worker} goes on (SIGCONT)")
+        self.mark(f"{victim.worker} resumes (SIGCONT)")
         self.environment.changed()
 
     def kill(self, victim: Victim) -> None:
@@ -268,18 +309,20 @@ class Run:
         self.ledger.killed(worker.name, self.t)
         self.mark(f"{victim.worker} is killed (SIGKILL)")
 
-    async def strike(self, what: str) -> None:
-        """For those who watch: kill or pause whoever holds the lock, between read and write; resume who is paused."""
+    async def inject(self, what: str) -> None:
+        """A viewer's fault: kill or pause the worker that holds the lock, between read and write; or resume it."""
+        if self.stopped:
+            raise LabError("the sale is ending")
         if what == "resume":
             asleep = {victim.worker: victim for victim in self._victims if self.paused(victim)}
             if not asleep:
-                raise LabError("nobody is paused")
-            self.struck = True
+                raise LabError("no worker is paused")
+            self.injected = True
             for victim in asleep.values():
                 self.resume(victim)
         elif what in ("kill", "pause"):
-            self.struck = True
-            async with self._striking:
+            self.injected = True
+            async with self._injecting:
                 victim = await self.order(at="writing")
                 (self.kill if what == "kill" else self.pause)(victim)
         else:
@@ -288,7 +331,7 @@ class Run:
     def paused(self, victim: Victim) -> bool:
         return self.environment.worker(victim.worker).state == "paused"
 
-    # -- for the scripts: servers, and words
+    # -- for fault scripts: servers and notes
 
     @property
     def pair(self) -> Pair:
@@ -297,7 +340,8 @@ class Run:
 
     async def node(self, name: str, what: str) -> None:
         assert self.environment.nodes is not None
-        await self.do(f"{name}: {what.replace('_', ' ')}", self.environment.nodes.do, name, what)
+        await in_thread(self.environment.nodes.do, name, what)
+        self.mark(NODE_EVENTS[what].format(name))
         self.environment.changed()
 
     async def do(self, text: str, what: Callable[..., object], *args: Any) -> None:
@@ -311,11 +355,11 @@ class Run:
         self.ledger.marks.append(Mark(round(self.t, 4), text))
 
     def note(self, text: str) -> None:
-        """What was seen, for the record."""
+        """An event that is also evidence: it appears among the facts of the score."""
         self.mark(text)
         self.evidence.append(text)
 
-    # -- for those who watch
+    # -- for viewers
 
     @property
     def progress(self) -> float:
@@ -330,7 +374,8 @@ class Run:
         return {
             "scenario": self.name,
             "free": self.free,
-            "struck": self.struck,
+            "injected": self.injected,
+            "stopped": self.stopped,
             "t": round(now, 3),
             "progress": round(self.progress, 3),
             "stock": self.stock,

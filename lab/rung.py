@@ -1,4 +1,4 @@
-"""What every rung of the ladder is: a story, a way to sell, and the scenarios that show what it is worth."""
+"""The base class of all rungs: a story, a way to sell, and the scenarios that test it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["Scenario", "Rung", "Verdict", "shown_by"]
 Verdict = Literal["safe", "oversold", "stuck"]
 
 TTL: Final = 1.0
-"""Seconds a lock lasts by default: long for a worker that waits for a core, short for the viewer."""
+"""Default ttl of a lock in seconds: long enough for a worker on a busy machine, short enough for a viewer."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """One sale under one fault. `expect` is what the story says will be seen; the verdict is what was seen."""
+    """One sale with one fault. `expect` is the verdict that the rung's story predicts."""
 
     name: str
     title: str
     fault: Callable[[Run], Awaitable[None]]
     expect: Verdict
     must_be_safe: bool = False
-    """A broken promise if it oversells: the lab's exit status is 1 then."""
+    """The rung promises not to oversell here. If it does, the lab's exit status is 1."""
     ttl: float = TTL
     one_worker: bool = False
-    """The crowd goes to the first worker alone."""
+    """All buyers go to the first worker."""
     cut: tuple[str, ...] = ()
-    """The nodes that are reached through a network that can be cut; that costs time, so it is not done for all."""
+    """The nodes that workers reach through a proxy, so that a fault can cut them off. A proxy costs time."""
 
     @property
     def fault_text(self) -> str:
@@ -43,32 +43,34 @@ class Scenario:
 
 
 def shown_by(*scenarios: Scenario) -> Sequence[Scenario]:
-    """The scenarios that show what a rung is worth."""
+    """The scenarios of a rung, as a sequence."""
     return scenarios
 
 
 class Rung:
-    """A strategy. One object per worker process and sale; `sell` is called by several threads at once."""
+    """One strategy. Each worker process has one object per sale. Several threads call `sell` at once."""
 
     name: ClassVar[str]
     title: ClassVar[str]
     servers: ClassVar[Literal["one", "replicated", "quorum"]] = "one"
     stripes: ClassVar[int] = 1
-    """On how many rows of the database the stock lies."""
+    """The number of database rows that the stock is divided over."""
+    handfast: ClassVar[bool] = False
+    """The rung uses handfast. The others show locks as they are often written by hand."""
     scenarios: ClassVar[Sequence[Scenario]]
 
     def prepare(self, database: Database, stock: int) -> None:
-        """Once before the sale, in the runner."""
+        """Called once before the sale, by the runner."""
         database.stock_up([(stock + stripe) // self.stripes for stripe in range(self.stripes)])
 
     def open(self, shop: Shop) -> None:
-        """Once in each worker, before its first order."""
+        """Called once in each worker, before its first order."""
 
     def sell(self, shop: Shop, order: Order) -> Answer:
         raise NotImplementedError
 
     def close(self) -> None:
-        """The sale is over."""
+        """Called when the sale is over."""
 
     @classmethod
     def story(cls) -> str:

@@ -1,4 +1,4 @@
-"""Runs scenarios, one after the other, keeps the scores, and tells those who watch."""
+"""Runs scenarios one after another, keeps their scores, and describes its state to viewers."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class Runner:
         self.plan = plan
         self.interactive = interactive
         self.scores: dict[str, Score] = {}
-        self.free: dict[str, Score] = {}
-        """Of runs that were not the scenario as it is written, where they are newer than its score."""
+        self.unjudged: dict[str, Score] = {}
+        """The latest run of a scenario, if it was not the scenario as it is written: a free sale, for example."""
         self.history: list[Score] = []
         self.queue: list[tuple[type[Rung], Scenario]] = []
         self.run: Run | None = None
         self.finished = False
         self.error: str | None = None
-        """Why the latest scenario could not be run to its end."""
+        """Why the latest scenario failed to run to its end."""
         self.version = 0
-        """Grows whenever something other than the running scenario has changed."""
+        """Grows with every change, except those of the running scenario itself."""
         self._sale = 0
         self._environment: Environment | None = None
 
     async def __aenter__(self) -> Runner:
-        self._environment = Environment(self.plan, self._hear, self.changed)
+        self._environment = Environment(self.plan, self._on_event, self.changed)
         try:
             await self._environment.start()
         except BaseException:
@@ -63,7 +63,7 @@ class Runner:
     async def run_all(
         self, scenarios: Sequence[tuple[type[Rung], Scenario]], begun: Callable[[Run], None] | None = None
     ) -> list[Score]:
-        """All of them, in this order."""
+        """Run the scenarios in this order. `begun` is called with each run before it starts."""
         self.queue = list(scenarios)
         scores = []
         while self.queue:
@@ -77,7 +77,7 @@ class Runner:
     async def run_free(
         self, rung: type[Rung], scenario: Scenario, stock: int = FREE_STOCK, seconds: float = FREE_SECONDS
     ) -> Score:
-        """A longer sale without the scenario's own fault: those who watch do the faults."""
+        """Run a longer sale without the scenario's own fault: viewers inject the faults."""
         scenario = replace(scenario, fault=faults.nothing, ttl=TTL)
         return await self._perform(self._new_run(rung, scenario, stock, seconds, free=True))
 
@@ -100,17 +100,25 @@ class Runner:
         finally:
             self.run = None
             self.changed()
-        self.free.pop(score.scenario, None)
-        (self.scores if score.judged else self.free)[score.scenario] = score
+        self.unjudged.pop(score.scenario, None)
+        (self.scores if score.judged else self.unjudged)[score.scenario] = score
         self.history.append(score)
         self.changed()
         return score
 
-    # -- watching
+    def stop(self) -> bool:
+        """Stop the running sale and keep what was seen of it; the scenarios in the queue do not run.
 
-    def _hear(self, worker: str, event: dict[str, Any]) -> None:
+        False if no sale has begun.
+        """
+        self.queue = []
+        return self.run is not None and self.run.stop()
+
+    # -- for viewers
+
+    def _on_event(self, worker: str, event: dict[str, Any]) -> None:
         if self.run is not None:
-            self.run.hear(worker, event)
+            self.run.on_event(worker, event)
 
     def changed(self) -> None:
         self.version += 1
@@ -130,7 +138,7 @@ class Runner:
             "settings": self.settings(),
             "rungs": [_described(number, rung) for number, rung in enumerate(LADDER, 1)],
             "scores": {name: asdict(score) for name, score in self.scores.items()},
-            "free": {name: asdict(score) for name, score in self.free.items()},
+            "unjudged": {name: asdict(score) for name, score in self.unjudged.items()},
             "live": self.run.live() if self.run else None,
             "queue": [f"{rung.name}/{scenario.name}" for rung, scenario in self.queue],
             "workers": [
@@ -153,6 +161,7 @@ def _described(number: int, rung: type[Rung]) -> dict[str, Any]:
         "story": rung.story(),
         "source": rung.source(),
         "servers": rung.servers,
+        "handfast": rung.handfast,
         "scenarios": [
             {
                 "name": f"{rung.name}/{scenario.name}",

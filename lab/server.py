@@ -1,7 +1,7 @@
-"""The page's server: what happens as JSON and as a stream of events; and, in the interactive lab, the buttons.
+"""The page's server: the state as JSON and as a stream of events; in the interactive lab also the actions of the buttons.
 
-On loopback only. Another Host header is refused (a name that somebody points at 127.0.0.1), and an action needs the token
-that is in the printed address, in a header that no foreign page can send.
+It listens on loopback only. It refuses other Host headers, against DNS names that point at 127.0.0.1. An action needs the
+token of the printed address, in a header that no foreign page can send.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ HEADERS: Final = {
     "Cache-Control": "no-store",
 }
 EVERY: Final = 0.2
-"""Seconds between two looks at what has changed."""
+"""Seconds between two events of the stream."""
 PING: Final = 5
 
 
 def listen(port: int) -> socket.socket:
-    """The page's socket; an OSError if the port is taken."""
+    """The page's socket. Raises OSError if the port is in use."""
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -62,18 +62,18 @@ def listen(port: int) -> socket.socket:
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        yield  # Ctrl-C is for the lab, not for its page
+        yield  # Ctrl-C ends the lab, which ends its page
 
 
 class OnlyLoopback:
-    """Refuses what was not asked for by one of our own names."""
+    """Refuses requests whose Host header is not one of our names."""
 
     def __init__(self, app: ASGIApp, names: set[str]) -> None:
         self._app, self._names = app, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and Request(scope).headers.get("host") not in self._names:
-            await Response("this is not the place you asked for\n", 421)(scope, receive, send)
+            await Response("this server has another name\n", 421)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -85,7 +85,7 @@ class Refused(Exception):
 
 
 class Page:
-    """`async with Page(runner, listener) as page:` serves it; `page.url` is to be printed."""
+    """`async with Page(runner, listener) as page:` serves the page at `page.url`."""
 
     def __init__(self, runner: Runner, listener: socket.socket) -> None:
         self._runner = runner
@@ -103,7 +103,7 @@ class Page:
                 *[Route(f"/api/{name}", self._action(what), methods=["POST"]) for name, what in actions.items()],
             ]
         )
-        port = f":{self._port}" if self._port != 80 else ""  # which browsers leave out
+        port = f":{self._port}" if self._port != 80 else ""  # browsers leave port 80 out
         names = {f"127.0.0.1{port}", f"localhost{port}"}
         config = uvicorn.Config(
             OnlyLoopback(app, names), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
@@ -121,13 +121,13 @@ class Page:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._runner.finished = True  # so the streams end
-        await self._halt()
+        self._runner.finished = True  # this ends the streams
+        await self._cancel()
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving
 
-    # -- to look at
+    # -- to watch
 
     async def _index(self, request: Request) -> Response:
         index = FOLDER / "index.html"
@@ -157,7 +157,7 @@ class Page:
                 return
             await asyncio.sleep(EVERY)
 
-    # -- to do
+    # -- to act
 
     def _action(self, what: Callable[[dict[str, Any]], Awaitable[None]]) -> Callable[[Request], Awaitable[Response]]:
         async def scenario(request: Request) -> Response:
@@ -192,11 +192,11 @@ class Page:
         except KeyError:
             raise Refused(404, f"there is no rung or scenario called {name!r}") from None
         if self.running:
-            raise Refused(409, "something runs already: stop it first")
+            raise Refused(409, "a sale is running: stop it first")
         if wanted.get("free"):
             stock, seconds = int(wanted.get("stock", FREE_STOCK)), float(wanted.get("seconds", FREE_SECONDS))
             if not (0 < stock <= 100_000 and 0 < seconds <= 600):
-                raise Refused(400, "stock is 1 to 100000, seconds are up to 600")
+                raise Refused(400, "stock must be 1 to 100000, seconds at most 600")
             self.start(self._runner.run_free(*scenarios[0], stock, seconds))
         else:
             self.start(self._runner.run_all(scenarios))
@@ -206,17 +206,21 @@ class Page:
         return self._running is not None and not self._running.done()
 
     def start(self, work: Coroutine[Any, Any, object]) -> None:
-        """Something that the buttons can stop."""
+        """Start work that the buttons can stop."""
         self._running = asyncio.create_task(work)
-        # What went wrong is in the runner's state.
+        # The runner's state tells viewers about a failure.
         self._running.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def _stop(self, _: dict[str, Any]) -> None:
-        if not self.running:
-            raise Refused(409, "nothing runs")
-        await self._halt()
+        if self._running is None or not self.running:
+            raise Refused(409, "no sale is running")
+        if self._runner.stop():
+            await asyncio.wait([self._running])
+        else:
+            await self._cancel()
 
-    async def _halt(self) -> None:
+    async def _cancel(self) -> None:
+        """End the work at once; a running sale gets no score."""
         if self._running is not None:
             self._runner.queue = []
             self._running.cancel()
@@ -224,36 +228,39 @@ class Page:
 
     async def _holder(self, wanted: dict[str, Any]) -> None:
         if self._runner.run is None:
-            raise Refused(409, "nothing runs: start a sale first")
-        await self._runner.run.strike(str(wanted.get("do")))
+            raise Refused(409, "no sale is running: start one first")
+        await self._runner.run.inject(str(wanted.get("do")))
 
     async def _node(self, wanted: dict[str, Any]) -> None:
         nodes = self._runner.environment.nodes
         if nodes is None or not nodes.up:
-            raise Refused(409, "no quorum is up: run a rung that has one")
+            raise Refused(409, "no nodes are up: run a rung that uses a quorum")
         name, what = str(wanted.get("node")), str(wanted.get("do"))
         if name not in nodes.states():
             raise Refused(404, f"there is no node called {name!r}")
-        if self._runner.run is not None:
-            self._runner.run.struck = True
-        await in_thread(nodes.do, name, what)
-        if self._runner.run is not None:
-            self._runner.run.mark(f"{name}: {what.replace('_', ' ')}")
+        run = self._runner.run
+        if run is None:
+            await in_thread(nodes.do, name, what)
+        else:
+            run.injected = True
+            await run.node(name, what)
         self._runner.changed()
 
 
 class Seen:
-    """What one viewer has been told of the running scenario."""
+    """How much of the running scenario one viewer has received."""
 
     def __init__(self) -> None:
         self._holders = self._points = self._marks = 0
 
     def all(self, run: Run | None) -> None:
+        """The viewer has received everything up to now."""
         if run is not None:
             ledger = run.ledger
             self._holders, self._points, self._marks = len(ledger.finished), len(ledger.stock_line), len(ledger.marks)
 
     def news(self, run: Run) -> dict[str, Any]:
+        """What is new since the last call."""
         live, ledger = run.live(), run.ledger
         news = {
             **live,

@@ -1,4 +1,4 @@
-"""The lab in a terminal: a bar for each scenario while it runs, a table at the end."""
+"""The lab in a terminal: a bar for each scenario while it runs, tables at the end."""
 
 from __future__ import annotations
 
@@ -8,41 +8,65 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, Task, TextColumn, TimeElapsedColumn
+from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
 from lab.ledger import Score
 from lab.run import Run
-from lab.rungs import LADDER
+from lab.rungs import LADDER, scenarios_of
 
-__all__ = ["Bars", "table"]
+__all__ = ["EXPLANATION", "Bars", "VerdictBar", "facts", "table"]
 
 COLOURS: Final = {"safe": "green", "oversold": "red", "stuck": "yellow"}
+RUNNING: Final = "blue"
 EVERY: Final = 0.1
 WIDE: Final = 110
-"""Columns of a terminal in which there is room for words."""
+"""Columns of a terminal that has room for the titles of the scenarios."""
 ROOMY: Final = 80
-"""… for bars and clocks."""
+"""Columns of a terminal that has room for bars and clocks."""
+NARROW: Final = 60
+"""Columns of a terminal that has no room for a table of facts."""
+OURS: Final = "* "
+"""Stands before the names of the rungs that use handfast."""
+EXPLANATION: Final = "* uses handfast.  o1 (w1): the order o1, served by the worker process w1."
+
+
+def label(name: str) -> str:
+    """A scenario's name, with the mark of handfast's rungs."""
+    rung, _ = scenarios_of(name)[0]
+    return f"{OURS if rung.handfast else ' ' * len(OURS)}{name}"
+
+
+class VerdictBar(BarColumn):
+    """A bar in the colour of the verdict: never green for a sale that oversold."""
+
+    def render(self, task: Task) -> ProgressBar:
+        colour = str(task.fields["colour"])
+        return ProgressBar(
+            total=task.total, completed=task.completed, width=24, complete_style=colour, finished_style=colour
+        )
 
 
 class Bars:
-    """One bar per scenario, that goes on while the scenario does."""
+    """One bar per scenario. It grows while the scenario runs."""
 
     def __init__(self, console: Console, quiet: bool) -> None:
         seen = TextColumn("{task.fields[seen]}", table_column=Column(no_wrap=False))
-        # In a narrow terminal the numbers come first.
-        bar = [BarColumn(bar_width=24)] if console.width >= ROOMY else []
+        # A narrow terminal has room for the numbers only.
+        bar = [VerdictBar()] if console.width >= ROOMY else []
         clock = [TimeElapsedColumn()] if console.width >= ROOMY else []
-        self._progress = Progress(TextColumn("{task.description}"), *bar, seen, *clock, console=console, disable=quiet)
+        self.progress = Progress(TextColumn("{task.description}"), *bar, seen, *clock, console=console, disable=quiet)
         self._run: Run | None = None
-        self._task = self._progress.add_task("starting", total=None, seen="servers, workers, balancer")
+        starting = "servers, workers, balancer"
+        self._task = self.progress.add_task("starting", total=None, seen=starting, colour=RUNNING)
 
     @contextlib.asynccontextmanager
     async def shown(self) -> AsyncIterator[Bars]:
-        with self._progress:
+        with self.progress:
             ticking = asyncio.create_task(self._tick())
             try:
                 yield self
@@ -53,30 +77,34 @@ class Bars:
     def begin(self, run: Run) -> None:
         self._finish()
         self._run = run
-        self._task = self._progress.add_task(f"{run.name:22}", total=1.0, seen="")
+        self._task = self.progress.add_task(f"{label(run.name):24}", total=1.0, seen="", colour=RUNNING)
 
     def _finish(self) -> None:
-        self._look()
+        self.update()
         if self._run is None:
-            self._progress.remove_task(self._task)
+            self.progress.remove_task(self._task)
         else:
-            self._progress.update(self._task, completed=1.0)
-            self._progress.stop_task(self._task)
+            self.progress.stop_task(self._task)
 
-    def _look(self) -> None:
+    def update(self) -> None:
         if self._run is not None:
-            ledger = self._run.ledger
-            over = f", [red]{ledger.oversold} oversold[/]" if ledger.oversold else ""
-            self._progress.update(self._task, completed=self._run.progress, seen=f"{len(ledger.sales)} sold{over}")
+            score, ledger = self._run.score, self._run.ledger
+            sold, oversold = (score.sold, score.oversold) if score else (len(ledger.sales), ledger.oversold)
+            verdict = score.verdict if score else "oversold" if oversold else None
+            colour = COLOURS[verdict] if verdict else RUNNING
+            outcome = f"{oversold} oversold" if verdict == "oversold" else verdict
+            seen = f"{sold} sold" + (f", [{colour}]{outcome}[/]" if outcome else "")
+            completed = 1.0 if score else self._run.progress
+            self.progress.update(self._task, completed=completed, seen=seen, colour=colour)
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(EVERY)
-            self._look()
+            self.update()
 
 
 def table(scores: list[Score], console: Console) -> Table | Text:
-    """What fits the console without cutting a number; in a wide one with what happens in each scenario."""
+    """The scores, verdict first: as many columns as fit without cutting a number."""
     for dropped in range(3):
         shown = _table(scores, dropped, wide=console.width >= WIDE)
         plain = _table(scores, dropped, wide=False)
@@ -86,15 +114,13 @@ def table(scores: list[Score], console: Console) -> Table | Text:
 
 
 def _table(scores: list[Score], dropped: int, wide: bool) -> Table:
-    """`dropped`: 1 leaves the times out, 2 the orders per second too."""
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    shown.add_column("rung/scenario", no_wrap=True)
+    """`dropped`: 1 leaves the times out, 2 also the orders per second."""
+    shown = _empty_table()
     if wide:
         shown.add_column("what happens")
     last = (None, -2, -3)[dropped]
     for column in ("sold", "over\nsold", "lost", "stuck\ns", "orders\n/s", "p50\nms", "p99\nms")[:last]:
         shown.add_column(column, justify="right", no_wrap=True)
-    shown.add_column("seen", no_wrap=True)
     titles = {f"{rung.name}/{scenario.name}": scenario.title for rung in LADDER for scenario in rung.scenarios}
     for score in scores:
         numbers = (
@@ -106,13 +132,44 @@ def _table(scores: list[Score], dropped: int, wide: bool) -> Table:
             f"{score.p50 * 1000:.0f}",
             f"{score.p99 * 1000:.0f}",
         )
-        shown.add_row(score.scenario, *([titles[score.scenario]] if wide else []), *numbers[:last], _verdict(score))
+        title = [titles[score.scenario]] if wide else []
+        shown.add_row(_verdict(score), label(score.scenario), *title, *numbers[:last])
+    return shown
+
+
+def _empty_table() -> Table:
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    shown.add_column("verdict", no_wrap=True)
+    shown.add_column("  rung/scenario", no_wrap=True)
     return shown
 
 
 def _two_lines(score: Score) -> tuple[Text, Text]:
     numbers = f"  sold {score.sold} over {score.oversold} lost {score.lost} stuck {score.stuck:.1f}"
-    return Text.assemble(score.scenario, " ", _verdict(score)), Text(numbers)
+    return _heading(score), Text(numbers)
+
+
+def _heading(score: Score) -> Text:
+    return Text.assemble(_verdict(score), " ", label(score.scenario).strip())
+
+
+def facts(scores: list[Score], console: Console) -> RenderableType:
+    """What the lab saw in each scenario: one row per fact, with the verdict first."""
+    seen = [score for score in scores if score.evidence]
+    if console.width < NARROW:
+        return Group(*[text for score in seen for text in (_heading(score), *_indented(score))])
+    shown = _empty_table()
+    shown.add_column("what the lab saw")
+    for score in seen:
+        first, *others = score.evidence
+        shown.add_row(_verdict(score), label(score.scenario), Text(first))
+        for text in others:
+            shown.add_row("", "", Text(text))
+    return shown
+
+
+def _indented(score: Score) -> list[Text]:
+    return [Text(f"  {text}") for text in score.evidence]
 
 
 def _verdict(score: Score) -> Text:

@@ -1,10 +1,10 @@
-"""One worker process of the shop: uvicorn at its port, told by the runner what to sell and how.
+"""One worker process of the shop: uvicorn on its port. The runner tells it what to sell and how.
 
     POST /buy/SALE?order=ID&hold=POINT   200 sold, 410 sold out, 503 busy, 409 refused, 500 failed
-    GET  /stock                          what the shop window shows
+    GET  /stock                          the stock in the shop window
 
-Commands come as lines of JSON on standard input, events go out on standard output. The end of the input is the end of the
-runner, and ours.
+It reads commands as lines of JSON from standard input and writes events to standard output. It exits at the end of its
+input, because the runner is gone then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from starlette.routing import Route
 import handfast
 from lab.database import Database, engine_for
 from lab.rungs import rung_named
-from lab.shop import Order, Settings, Shop, tell
+from lab.shop import Order, Settings, Shop, emit
 
 STATUS = {"sold": 200, "sold out": 410, "busy": 503, "refused": 409, "failed": 500}
 
@@ -40,11 +40,11 @@ class Worker:
         self._shop: Shop | None = None
         self._guard = threading.Condition()
         self._serving: dict[int, Order] = {}
-        """Orders in progress, by the number of their thread."""
+        """Orders in progress, by thread id."""
         self._engine: sqlalchemy.Engine | None = None
         self.app = Starlette(routes=[Route("/buy/{sale:int}", self.buy, methods=["POST"]), Route("/stock", self.stock)])
 
-    # -- for buyers: called in threads, several at once
+    # -- for buyers: several threads at once
 
     def buy(self, request: Request) -> PlainTextResponse:
         shop = self._shop
@@ -68,15 +68,15 @@ class Worker:
         except handfast.NotAcquired:
             return "busy", ""
         except handfast.StaleToken as error:
-            tell("refused", sale=shop.sale, order=order.id, why=str(error))
+            emit("refused", sale=shop.sale, order=order.id, why=str(error))
             return "refused", f": {error}"
         except handfast.LeaseLost as error:
-            # Seen by check(), before the write; or at the end of the block, when it is too late.
+            # check() raises this before the write; the end of the block raises it after the write, when it is too late.
             when = "after" if order.written else "before"
-            tell("late", sale=shop.sale, order=order.id, why=f"{when} its write: {error}")
+            emit("late", sale=shop.sale, order=order.id, why=f"{when} its write: {error}")
             return "sold" if order.written else "refused", f": {error}"
         except (redis.RedisError, sqlalchemy.exc.SQLAlchemyError, handfast.HandfastError) as error:
-            tell("failed", sale=shop.sale, order=order.id, why=f"{type(error).__name__}: {error}")
+            emit("failed", sale=shop.sale, order=order.id, why=f"{type(error).__name__}: {error}")
             return "failed", f": {error}"
 
     def stock(self, request: Request) -> PlainTextResponse:
@@ -85,8 +85,8 @@ class Worker:
 
     # -- for the runner
 
-    def obey(self) -> None:
-        """In a thread of its own, until the runner is gone."""
+    def read_commands(self) -> None:
+        """Runs in its own thread, until the runner is gone."""
         for line in sys.stdin:
             command = json.loads(line)
             match command["do"]:
@@ -108,7 +108,7 @@ class Worker:
         shop = Shop(settings, Database(self._engine, settings.prefix, settings.sale), rung_named(settings.rung)())
         shop.rung.open(shop)
         self._shop = shop
-        tell("open", sale=settings.sale)
+        emit("open", sale=settings.sale)
 
     def _go(self, wanted: str) -> None:
         with self._guard:
@@ -117,10 +117,10 @@ class Worker:
                     order.go.set()
 
     def _rest(self, sale: int) -> None:
-        """Say when no order is in progress."""
+        """Report when no order is in progress."""
         with self._guard:
             self._guard.wait_for(lambda: not self._serving)
-        tell("rested", sale=sale)
+        emit("rested", sale=sale)
 
     async def serve(self, port: int) -> None:
         anyio.to_thread.current_default_thread_limiter().total_tokens = self._threads
@@ -129,8 +129,8 @@ class Worker:
         listener.bind(("127.0.0.1", port))
         server = uvicorn.Server(uvicorn.Config(self.app, log_level="warning", access_log=False, lifespan="off"))
         listener.listen(128)
-        threading.Thread(target=self.obey, daemon=True).start()
-        tell("ready")
+        threading.Thread(target=self.read_commands, daemon=True).start()
+        emit("ready")
         await server.serve(sockets=[listener])
 
 

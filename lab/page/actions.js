@@ -1,11 +1,11 @@
-// Buttons that change something: each is a POST with the token, possible or not according to what is going on.
+// Buttons that change something: each sends a POST with the token, and is enabled only while the action is possible.
 
 import { el } from "./dom.js";
 
 const SHOWN_MS = 7000;
 const buttons = new Set();
 
-// The token is taken out of the visible address, and kept for this tab: a shared screen or a copied link does not give it away.
+// The token moves from the visible address into this tab's storage, so that a shared screen or a copied link does not reveal it.
 function tokenOfThisTab() {
   const address = new URL(location.href);
   const given = address.searchParams.get("token");
@@ -22,11 +22,11 @@ const token = tokenOfThisTab();
 export const mayAct = (lab) => Boolean(lab.connected && lab.state?.interactive && token);
 
 export function whyNot(lab) {
-  if (!lab.state?.interactive) return "Read-only: this lab was started without buttons.";
+  if (!lab.state?.interactive) return "Read-only: start the lab with --serve to get buttons.";
   return token ? "" : "The buttons need the token: open the address that the lab printed.";
 }
 
-// `possible(lab)` says whether it makes sense now; `body` may be a function, for what is chosen at the moment of the click.
+// `possible(lab)` tells whether the action makes sense now. `body` may be a function, which is called at the click.
 export function action(label, path, body, possible, attributes = {}) {
   const button = el("button", { type: "button", "data-post": path, disabled: true, ...attributes }, label);
   button.addEventListener("click", async () => {

@@ -1,21 +1,20 @@
-// The flash sale lab's page: hears what the lab tells and hands it to those who show it.
+// The page of the flash sale lab: receives the lab's events and updates the parts of the page.
 
 import { action, refresh } from "./actions.js";
-import { el, mark, say } from "./dom.js";
+import { el, setAttr, setText } from "./dom.js";
 import { Ladder } from "./ladder.js";
 import { Panel } from "./panel.js";
 import { Lab } from "./stream.js";
 
 const byId = (id) => document.getElementById(id);
-const panel = new Panel(byId("panel"));
+const panel = new Panel(byId("panel"), byId("events"));
 const ladder = new Ladder(byId("ladder"));
-const lab = new Lab(heard);
+const lab = new Lab(update);
 
 byId("ladder-actions").append(
-  action("Run the whole ladder", "api/run", { rung: "all" }, () => !lab.live, { class: "main" }),
-  action("Stop", "api/stop", {}, () => lab.live || lab.state.queue?.length));
+  action("Run the whole ladder", "api/run", { rung: "all" }, () => !lab.live, { class: "main" }));
 
-function heard(what) {
+function update(what) {
   showConnection();
   if (what === "state") {
     ladder.build(lab.state);
@@ -23,7 +22,7 @@ function heard(what) {
     panel.update(lab);
     showSettings(lab.state.settings ?? {});
     byId("ladder-actions").hidden = !lab.state.interactive;
-    mark(document.body, "data-interactive", Boolean(lab.state.interactive));
+    setAttr(document.body, "data-interactive", Boolean(lab.state.interactive));
   }
   if (what === "live") {
     ladder.updateLive(lab);
@@ -35,15 +34,15 @@ function heard(what) {
 
 function showConnection() {
   const word = lab.connected ? (lab.live ? "live" : lab.state.finished ? "finished" : "connected") : "ended";
-  const text = { live: "Live", finished: "The ladder has been played", connected: "Connected" }[word];
-  mark(byId("connection"), "data-is", word);
-  say(byId("connection"), text ?? "The lab has ended; trying to reach it again …");
+  const text = { live: "Live", finished: "All scenarios have run", connected: "Connected" }[word];
+  setAttr(byId("connection"), "data-is", word);
+  setText(byId("connection"), text ?? "The lab has ended. Reconnecting …");
 }
 
 function showSettings(settings) {
   const named = [
-    ["stock", "pieces"], ["buyers", "buyers at once"], ["workers", "shop processes"],
-    ["database", "database"], ["frontend", "in front"], ["load", "load"],
+    ["stock", "pieces"], ["buyers", "buyers at a time"], ["workers", "worker processes"],
+    ["database", "database"], ["frontend", "load balancer"], ["load", "load generator"],
   ];
   const known = named.filter(([name]) => settings[name] !== undefined && settings[name] !== null);
   byId("settings").replaceChildren(...known.map(([name, label]) => el("li", {}, el("b", {}, String(settings[name])), ` ${label}`)));

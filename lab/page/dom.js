@@ -1,4 +1,4 @@
-// Elements and words. Whatever comes from the lab becomes text, never markup.
+// Elements and numbers. Data from the lab becomes text, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -19,12 +19,12 @@ function filled(element, attributes, children) {
   return element;
 }
 
-// Touches the document only if something is new: these are called five times a second.
-export function say(element, text) {
+// These run five times a second, so they change the document only if something is new.
+export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-export function mark(element, attribute, value) {
+export function setAttr(element, attribute, value) {
   if (value === null || value === false || value === undefined) element.removeAttribute(attribute);
   else if (element.getAttribute(attribute) !== String(value)) element.setAttribute(attribute, value);
 }
@@ -41,7 +41,7 @@ export function seconds(value) {
   return `${value.toFixed(value < 9.995 ? 2 : 1)} s`;
 }
 
-// "36 / 112 ms": the unit once if it is the same.
+// "36 / 112 ms": a common unit appears once.
 export function twoTimes(first, second) {
   const [one, two] = [seconds(first), seconds(second)];
   if (one === NOTHING && two === NOTHING) return NOTHING;
@@ -53,7 +53,7 @@ export function rate(value) {
   return `${value > 0 && value < 9.95 ? value.toFixed(1) : whole.format(value)} /s`;
 }
 
-// "the key `lock` is gone": what stands between backticks is code.
+// "the key `lock` is gone": text between backticks is code.
 export function prose(text) {
   const parts = text.replace(/\s+/g, " ").trim().split("`");
   return parts.map((part, i) => (i % 2 ? el("code", {}, part) : part));

@@ -1,7 +1,7 @@
-// The scoreboard: a row per scenario; a rung opens below its rows.
+// The scoreboard: a row per scenario. The details of a rung open below its rows.
 
 import { action } from "./actions.js";
-import { count, el, mark, rate, say, seconds, twoTimes } from "./dom.js";
+import { count, el, rate, seconds, setAttr, setText, twoTimes } from "./dom.js";
 import { Details } from "./rung.js";
 import { showVerdict, verdict } from "./verdict.js";
 
@@ -15,7 +15,7 @@ export class Ladder {
     this.host = host;
   }
 
-  // Built once; built again only if another lab with other rungs answers.
+  // Built once, and again only if another lab with other rungs answers.
   build(state) {
     const key = JSON.stringify((state.rungs ?? []).map((rung) => [rung.name, rung.title, rung.story, rung.source, rung.scenarios]));
     if (key === this.#key) return;
@@ -34,7 +34,7 @@ export class Ladder {
     for (const rows of this.#rungs) rows.update(lab, fastest);
   }
 
-  // Only what the running scenario changes.
+  // Updates only the rung that runs.
   updateLive(lab) {
     this.#rungs.find((rows) => rows.scenarios.some(({ scenario }) => scenario.name === lab.live?.scenario))?.update(lab, 0);
   }
@@ -83,7 +83,7 @@ class Rows {
 
   toggle(open = this.drawer.hidden) {
     this.drawer.hidden = !open;
-    mark(this.element, "data-open", open);
+    setAttr(this.element, "data-open", open);
     this.button?.setAttribute("aria-expanded", String(open));
     if (open) history.replaceState(null, "", `#${encodeURIComponent(this.rung.name)}`);
     if (open && this.lab) this.details.update(this.lab);
@@ -93,27 +93,28 @@ class Rows {
     this.lab = lab;
     for (const each of this.scenarios) this.#score(each, lab, fastest);
     const verdicts = this.scenarios.map(({ scenario }) => lab.score(scenario.name)?.verdict ?? "none");
-    mark(this.element, "data-outcome", ["oversold", "stuck", "none", "safe"].find((each) => verdicts.includes(each)));
+    setAttr(this.element, "data-outcome", ["oversold", "stuck", "none", "safe"].find((each) => verdicts.includes(each)));
     if (!this.drawer.hidden) this.details.update(lab);
   }
 
   #score({ scenario, row, cells, parts, progress, bar, figure }, lab, fastest) {
     const running = lab.live?.scenario === scenario.name;
     const score = running ? lab.live : lab.score(scenario.name);
-    mark(row, "aria-current", running ? "true" : null);
-    mark(row, "data-queued", lab.state.queue?.includes(scenario.name));
+    setAttr(row, "aria-current", running ? "true" : null);
+    setAttr(row, "data-empty", !score);
+    setAttr(row, "data-queued", lab.state.queue?.includes(scenario.name));
     progress.hidden = !running;
     if (running) progress.value = lab.live.progress ?? 0;
-    say(cells.sold, count(score?.sold));
-    say(cells.oversold, count(score?.oversold));
-    mark(cells.oversold, "data-bad", score?.oversold > 0);
-    say(cells.lost, count(score?.lost));
-    mark(cells.lost, "data-some", score?.lost > 0);
-    say(cells.stuck, seconds(score?.stuck));
-    mark(cells.stuck, "data-warn", score?.verdict === "stuck");
-    say(figure, rate(score?.rate));
+    setText(cells.sold, count(score?.sold));
+    setText(cells.oversold, count(score?.oversold));
+    setAttr(cells.oversold, "data-bad", score?.oversold > 0);
+    setText(cells.lost, count(score?.lost));
+    setAttr(cells.lost, "data-some", score?.lost > 0);
+    setText(cells.stuck, seconds(score?.stuck));
+    setAttr(cells.stuck, "data-warn", score?.verdict === "stuck");
+    setText(figure, rate(score?.rate));
     if (fastest) bar.style.setProperty("--share", running ? 0 : (score?.rate ?? 0) / fastest);
-    say(cells.latency, twoTimes(score?.p50, score?.p99));
+    setText(cells.latency, twoTimes(score?.p50, score?.p99));
     showVerdict(parts, scenario, lab);
   }
 }

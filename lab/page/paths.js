@@ -1,11 +1,11 @@
-// The shapes of a timeline, as path strings: hundreds of holdings are a handful of elements, quickly drawn again.
+// The shapes of a timeline as path strings: a few elements show thousands of holdings and are drawn quickly.
 
-const CLOSE = 0.3; // pixels: what is nearer than this is drawn as one
-const THIN = 1.2; // pixels: no holding is thinner
+const CLOSE = 0.3; // pixels: shapes with smaller gaps are merged
+const THIN = 1.2; // pixels: the minimum width of a holding
 const MOST_ROWS = 6;
 const box = (x, y, width, height) => `M${x.toFixed(1)} ${y.toFixed(1)}h${width.toFixed(1)}v${height.toFixed(1)}h${(-width).toFixed(1)}z`;
 
-// A worker that holds several times at once (threads without a lock, several stripes) gets its lane divided into rows.
+// If several orders of a worker hold at once (no lock, or several stripes), its lane is divided into rows.
 export function inRows(holders, lanes) {
   const placed = [];
   const ends = new Map(lanes.map((name) => [name, []]));
@@ -27,10 +27,10 @@ export function bars(placed, x, place) {
   return pen.path();
 }
 
-// Only those parts of holdings in which another one held as well.
+// The parts of holdings that overlap with another holding.
 export function overlapBars(placed, overlaps, x, place) {
   const pen = new Pen(x, place);
-  let first = 0; // both are in the order of time: no later holder reaches back to the spans before this one
+  let first = 0; // both lists are sorted by time: later holders do not reach the spans before this one
   for (const { holder, lane, row } of placed) {
     while (first < overlaps.length && overlaps[first][1] < holder.from) first += 1;
     if (!holder.overlap) continue;
@@ -92,7 +92,7 @@ export function crosses(placed, x, place) {
   }).join("");
 }
 
-// A step line; the steps up, which are stale writes, once more by themselves.
+// A step line, and separately the steps up, which are stale writes.
 export function steps(points, until, x, y) {
   if (!points.length) return { line: "", area: "", ups: "" };
   let line = `M${x(points[0][0]).toFixed(1)} ${y(points[0][1]).toFixed(1)}`;
@@ -108,8 +108,8 @@ export function steps(points, until, x, y) {
   return { line, area: `${line}V${floor}H${x(points[0][0]).toFixed(1)}z`, ups };
 }
 
-// Marks that are too near to each other share a flag. A killing or a pause is what its label should tell.
-const NOTABLE = /kill|paus|SIG|restart|partition|cut off|promot|refus|learnt/i;
+// Events that are too close to each other share a flag. Its label is the most notable event, such as a kill or a pause.
+const NOTABLE = /kill|paus|SIG|restart|partition|cut off|promot|refus|learned|stops/i;
 export const LETTER = 6; // about the width of a small letter, in pixels
 const DIGIT = 7;
 
@@ -127,7 +127,7 @@ export function flags(marks, x) {
   return groups;
 }
 
-// Round numbers for about so many ticks.
+// Round numbers for about this number of ticks.
 export function ticks(domain, wanted) {
   const rough = domain / Math.max(1, wanted);
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -137,7 +137,7 @@ export function ticks(domain, wanted) {
   return list;
 }
 
-// While a scenario runs the axis grows in a few steps, not all the time.
+// The axis of a running scenario grows in a few steps instead of continuously.
 export function roundedUp(time) {
   const sizes = [2, 3, 4, 6, 8, 10, 15, 20, 30, 45, 60, 90, 120];
   return sizes.find((size) => size >= time * 1.02) ?? time * 1.25;

@@ -1,7 +1,7 @@
-// An opened rung: its story, its code, and for each scenario the fault, the picture, and what was seen.
+// The details of a rung: its story, its code, and for each scenario the fault, the timeline and the facts.
 
 import { action } from "./actions.js";
-import { count, el, mark, paragraphs, prose, say, seconds } from "./dom.js";
+import { count, el, paragraphs, prose, seconds, setAttr, setText } from "./dom.js";
 import { Timeline } from "./timeline.js";
 import { showVerdict, verdict } from "./verdict.js";
 
@@ -14,7 +14,7 @@ export class Details {
     this.element = el("div", { class: "details" },
       el("div", { class: "story" }, ...paragraphs(rung.story), where ? el("p", { class: "note" }, `It runs on ${where}.`) : null),
       ...this.scenarios.map((scenario) => scenario.element),
-      el("section", { class: "source" }, el("h4", {}, "The strategy, as it ran"),
+      el("section", { class: "source" }, el("h4", {}, "The code of this rung"),
         el("pre", { tabindex: 0, "aria-label": `Source code of ${rung.title}` }, el("code", {}, ...coloured(withoutStory(rung.source ?? ""))))));
   }
 
@@ -28,11 +28,11 @@ class ScenarioDetails {
     this.scenario = scenario;
     this.parts = verdict();
     this.timeline = new Timeline();
-    this.empty = el("p", { class: "note" }, "No picture yet: this scenario has not been run.");
+    this.empty = el("p", { class: "note" }, "No timeline yet: this scenario has not run.");
     this.evidence = el("ul", { class: "evidence" });
-    this.seen = el("div", { hidden: true }, el("h4", {}, "What was seen"), this.evidence);
+    this.seen = el("div", { hidden: true }, el("h4", {}, "What the lab saw"), this.evidence);
     this.load = el("p", { class: "note" });
-    const free = "Run it for 30 s without its fault: the faults are yours";
+    const free = "A sale of 30 s without the scenario's fault: you inject the faults";
     this.element = el("section", { class: "scenario-details", "data-scenario": scenario.name },
       el("div", { class: "section-line" }, el("h3", {}, scenario.title ?? scenario.name), this.parts.element,
         el("span", { class: "actions" },
@@ -56,16 +56,16 @@ class ScenarioDetails {
     const evidence = running ? [] : score?.evidence ?? [];
     this.seen.hidden = !evidence.length;
     this.evidence.replaceChildren(...evidence.map((text) => el("li", {}, sentence(text))));
-    say(this.load, running || !score ? "" : loadInWords(score));
-    mark(this.load, "hidden", !this.load.textContent);
+    setText(this.load, running || !score ? "" : loadInWords(score));
+    setAttr(this.load, "hidden", !this.load.textContent);
   }
 }
 
 function loadInWords(score) {
   const load = score.load ?? {};
   const parts = [
-    ["requests", load.requests], ["sold", load.sold], ["told to come again (busy)", load.busy],
-    ["told that it is sold out", load.sold_out], ["answered otherwise (not 2xx)", load.not_2xx], ["failed", load.failed], ["writes refused", score.refused],
+    ["requests", load.requests], ["sold", load.sold], ["busy", load.busy],
+    ["sold out", load.sold_out], ["other answers (not 2xx)", load.not_2xx], ["failed", load.failed], ["writes refused", score.refused],
   ].filter(([, value]) => value !== undefined).map(([name, value]) => `${count(value)} ${name}`);
   const slow = Object.entries(load.percentiles ?? {}).filter(([share]) => ["50", "90", "99", "100"].includes(share));
   const times = slow.map(([share, value]) => `${share} % within ${seconds(value)}`).join(", ");
@@ -77,7 +77,7 @@ function sentence(text) {
   return /[.!?…]$/.test(trimmed) ? trimmed : `${trimmed}.`;
 }
 
-// The file begins with the story, which stands above already.
+// The file begins with the story, which the page shows above the code.
 const withoutStory = (source) => source.replace(/^"""[\s\S]*?"""\s*/, "");
 
 const TOKENS = new RegExp([
@@ -87,7 +87,7 @@ const TOKENS = new RegExp([
   /(?<name>(?<=\b(?:def|class) )\w+)/,
 ].map((part) => part.source).join("|"), "g");
 
-// Python, with just enough colour to be read quickly.
+// Python source with simple syntax colours.
 function coloured(source) {
   const parts = [];
   let end = 0;

@@ -1,15 +1,15 @@
-// What the lab tells: the whole state now and then, small additions to the running scenario five times a second.
+// The lab's events: the whole state after a change, and small additions to the running scenario five times a second.
 
 const AGAIN_MS = 2000;
 
 export class Lab {
   state = null;
-  live = null; // the running scenario, put together from the state and from what came since
+  live = null; // the running scenario: its part of the state, extended by every addition since
   connected = false;
-  #heard;
+  #update;
 
-  constructor(heard) {
-    this.#heard = heard; // called with "state", "live" or "connection"
+  constructor(update) {
+    this.#update = update; // called with "state", "live" or "connection"
   }
 
   listen() {
@@ -19,8 +19,8 @@ export class Lab {
     events.addEventListener("score", (event) => this.#onScore(JSON.parse(event.data)));
     events.addEventListener("error", () => {
       this.connected = false;
-      this.#heard("connection");
-      // A browser gives up for good if it gets an answer that is no stream; the lab may be back later.
+      this.#update("connection");
+      // A browser does not reconnect after an answer that is not a stream, but the lab may come back.
       if (events.readyState === EventSource.CLOSED) setTimeout(() => this.listen(), AGAIN_MS);
     });
   }
@@ -29,36 +29,36 @@ export class Lab {
     return this.state?.scores?.[scenario] ?? null;
   }
 
-  // What is to be drawn of a scenario: it as it runs, else its last run.
+  // The run of a scenario that the page draws: the running one, or else the last one.
   picture(scenario) {
-    return this.live?.scenario === scenario ? this.live : this.state?.free?.[scenario] ?? this.score(scenario);
+    return this.live?.scenario === scenario ? this.live : this.state?.unjudged?.[scenario] ?? this.score(scenario);
   }
 
-  // A free sale, or a scenario into which a viewer struck: what the story expects does not apply to it.
-  isFree(run) {
-    return Boolean(run?.free || run?.struck);
+  // False for a free sale, and for a scenario that a viewer changed or stopped: the expected verdict does not apply.
+  isJudged(run) {
+    return !(run?.free || run?.injected || run?.stopped);
   }
 
   #onState(state) {
     this.state = state;
     this.connected = true;
     this.live = state.live ? begin(state.live) : null;
-    this.#heard("state");
+    this.#update("state");
   }
 
   #onDelta(delta) {
     if (!this.live || delta.scenario !== this.live.scenario) return;
     extend(this.live, delta);
-    this.#heard("live");
+    this.#update("live");
   }
 
   #onScore(score) {
     if (!this.state) return;
-    const { [score.scenario]: _, ...free } = this.state.free ?? {};
-    this.state.free = this.isFree(score) ? { ...free, [score.scenario]: score } : free;
-    if (!this.isFree(score)) this.state.scores = { ...this.state.scores, [score.scenario]: score };
+    const { [score.scenario]: _, ...unjudged } = this.state.unjudged ?? {};
+    this.state.unjudged = this.isJudged(score) ? unjudged : { ...unjudged, [score.scenario]: score };
+    if (this.isJudged(score)) this.state.scores = { ...this.state.scores, [score.scenario]: score };
     if (this.live?.scenario === score.scenario) this.live = null;
-    this.#heard("state");
+    this.#update("state");
   }
 }
 
@@ -81,13 +81,13 @@ function begin(live) {
 function extend(live, delta) {
   const { holders = [], stock_line: points = [], marks = [], open = [], ...rest } = delta;
   Object.assign(live, rest, { open });
-  // The first addition after a state may tell again what the state has told.
+  // The first addition after a state may repeat a part of it.
   for (const holder of holders) {
     if (live.seen.has(identity(holder))) continue;
     live.seen.add(identity(holder));
     live.holders.push(holder);
   }
   live.stock_line.push(...points);
-  const told = new Set(live.marks.map((each) => `${each.t} ${each.text}`));
-  live.marks.push(...marks.filter((each) => !told.has(`${each.t} ${each.text}`)));
+  const known = new Set(live.marks.map((each) => `${each.t} ${each.text}`));
+  live.marks.push(...marks.filter((each) => !known.has(`${each.t} ${each.text}`)));
 }

@@ -1,4 +1,4 @@
-// The picture of a scenario: who held the lock when, one lane per worker, and below it the stock on the same axis of time.
+// The timeline of a scenario: which orders held the lock, one lane per worker; and below it the stock on the same time axis.
 
 import { count, el, seconds, svg } from "./dom.js";
 import * as paths from "./paths.js";
@@ -6,18 +6,17 @@ import * as paths from "./paths.js";
 const LEFT = 40;
 const RIGHT = 12;
 const FLAGS = 22;
-const LANE = 24;
 const LANE_GAP = 5;
 const BETWEEN = 16;
-const STOCK = 84;
 const AXIS = 20;
+const SMALL = 560; // pixels: a narrower timeline has lower lanes
 
 export class Timeline {
   #run = null;
   #lanes = [];
   #width = 0;
   #cursor = null;
-  #below = true; // the tip is where the pointer is not
+  #below = true; // the tip is placed away from the pointer
 
   constructor() {
     this.layers = {};
@@ -25,15 +24,15 @@ export class Timeline {
     this.svg = svg("svg", { class: "timeline", role: "img", tabindex: 0 },
       layer("lanes", "g"), layer("band"), layer("grid", "g"), layer("bar"), layer("bar overlap"), layer("killed"),
       layer("area"), layer("zero"), layer("line"), layer("up"), layer("flags", "g"), layer("cursor"));
-    // What is new is drawn at once, five times a second; the curtain slides off it, which costs the machine next to nothing.
+    // New data is drawn at once, five times a second. The curtain then slides off it, which costs little.
     this.curtain = el("div", { class: "curtain", hidden: true, style: `top:${FLAGS - 2}px;bottom:${AXIS - 1}px` });
     this.tip = el("div", { class: "tip", hidden: true, "aria-live": "polite" });
-    this.marks = el("ol", { class: "marks", "aria-label": "What happened", tabindex: 0 });
+    this.marks = el("ol", { class: "marks", "aria-label": "Events", tabindex: 0 });
     this.element = el("div", { class: "picture" }, el("div", { class: "canvas" }, this.svg, this.curtain, this.tip), this.marks, keys());
     this.#listen();
   }
 
-  // `run` is a score or the running scenario; `workers` is how many lanes there are at least.
+  // `run` is a score or the running scenario; `workers` is the minimum number of lanes.
   show(run, workers = 0) {
     this.#run = run;
     this.#lanes = lanesOf(run, workers);
@@ -55,18 +54,21 @@ export class Timeline {
     const run = this.#run;
     this.#width = this.svg.parentElement.clientWidth;
     if (!run || !this.#width) return;
+    const small = this.#width < SMALL;
+    this.lane = small ? 15 : 24;
+    this.stock = small ? 56 : 84;
     const inner = this.#width - LEFT - RIGHT;
     this.domain = run.open ? paths.roundedUp(run.t ?? 0) : Math.max(run.seconds ?? 0, 0.001);
     this.x = (time) => LEFT + (Math.min(Math.max(time, 0), this.domain) / this.domain) * inner;
-    const lanesEnd = this.lanesEnd = FLAGS + this.#lanes.length * (LANE + LANE_GAP);
+    const lanesEnd = this.lanesEnd = FLAGS + this.#lanes.length * (this.lane + LANE_GAP);
     const stockTop = lanesEnd + BETWEEN;
-    const height = stockTop + STOCK + AXIS;
+    const height = stockTop + this.stock + AXIS;
     this.svg.setAttribute("viewBox", `0 0 ${this.#width} ${height}`);
     this.svg.setAttribute("height", height);
     this.#frameOf(lanesEnd, stockTop);
     this.#drawStock(stockTop);
     this.#drawHolders(lanesEnd);
-    this.#drawFlags(stockTop + STOCK);
+    this.#drawFlags(stockTop + this.stock);
     this.#drawCurtain();
     this.svg.setAttribute("aria-label", this.#inWords());
     if (this.#cursor !== null) this.#pointAt(this.#cursor);
@@ -78,17 +80,17 @@ export class Timeline {
     this.frameKey = key;
     const y = this.#stockScale(stockTop);
     this.layers.lanes.replaceChildren(...this.#lanes.flatMap((name, i) => {
-      const top = FLAGS + i * (LANE + LANE_GAP);
+      const top = FLAGS + i * (this.lane + LANE_GAP);
       return [
-        svg("rect", { x: LEFT, y: top, width: this.#width - LEFT - RIGHT, height: LANE, rx: 3 }),
-        svg("text", { x: LEFT - 8, y: top + LANE / 2 + 4, "text-anchor": "end" }, name),
+        svg("rect", { x: LEFT, y: top, width: this.#width - LEFT - RIGHT, height: this.lane, rx: 3 }),
+        svg("text", { x: LEFT - 8, y: top + this.lane / 2 + 4, "text-anchor": "end" }, name),
       ];
     }));
     const times = paths.ticks(this.domain, (this.#width - LEFT) / 80);
     this.layers.grid.replaceChildren(
       ...times.flatMap((time) => [
-        svg("path", { d: `M${this.x(time).toFixed(1)} ${FLAGS}V${lanesEnd - LANE_GAP}m0 ${BETWEEN + LANE_GAP}v${STOCK}` }),
-        svg("text", { x: this.x(time), y: stockTop + STOCK + 15, "text-anchor": "middle" }, time === 0 ? "0 s" : `${time}`),
+        svg("path", { d: `M${this.x(time).toFixed(1)} ${FLAGS}V${lanesEnd - LANE_GAP}m0 ${BETWEEN + LANE_GAP}v${this.stock}` }),
+        svg("text", { x: this.x(time), y: stockTop + this.stock + 15, "text-anchor": "middle" }, time === 0 ? "0 s" : `${time}`),
       ]),
       svg("text", { x: LEFT - 8, y: y(this.#most) + 4, "text-anchor": "end" }, count(this.#most)),
       svg("text", { x: LEFT - 8, y: y(0) + 4, "text-anchor": "end" }, "0"),
@@ -101,8 +103,8 @@ export class Timeline {
     const overlaps = this.#run.overlaps ?? [];
     const { placed, rows } = paths.inRows(this.#holders, this.#lanes);
     const place = (lane, row) => {
-      const height = (LANE - (rows[lane] - 1)) / rows[lane];
-      return { top: FLAGS + lane * (LANE + LANE_GAP) + row * (height + 1), height };
+      const height = (this.lane - (rows[lane] - 1)) / rows[lane];
+      return { top: FLAGS + lane * (this.lane + LANE_GAP) + row * (height + 1), height };
     };
     this.layers.band.setAttribute("d", paths.bands(overlaps, this.x, FLAGS - 2, lanesEnd - FLAGS));
     this.layers.bar.setAttribute("d", paths.bars(placed, this.x, place));
@@ -115,7 +117,7 @@ export class Timeline {
   }
 
   #stockScale(top) {
-    return (pieces) => top + STOCK - (Math.max(0, pieces) / this.#most) * (STOCK - 6);
+    return (pieces) => top + this.stock - (Math.max(0, pieces) / this.#most) * (this.stock - 6);
   }
 
   #drawStock(top) {
@@ -157,12 +159,12 @@ export class Timeline {
     const { style } = this.curtain;
     const key = `${this.#run.scenario} ${this.#width} ${this.domain}`;
     this.curtain.hidden = !this.#run.open;
-    style.transition = key === this.curtainKey ? "" : "none"; // another scale: it does not slide, it stands elsewhere
+    style.transition = key === this.curtainKey ? "" : "none"; // a new scale: jump instead of sliding
     style.transform = `translateX(${this.x(this.#until).toFixed(1)}px)`;
     this.curtainKey = key;
   }
 
-  // -- pointing at something
+  // -- the pointer
 
   #listen() {
     const point = (event) => {
@@ -219,7 +221,7 @@ export class Timeline {
       `${time.toFixed(time < 10 ? 3 : 2)} s · stock ${count(stock?.[1])}`,
       ...shown.slice(0, 5).map(inShort),
       ...(shown.length > 5 ? [`and ${shown.length - 5} more`] : []),
-      ...(shown.length ? [] : ["nobody holds the lock"]),
+      ...(shown.length ? [] : ["no order holds the lock"]),
       ...(this.#run.marks ?? []).filter((each) => Math.abs(each.t - time) <= near * 1.5).slice(0, 4).map((each) => `▾ ${each.text}`),
     ];
   }
@@ -227,24 +229,24 @@ export class Timeline {
   #inWords() {
     const overlaps = this.#run.overlaps ?? [];
     const shared = overlaps.reduce((sum, [from, to]) => sum + to - from, 0);
-    const twice = overlaps.length ? `two or more held it at once for ${seconds(shared)} in all` : "never two at once";
-    return `Timeline of ${seconds(this.#until)}: ${count(this.#holders.length)} holdings by ${this.#lanes.length} workers, ${twice}. Arrow keys go from one to the next.`;
+    const twice = overlaps.length ? `two or more orders held the lock at once for ${seconds(shared)} in all` : "never two at once";
+    return `Timeline of ${seconds(this.#until)}: ${count(this.#holders.length)} holdings by ${this.#lanes.length} workers, ${twice}. The arrow keys move from one to the next.`;
   }
 }
 
 function keys() {
   const key = (name, text) => el("span", { class: `key ${name}` }, text);
-  return el("p", { class: "keys" }, key("one", "holds the lock"), key("two", "two or more at once"),
-    key("dead", "killed"), key("stale", "stock jumps up: a stale write"));
+  return el("p", { class: "keys" }, key("one", "an order holds the lock"), key("two", "two or more at once"),
+    key("dead", "killed"), key("stale", "stock goes up: a stale write"), el("span", { class: "orders" }, "o1 (w1): order o1, served by worker process w1"));
 }
 
 const upright = (at, from, to) => `M${at.toFixed(1)} ${from}V${to}`;
 
 function inShort(holder) {
   const stripe = holder.stripe ? `, stripe ${holder.stripe}` : "";
-  const end = { open: "holds still", killed: "killed", released: "" }[holder.end] ?? holder.end;
+  const end = { open: "still holds", killed: "killed", released: "" }[holder.end] ?? holder.end;
   const length = seconds(holder.to - holder.from);
-  return `${holder.worker}: ${holder.order}${stripe}, ${length}${end ? `, ${end}` : ""}${holder.overlap ? ", not alone" : ""}`;
+  return `${holder.worker}: ${holder.order}${stripe}, ${length}${end ? `, ${end}` : ""}${holder.overlap ? ", overlaps" : ""}`;
 }
 
 function lanesOf(run, workers) {

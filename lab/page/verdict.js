@@ -1,6 +1,6 @@
-// How a scenario ended, in a word, a sign and a colour; and whether that is what the story said.
+// The verdict of a scenario as a word, a sign and a colour; and whether it is the expected one.
 
-import { count, el, mark, say } from "./dom.js";
+import { count, el, setAttr, setText } from "./dom.js";
 
 const SIGNS = { safe: "✓", oversold: "✕", stuck: "‖" };
 
@@ -10,39 +10,44 @@ export function verdict() {
   return { element: el("span", { class: "verdict" }, chip, remark), chip, remark };
 }
 
-// The score is that of the scenario, or of a later run that was not the scenario as it is written.
+// `score` is the scenario's score, or that of a later run that was not the scenario as it is written.
 export function showVerdict(parts, scenario, lab, score = lab.score(scenario.name)) {
   const running = lab.live?.scenario === scenario.name;
-  const found = running ? "running" : score?.verdict ?? "none";
+  const verdict = running ? "running" : score?.verdict ?? "none";
   const shown = running ? lab.live : score;
-  const free = lab.isFree(shown);
-  mark(parts.chip, "data-verdict", found);
-  if (running) say(parts.chip, "running");
-  else say(parts.chip, score ? `${SIGNS[found] ?? "?"} ${found}` : "not run");
-  if (free) say(parts.remark, shown.free ? "free sale" : "with faults of yours");
-  else say(parts.remark, running || !score ? `expected: ${scenario.expect}` : judged(scenario, score));
-  mark(parts.remark, "data-broken", !running && score && !free && broken(scenario, score));
+  const apart = Boolean(shown) && !lab.isJudged(shown);
+  setAttr(parts.chip, "data-verdict", verdict);
+  if (running) setText(parts.chip, "running");
+  else setText(parts.chip, score ? `${SIGNS[verdict] ?? "?"} ${verdict}` : "not run");
+  if (apart) setText(parts.remark, whyApart(shown));
+  else setText(parts.remark, running || !score ? `expected: ${scenario.expect}` : judged(scenario, score));
+  setAttr(parts.remark, "data-broken", !running && score && !apart && unexpected(scenario, score));
+}
+
+// Why the scenario's expected verdict does not apply to this run.
+function whyApart(run) {
+  return [run.free && "free sale", run.injected && "with your faults", run.stopped && "stopped"].filter(Boolean).join(", ");
 }
 
 function judged(scenario, score) {
-  // As the lab's exit status has it: to sell nothing is no broken promise.
-  if (broken(scenario, score)) return scenario.must_be_safe && score.oversold > 0 ? "a promise is broken" : `expected: ${scenario.expect}`;
+  // Only overselling breaks a promise, as in the lab's exit status.
+  if (unexpected(scenario, score)) return scenario.must_be_safe && score.oversold > 0 ? "broken promise" : `expected: ${scenario.expect}`;
   return score.verdict === "safe" && scenario.must_be_safe ? "as promised" : "as expected";
 }
 
-const broken = (scenario, score) => !(score.as_expected ?? score.verdict === scenario.expect);
+const unexpected = (scenario, score) => !(score.as_expected ?? score.verdict === scenario.expect);
 
-// One sentence for all that was played.
+// One sentence about all scenarios that have run.
 export function summary(lab) {
   const { state } = lab;
   const scenarios = (state.rungs ?? []).flatMap((rung) => rung.scenarios ?? []);
-  const played = scenarios.filter((scenario) => lab.score(scenario.name));
-  if (!played.length) return "Nothing has been played yet.";
-  const scores = played.map((scenario) => [scenario, lab.score(scenario.name)]);
-  const surprises = scores.filter(([scenario, score]) => broken(scenario, score)).length;
+  const ran = scenarios.filter((scenario) => lab.score(scenario.name));
+  if (!ran.length) return "No scenario has run yet.";
+  const scores = ran.map((scenario) => [scenario, lab.score(scenario.name)]);
+  const surprises = scores.filter(([scenario, score]) => unexpected(scenario, score)).length;
   const safe = scores.filter(([, score]) => score.verdict === "safe").length;
   const pieces = scores.reduce((sum, [, score]) => sum + (score.oversold ?? 0), 0);
-  const failed = played.length - safe;
-  return `${count(played.length)} of ${count(scenarios.length)} scenarios played: ${count(safe)} safe, ${count(failed)} failed, ` +
+  const failed = ran.length - safe;
+  return `${count(ran.length)} of ${count(scenarios.length)} scenarios have run: ${count(safe)} safe, ${count(failed)} failed, ` +
     `${count(pieces)} pieces oversold. ` + (surprises ? `${count(surprises)} not as expected.` : "All as expected.");
 }

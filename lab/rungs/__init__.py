@@ -1,4 +1,4 @@
-"""The ladder, from no lock at all to a lock whose token the database checks. One file per rung, to be read in order."""
+"""The ladder, from no lock at all to a lock whose token the database checks. One file per rung; read them in order."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def rung_named(name: str) -> type[Rung]:
 
 
 def scenarios_of(name: str) -> list[tuple[type[Rung], Scenario]]:
-    """The scenarios meant by "all", by a rung's name, or by "rung/scenario". KeyError if there is none such."""
+    """The scenarios that `name` selects: "all", a rung's name, or "rung/scenario". KeyError if there is none."""
     found: list[tuple[type[Rung], Scenario]] = [
         (rung, scenario)
         for rung in LADDER

@@ -1,6 +1,6 @@
-"""Nothing keeps two orders apart. Both read "100 left", both write "99 left": one piece is sold twice.
+"""Nothing separates two orders. Both read "100 left" and both write "99 left": one piece is sold twice.
 
-The busier the shop, the more often. It happens between the threads of one process and between processes alike.
+The busier the shop, the more often this happens, between threads of one process as well as between processes.
 """
 
 from __future__ import annotations

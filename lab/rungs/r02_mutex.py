@@ -1,6 +1,6 @@
-"""A mutex of the programming language keeps the threads of one process apart: right as long as there is one process.
+"""A mutex of the programming language separates the threads of one process. With one process it is correct.
 
-Put a second process behind the balancer, and each has a mutex of its own: they no longer know of each other.
+With a second process behind the balancer, each process has its own mutex, and neither sees the other's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""SETNX: whoever creates the key has the lock, in whichever process; DEL gives it back.
+"""SETNX: the process that creates the key has the lock. DEL releases it.
 
-But a process that is killed does not give anything back. The key stays, and the shop stands still until somebody deletes
-it by hand.
+But a process that is killed deletes nothing. The key stays, and the shop sells nothing until someone deletes it by hand.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""SETNX, then EXPIRE: the key of a dead holder goes away by itself.
+"""SETNX, then EXPIRE: the key of a dead holder expires.
 
-Unless the process dies between the two commands. Two steps are not one: the key is there for ever again.
+But if the process dies between the two commands, the key has no expiry and stays for ever. Two commands are not atomic.
 """
 
 from __future__ import annotations

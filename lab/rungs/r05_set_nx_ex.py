@@ -1,7 +1,7 @@
-"""SET key 1 NX PX: key and expiry in one atomic step. A dead holder costs the shop one ttl, no more.
+"""SET key 1 NX PX sets key and expiry in one atomic step. A dead holder blocks the shop for one ttl at most.
 
-But everybody's key looks the same. A slow holder whose key has expired comes to its DEL and deletes the key of the next
-holder; then a third one walks in beside the second.
+But all holders write the same value. A slow holder whose key has expired deletes the key of the next holder with its DEL,
+and a third order gets the lock beside the second.
 """
 
 from __future__ import annotations

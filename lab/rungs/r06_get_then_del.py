@@ -1,7 +1,7 @@
-"""A unique value for each holder, and a look before the DEL: "is it still mine?"
+"""Each holder writes a unique value, and checks before its DEL that the key is still its own.
 
-But GET and DEL are two steps again. Between them the key can expire and become another's; the answer is out of date when
-the DEL is sent.
+But GET and DEL are two steps again. Between them the key can expire and another order can take the lock. The DEL then
+deletes that order's key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Compare and delete in one Lua script: nobody deletes another's key any more.
+"""A Lua script compares and deletes in one step: no holder can delete another's key any more.
 
-But the key still expires while its holder works, if the work takes longer than the ttl. Then there are two holders, and
-the slow one writes the stock that it read long ago: sold pieces are back on the shelf.
+But if the work takes longer than the ttl, the key expires while its holder still works. Then there are two holders, and
+the slow one writes stock that it computed from an old read: sold pieces are for sale again.
 """
 
 from __future__ import annotations

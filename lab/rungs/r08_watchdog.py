@@ -1,7 +1,8 @@
-"""A watchdog thread renews the key while the work goes on: slow work is no danger any more.
+"""A watchdog thread renews the key while the work lasts, so slow work is no longer a danger.
 
-But the watchdog lives in the same process. Stop the process (a pause of the garbage collector, of the virtual machine, a
-laptop's lid) for longer than the ttl, and nobody renews. It wakes up, believes itself the holder, and writes.
+But the watchdog is part of the same process. If the process is paused for longer than the ttl (by a garbage collector, a
+virtual machine, a closed laptop), nothing renews the key. The process resumes, still believes that it holds the lock, and
+writes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The same lock on a master with a replica, so that the shop survives the loss of a server.
 
-But replication is asynchronous. The master grants the lock and dies before the replica has heard of it; the replica is
-promoted and grants the same lock again.
+But replication is asynchronous. The master grants the lock and dies before the replica has received the key. The replica
+is promoted and grants the same lock again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Redlock: five independent masters, and who has the key on three of them within its time has the lock.
+"""Redlock: five independent masters. An order that sets the key on three of them in less than the ttl has the lock.
 
-But a node that crashes and comes back empty has forgotten its vote, and votes again. The first holder has n1, n2, n3;
-n3 restarts; the second gets n3, n4, n5. Two majorities, two winners.
+But a node that crashes and restarts empty has forgotten its vote, and votes again. The first holder has n1, n2 and n3;
+n3 restarts; the second holder gets n3, n4 and n5. Two majorities, two winners.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from lab.rung import Rung, Scenario, shown_by
 from lab.rungs.r07_lua import DELETE_IF_MINE, KEY
 from lab.shop import Answer, Order, Shop, redis_client
 
-PATIENCE = 0.1
-"""Seconds for a node to answer: a dead one must not use up the ttl."""
+NODE_TIMEOUT = 0.1
+"""Seconds for a node to answer. A dead node must not use up the ttl."""
 
 
 class Redlock(Rung):
@@ -30,7 +30,7 @@ class Redlock(Rung):
     )
 
     def open(self, shop: Shop) -> None:
-        self.nodes = [redis_client(url, PATIENCE) for url in shop.nodes]
+        self.nodes = [redis_client(url, NODE_TIMEOUT) for url in shop.nodes]
 
     def sell(self, shop: Shop, order: Order) -> Answer:
         mine = uuid.uuid4().hex
@@ -51,7 +51,7 @@ class Redlock(Rung):
             else:
                 refusals += 1
             if refusals > len(self.nodes) // 2:
-                break  # lost already: the others' votes would only be in the way of whoever wins
+                break  # lost already: further votes would only block the winner
         if votes > len(self.nodes) // 2 and time.monotonic() - began < ttl:
             return True
         self.unlock(mine)
@@ -63,7 +63,7 @@ class Redlock(Rung):
 
 
 def says_yes(ask: Callable[..., object], *args: object, **options: object) -> bool:
-    """A node that cannot be reached does not."""
+    """False also if the node cannot be reached."""
     try:
         return bool(ask(*args, **options))
     except (redis.ConnectionError, redis.TimeoutError):

@@ -1,7 +1,7 @@
-"""handfast, and the database checks the token: every lease has a number, larger than that of all leases before it, and
-the database refuses who comes with a smaller one than it has seen.
+"""handfast, and the database checks the token. Every lease has a token: a number larger than those of all earlier
+leases. The database refuses a token that is smaller than the largest one it has seen.
 
-Now it does not matter what the lock did, who slept, died or forgot: the late write changes nothing, and says so.
+Now no pause, crash or forgotten vote can do harm: the database refuses the late write and changes nothing.
 """
 
 from __future__ import annotations
@@ -44,5 +44,5 @@ class Fenced(Guarded):
             return shop.take_one(order, fence=self.fence_of(lease))
 
     def fence_of(self, lease: handfast.Lease) -> Fence:
-        """Run in the transactions of both the read and the write."""
+        """The check that runs in the transactions of the read and of the write."""
         return lambda connection: self.fence.check(connection, lease)

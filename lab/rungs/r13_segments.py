@@ -1,7 +1,7 @@
-"""For throughput: the stock lies on eight stripes, each with a lock of its own, so eight orders are served at a time.
+"""For throughput: the stock is divided into eight stripes with a lock each, so the shop serves eight orders at a time.
 
-When a stripe runs dry, half of what the fullest one has is moved over, under the locks of both. Sold out means that all
-are dry.
+When a stripe is empty, half of the fullest stripe is moved to it, under the locks of both. The sale is sold out when all
+stripes are empty.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Segments(Fenced):
                 return answer
 
     def refill(self, shop: Shop, order: Order, stripe: int) -> bool:
-        """Move stock to a dry stripe; False if there is none anywhere."""
+        """Move stock to an empty stripe. False if all stripes are empty."""
         left = shop.database.left()
         fullest = left.index(max(left))
         if left[fullest] == 0 or fullest == stripe:

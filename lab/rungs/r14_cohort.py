@@ -1,7 +1,7 @@
-"""For throughput: `cohort=64` lets a process pass a held lock to its own next waiter, up to 64 times, without a word to
-the servers.
+"""For throughput: with `cohort=64` a process hands the lock to its own next waiter, up to 64 times in a row, without
+asking the servers.
 
-Every holder still gets a token of its own, larger than the one before, so the fence holds as always.
+Every holder still has its own token, larger than the one before, so the fence works as before.
 """
 
 from __future__ import annotations

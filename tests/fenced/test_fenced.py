@@ -1,4 +1,4 @@
-"""What the fences refuse before anything is sent, what they import, and the rules that need no server."""
+"""Fences without a server: imports, refused arguments, and the rules of tokens."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ HEAVY = ("asyncio", "psycopg", "redis", "sqlalchemy", "sqlite3", "starlette", "v
 
 
 @pytest.mark.skipif("COVERAGE_RUN" in os.environ, reason="coverage imports sqlite3 into every process")
-def test_importing_the_fences_imports_no_driver() -> None:
+def test_import_of_fences_imports_no_driver() -> None:
     code = "import sys, handfast.fenced; print([name for name in sys.argv[1:] if name in sys.modules])"
     said = subprocess.run([sys.executable, "-c", code, *HEAVY], capture_output=True, text=True, check=True)
     assert said.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("table", ["", "a b", 'a"b', "a;b", "1a", "a.b.c", ".a", "a.", "é", "a" * 64, "a\n", None, 7])
-def test_a_bad_table_name_is_refused(table: Any) -> None:
+def test_bad_table_name_is_refused(table: Any) -> None:
     with pytest.raises(ConfigError, match="table must be"):
         SqlFence(table)
 
 
 @pytest.mark.parametrize("table", ["fence", "_f1", "main.order", "a" * 63])
-def test_any_other_table_name_will_do(table: str) -> None:
+def test_good_table_name_is_accepted(table: str) -> None:
     fence, conn = SqlFence(table), sqlite3.connect(":memory:")
     fence.create(conn)
     fence.create(conn)
@@ -47,7 +47,7 @@ def test_any_other_table_name_will_do(table: str) -> None:
 
 
 @pytest.mark.parametrize("token", [0, -1, 2**53, True, 1.0, "1", b"1"])
-def test_what_is_no_token_is_refused(token: Any) -> None:
+def test_invalid_token_is_refused(token: Any) -> None:
     conn = sqlite3.connect(":memory:")
     with pytest.raises(ConfigError, match="token"):
         SqlFence().check(conn, "a", token)
@@ -58,7 +58,7 @@ def test_what_is_no_token_is_refused(token: Any) -> None:
     conn.close()
 
 
-def test_a_lease_or_a_name_with_a_token_but_nothing_between() -> None:
+def test_check_takes_lease_or_name_with_token() -> None:
     conn, lease = sqlite3.connect(":memory:"), SimpleNamespace(name="a", token=3)
     check: Any = SqlFence().check
     SqlFence().create(conn)
@@ -80,12 +80,12 @@ def test_a_lease_or_a_name_with_a_token_but_nothing_between() -> None:
 
 
 @pytest.mark.parametrize("conn", [None, "sqlite://", object(), SimpleNamespace(execute=print)])
-def test_what_is_no_connection_is_refused(conn: Any) -> None:
+def test_invalid_connection_is_refused(conn: Any) -> None:
     with pytest.raises(ConfigError, match="a connection or session of sqlite3, psycopg 3 or SQLAlchemy 2"):
         SqlFence().check(conn, "a", 1)
 
 
-def test_an_engine_and_another_database_are_refused() -> None:
+def test_engine_and_unsupported_database_are_refused() -> None:
     sqlalchemy = pytest.importorskip("sqlalchemy")
     engine = sqlalchemy.create_engine("sqlite://")
     with pytest.raises(ConfigError, match="Engine"):
@@ -101,8 +101,8 @@ STEPS = st.tuples(st.sampled_from("ab"), st.integers(1, 6), st.booleans())
 
 
 @given(st.lists(STEPS, max_size=12))
-def test_a_table_of_tokens_is_a_maximum_per_name(steps: list[tuple[str, int, bool]]) -> None:
-    """Against a dictionary: (name, token, whether it is committed)."""
+def test_table_keeps_maximum_token_per_name(steps: list[tuple[str, int, bool]]) -> None:
+    """Compare with a dictionary. A step is (name, token, whether it is committed)."""
     fence, conn = SqlFence(), sqlite3.connect(":memory:")
     fence.create(conn)
     newest: dict[str, int] = {}
@@ -128,7 +128,7 @@ BRACED = st.text("ab{}:", min_size=1, max_size=8).map(str.encode)
 
 
 @given(BRACED)
-def test_a_fence_is_in_the_slot_of_its_key(key: bytes) -> None:
+def test_fence_is_in_slot_of_its_key(key: bytes) -> None:
     tag = key[key.find(b"{") + 1 :] if b"{" in key else b""
     tagged = b"}" in tag and not tag.startswith(b"}")
     if tagged or b"}" not in key:
@@ -136,17 +136,17 @@ def test_a_fence_is_in_the_slot_of_its_key(key: bytes) -> None:
 
 
 @given(BRACED, BRACED)
-def test_two_keys_have_two_fences(one: bytes, other: bytes) -> None:
+def test_each_key_has_its_own_fence(one: bytes, other: bytes) -> None:
     assert (fence_key(b"fence", one) == fence_key(b"fence", other)) == (one == other)
 
 
 @pytest.mark.parametrize("prefix", ["", "a{b", "a}", None, b"a"])
-def test_a_bad_prefix_is_refused(prefix: Any) -> None:
+def test_bad_prefix_is_refused(prefix: Any) -> None:
     with pytest.raises(ConfigError, match="prefix must be"):
         RedisFence(SimpleNamespace(register_script=None), prefix=prefix)
 
 
-def test_a_bad_client_script_or_list_of_keys_is_refused() -> None:
+def test_bad_client_script_or_keys_are_refused() -> None:
     client: Any = object()
     with pytest.raises(ConfigError, match="redis-py or valkey-py, and no pipeline; not a object"):
         RedisFence(client)
@@ -171,7 +171,7 @@ def test_a_bad_client_script_or_list_of_keys_is_refused() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 6)), max_size=12))
-def test_memory_keeps_a_maximum_per_resource(steps: list[tuple[str, int]]) -> None:
+def test_memory_keeps_maximum_token_per_resource(steps: list[tuple[str, int]]) -> None:
     async def main() -> None:
         fence, newest = MemoryFence(), {"a": 0, "b": 0}
         for name, token in steps:
@@ -187,13 +187,13 @@ def test_memory_keeps_a_maximum_per_resource(steps: list[tuple[str, int]]) -> No
     asyncio.run(main())
 
 
-async def nowhere(scope: Any, receive: Any, send: Any) -> None:
+async def unused_app(scope: Any, receive: Any, send: Any) -> None:
     raise AssertionError("not reached")
 
 
-def test_a_bad_store_or_list_of_methods_is_refused() -> None:
+def test_bad_store_or_methods_are_refused() -> None:
     store: Any = object()
     with pytest.raises(ConfigError, match="store must have check"):
-        FencingMiddleware(nowhere, store)
+        FencingMiddleware(unused_app, store)
     with pytest.raises(ConfigError, match="methods must be a list"):
-        FencingMiddleware(nowhere, MemoryFence(), methods="POST")
+        FencingMiddleware(unused_app, MemoryFence(), methods="POST")

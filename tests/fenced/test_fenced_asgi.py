@@ -70,7 +70,7 @@ def token(number: object) -> dict[str, str]:
 
 @pytest.mark.parametrize("method", METHODS[1:])
 @plain
-async def test_a_stale_token_is_refused_with_412(method: str) -> None:
+async def test_stale_token_is_refused_with_412(method: str) -> None:
     async with user_of(MemoryFence()) as user:
         answer = await user.request(method, "/stock/7", content=b"five", headers=token(5))
         assert (answer.status_code, answer.json()) == (200, {"token": 5, "body": "five"})
@@ -90,7 +90,7 @@ async def test_a_stale_token_is_refused_with_412(method: str) -> None:
 
 
 @plain
-async def test_what_is_not_guarded_passes() -> None:
+async def test_unguarded_request_passes() -> None:
     by_name = {"resource": lambda scope: scope["path"] if scope["path"].startswith("/stock") else None}
     async with user_of(MemoryFence(), methods=["put"], **by_name) as user:
         assert (await user.get("/stock/7")).json()["token"] is None
@@ -101,7 +101,7 @@ async def test_what_is_not_guarded_passes() -> None:
 
 @pytest.mark.parametrize("bad", ["", "-1", "0", "1.0", "0x10", "1 2", "1,2", "²", "9007199254740992", "9" * 5000])
 @plain
-async def test_what_is_no_token_is_refused_with_400(bad: str) -> None:
+async def test_invalid_token_is_refused_with_400(bad: str) -> None:
     async with user_of(MemoryFence()) as user:
         answer = await user.put("/stock/7", headers=[(b"Fencing-Token", bad.encode())])
         assert (answer.status_code, answer.json()["status"]) == (400, 400)
@@ -115,7 +115,7 @@ async def test_two_tokens_are_refused_with_400() -> None:
 
 
 @plain
-async def test_a_missing_token_is_refused_with_428_unless_it_is_optional() -> None:
+async def test_missing_token_is_refused_with_428_unless_optional() -> None:
     async with user_of(MemoryFence(), header="X-Token") as user:
         answer = await user.put("/stock/7", headers=token(5))
         assert (answer.status_code, answer.json()["detail"]) == (428, "/stock/7: a X-Token header is required here")
@@ -127,7 +127,7 @@ async def test_a_missing_token_is_refused_with_428_unless_it_is_optional() -> No
 
 
 @plain
-async def test_a_stale_token_found_by_the_handler_is_a_412_too() -> None:
+async def test_stale_token_in_handler_is_answered_with_412() -> None:
     async with user_of(MemoryFence()) as user:
         answer = await user.put("/stale", headers=token(5))
         assert (answer.status_code, answer.json()["newest"]) == (412, 99)
@@ -136,7 +136,7 @@ async def test_a_stale_token_found_by_the_handler_is_a_412_too() -> None:
 
 
 @plain
-async def test_redis_keeps_the_tokens_of_several_processes(server: Server) -> None:
+async def test_redis_store_shares_tokens_between_processes(server: Server) -> None:
     async with redis.asyncio.Redis.from_url(server.url) as client:
         fence = RedisFence(client)
         async with user_of(fence) as user, user_of(fence.check) as other:
@@ -150,8 +150,8 @@ async def test_redis_keeps_the_tokens_of_several_processes(server: Server) -> No
 
 @asynccontextmanager
 async def serving(app: Any) -> AsyncIterator[str]:
-    """A real uvicorn on a free port of the loopback."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:  # whoever comes early waits in its queue
+    """A real uvicorn on a free loopback port."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # early connections wait in its backlog
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
         task = asyncio.create_task(server.serve(sockets=[listening]))
         try:
@@ -162,8 +162,8 @@ async def serving(app: Any) -> AsyncIterator[str]:
 
 
 @plain
-async def test_behind_uvicorn_the_database_has_the_last_word(one: Server, tmp_path: Path) -> None:
-    """Two servers that know nothing of each other, one database: the older holder is let in, and refused by the fence."""
+async def test_database_refuses_stale_token_behind_uvicorn(one: Server, tmp_path: Path) -> None:
+    """Two servers share only a database: the middleware lets the older holder in, and the database's fence refuses it."""
     fence, path = SqlFence(), tmp_path / "shop.db"
     conn = sqlite3.connect(path)
     with conn:

@@ -19,7 +19,7 @@ __all__ = ["postgres"]
 DOCS = Path(__file__).parents[2] / "docs" / "fencing.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", DOCS.read_text(), re.DOTALL | re.MULTILINE)
 SOLD = r"sold with token 17\d+\n"
-SAID = {
+OUTPUT = {
     "three-lines-sql": r"\[\(7, 99\)\]\n",
     "three-lines-redis": r"b'99'\n",
     "three-lines-asgi": r"17\d+ 412\n",
@@ -68,11 +68,11 @@ class shop:
         'print(answer.text, shop.put("/stock/7", headers={"Fencing-Token": "1"}).status_code)\n',
     ),
 }
-"""What stands before and after those that take things as given."""
+"""Code before and after the examples that use undefined names."""
 
 
 def program(kind: str) -> str:
-    block = BLOCKS[list(SAID).index(kind)]
+    block = BLOCKS[list(OUTPUT).index(kind)]
     before, after = SHORT.get(kind, ("", ""))
     return f"{GIVEN}{before}{block}{after}client.close()\n" if before else block
 
@@ -86,17 +86,17 @@ def run(block: str, folder: Path, **env: str) -> str:
     return done.stdout
 
 
-def test_there_is_an_example_for_everything() -> None:
-    assert len(BLOCKS) == len(SAID)
-    assert all(len(BLOCKS[list(SAID).index(kind)].splitlines()) == 3 for kind in SHORT)
+def test_every_fence_has_an_example() -> None:
+    assert len(BLOCKS) == len(OUTPUT)
+    assert all(len(BLOCKS[list(OUTPUT).index(kind)].splitlines()) == 3 for kind in SHORT)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SAID if kind != "psycopg"])
-def test_the_examples_run(kind: str, one: Server, tmp_path: Path) -> None:
-    assert re.fullmatch(SAID[kind], run(program(kind), tmp_path, HANDFAST_URL=one.url))
+@pytest.mark.parametrize("kind", [kind for kind in OUTPUT if kind != "psycopg"])
+def test_examples_run(kind: str, one: Server, tmp_path: Path) -> None:
+    assert re.fullmatch(OUTPUT[kind], run(program(kind), tmp_path, HANDFAST_URL=one.url))
 
 
-def test_the_example_for_postgresql_runs(one: Server, postgres: Postgres, tmp_path: Path) -> None:
+def test_postgresql_example_runs(one: Server, postgres: Postgres, tmp_path: Path) -> None:
     port = str(urlsplit(postgres.url).port)
     said = run(program("psycopg"), tmp_path, HANDFAST_URL=one.url, PGHOST="127.0.0.1", PGPORT=port, PGUSER="postgres")
-    assert re.fullmatch(SAID["psycopg"], said)
+    assert re.fullmatch(OUTPUT["psycopg"], said)

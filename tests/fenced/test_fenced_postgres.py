@@ -1,4 +1,4 @@
-"""SqlFence on a real PostgreSQL: every kind of connection, every isolation level, writers that meet."""
+"""SqlFence on a real PostgreSQL: every kind of connection, every isolation level, concurrent writers."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 FENCE = SqlFence()
 NAME = "stock:7"
 THREADS = ThreadPoolExecutor(32)
-"""More than there are writers: those that wait for a lock must not keep its holder from a thread."""
+"""More threads than writers: writers that wait for a lock must not take the thread of its holder."""
 
 
 class Transaction:
-    """A user's transaction on a connection of some kind, with one manner for all kinds."""
+    """A user's transaction, with the same methods for every kind of connection."""
 
     def __init__(self, conn: Any, blocking: bool, text: Callable[[str], Any]) -> None:
         self.conn = conn
@@ -53,7 +53,7 @@ class Transaction:
         return await self.call(self.conn.execute, self._text(statement))
 
     async def sell(self, token: int) -> None:
-        """A write: the newest buyer, and a line in the log, whose numbers grow with the order of the commits."""
+        """Write the newest buyer and a line of the log. The numbers of the log grow in commit order."""
         await self.execute(f"UPDATE stock SET buyer = {token}")
         await self.execute(f"INSERT INTO log (token) VALUES ({token})")
 
@@ -112,7 +112,7 @@ every_level = pytest.mark.parametrize("level", LEVELS)
 
 @asynccontextmanager
 async def transaction(url: str, kind: str, level: str = LEVELS[0]) -> AsyncIterator[Transaction]:
-    """Committed at the end, rolled back by an exception: as users do it."""
+    """A transaction that is committed at the end and rolled back by an exception."""
     own = await KINDS[kind](url, level)
     try:
         yield own
@@ -147,8 +147,8 @@ async def sell(url: str, kind: str, level: str, token: int, late: bool = False) 
             await own.check(token)
 
 
-async def somebody_waits(url: str) -> None:
-    """Until a session waits for a lock that another one holds."""
+async def wait_for_blocked_session(url: str) -> None:
+    """Wait until a session waits for a lock that another session holds."""
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
     async with asyncio.timeout(30):
         while await asyncio.to_thread(ask, url, waiting) == [0]:
@@ -158,7 +158,7 @@ async def somebody_waits(url: str) -> None:
 @every_level
 @every_kind
 @plain
-async def test_a_stale_write_raises_and_changes_nothing(shop: str, kind: str, level: str) -> None:
+async def test_stale_write_raises_and_changes_nothing(shop: str, kind: str, level: str) -> None:
     await sell(shop, kind, level, 5)
     with pytest.raises(StaleToken, match="token 3 is stale, 5 was seen") as caught:
         await sell(shop, kind, level, 3, late=True)
@@ -173,12 +173,12 @@ async def test_a_stale_write_raises_and_changes_nothing(shop: str, kind: str, le
 @every_level
 @every_kind
 @plain
-async def test_a_stale_check_waits_for_the_newer_writer_and_is_refused(shop: str, kind: str, level: str) -> None:
+async def test_stale_check_waits_for_newer_writer_and_is_refused(shop: str, kind: str, level: str) -> None:
     await sell(shop, kind, level, 1)
     async with transaction(shop, kind, level) as newer:
         await newer.check(9)
         stale = asyncio.create_task(sell(shop, kind, level, 3))
-        await somebody_waits(shop)
+        await wait_for_blocked_session(shop)
         await newer.sell(9)
     error = (await asyncio.gather(stale, return_exceptions=True))[0]
     assert isinstance(error, StaleToken) if level == LEVELS[0] else failed_to_serialize(error), repr(error)
@@ -190,11 +190,11 @@ async def test_a_stale_check_waits_for_the_newer_writer_and_is_refused(shop: str
 @every_level
 @every_kind
 @plain
-async def test_a_newer_check_waits_until_an_older_write_is_committed(shop: str, kind: str, level: str) -> None:
+async def test_newer_check_waits_for_commit_of_older_write(shop: str, kind: str, level: str) -> None:
     async with transaction(shop, kind, level) as older:
         await older.check(3)
         newer = asyncio.create_task(sell(shop, kind, level, 9))
-        await somebody_waits(shop)
+        await wait_for_blocked_session(shop)
         await older.sell(3)
     error = (await asyncio.gather(newer, return_exceptions=True))[0]
     if level == LEVELS[0]:
@@ -208,7 +208,7 @@ async def test_a_newer_check_waits_until_an_older_write_is_committed(shop: str, 
 @every_kind
 @plain
 async def test_accepted_tokens_never_decrease_in_commit_order(shop: str, kind: str) -> None:
-    """Six writers at once, with tokens that mostly grow, each at some isolation level."""
+    """Six concurrent writers with mostly growing tokens, at various isolation levels."""
     dice = random.Random(kind)
     accepted: list[int] = []
     outcomes: dict[str, int] = {"accepted": 0, "stale": 0, "failed": 0}
@@ -247,7 +247,7 @@ async def test_accepted_tokens_never_decrease_in_commit_order(shop: str, kind: s
 
 @every_kind
 @plain
-async def test_a_rolled_back_check_is_forgotten(shop: str, kind: str) -> None:
+async def test_rolled_back_check_is_forgotten(shop: str, kind: str) -> None:
     own = await KINDS[kind](shop, LEVELS[0])
     await own.check(9)
     await own.call(own.conn.rollback)
@@ -258,7 +258,7 @@ async def test_a_rolled_back_check_is_forgotten(shop: str, kind: str) -> None:
 
 @every_kind
 @plain
-async def test_many_may_create_the_table_at_once(database: str, kind: str) -> None:
+async def test_concurrent_creation_of_table(database: str, kind: str) -> None:
     fence = SqlFence("public.Tokens_2")
 
     async def create() -> None:

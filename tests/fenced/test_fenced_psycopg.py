@@ -1,4 +1,4 @@
-"""SqlFence on psycopg's connections: their modes, cursors and rights; and with real leases."""
+"""SqlFence on psycopg connections: modes, cursors, rights; and with real leases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shop(database: str) -> str:
     return database
 
 
-def test_whoever_may_only_write_can_call_create_as_well(shop: str) -> None:
+def test_user_without_create_right_can_call_create(shop: str) -> None:
     (schema,) = ask(shop, "SELECT current_schema()")
     with psycopg.connect(shop) as conn:
         conn.execute("DROP ROLE IF EXISTS clerk")
@@ -41,12 +41,12 @@ def test_whoever_may_only_write_can_call_create_as_well(shop: str) -> None:
         conn.execute("DROP ROLE clerk")
 
 
-def test_without_its_table_the_error_is_the_drivers(database: str) -> None:
+def test_missing_table_raises_driver_error(database: str) -> None:
     with psycopg.connect(database) as conn, pytest.raises(psycopg.errors.UndefinedTable):
         FENCE.check(conn, NAME, 1)
 
 
-def test_psycopg_in_autocommit_mode_is_refused_outside_a_transaction(shop: str) -> None:
+def test_psycopg_autocommit_is_refused_outside_transaction(shop: str) -> None:
     with psycopg.connect(shop, autocommit=True) as conn:
         with pytest.raises(ConfigError, match="autocommit"):
             FENCE.check(conn, NAME, 1)
@@ -62,7 +62,7 @@ def test_psycopg_in_autocommit_mode_is_refused_outside_a_transaction(shop: str) 
 
 
 @plain
-async def test_async_psycopg_in_autocommit_mode_is_refused_outside_a_transaction(shop: str) -> None:
+async def test_async_psycopg_autocommit_is_refused_outside_transaction(shop: str) -> None:
     async with await psycopg.AsyncConnection.connect(shop, autocommit=True) as conn:
         with pytest.raises(ConfigError, match="autocommit"):
             await FENCE.check(conn, NAME, 1)
@@ -71,7 +71,7 @@ async def test_async_psycopg_in_autocommit_mode_is_refused_outside_a_transaction
     assert ask(shop, "SELECT token FROM handfast_fence") == [1]
 
 
-def test_a_pipeline_and_a_savepoint_are_fine(shop: str) -> None:
+def test_pipeline_and_savepoint_are_allowed(shop: str) -> None:
     with psycopg.connect(shop) as conn, conn.pipeline():
         FENCE.check(conn, NAME, 5)
         with pytest.raises(StaleToken), conn.transaction():
@@ -80,14 +80,14 @@ def test_a_pipeline_and_a_savepoint_are_fine(shop: str) -> None:
     assert ask(shop, "SELECT token FROM handfast_fence") == [6]
 
 
-def test_the_callers_cursor_keeps_what_it_has_found(shop: str) -> None:
+def test_cursor_of_caller_keeps_its_result(shop: str) -> None:
     with psycopg.connect(shop, cursor_factory=psycopg.RawCursor) as conn:
         cursor = conn.execute("SELECT 42 WHERE $1", [True])
         FENCE.check(cursor, NAME, 5)
         assert cursor.fetchall() == [(42,)]
 
 
-def test_a_real_lease_of_several_names_is_checked_for_each(shop: str, client: handfast.Client) -> None:
+def test_lease_of_several_names_is_checked_for_each_name(shop: str, client: handfast.Client) -> None:
     with client.lock(["b", "a"]) as both, psycopg.connect(shop) as conn:
         FENCE.check(conn, both)
     assert both.token is not None
@@ -97,4 +97,4 @@ def test_a_real_lease_of_several_names_is_checked_for_each(shop: str, client: ha
     with client.lock("a") as later, psycopg.connect(shop) as conn:
         FENCE.check(conn, later)
     with pytest.raises(StaleToken, match="a: "), psycopg.connect(shop) as conn:
-        FENCE.check(conn, both)  # released, and still the resource decides
+        FENCE.check(conn, both)  # the lease is released, but the resource decides by its token

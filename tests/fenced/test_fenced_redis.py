@@ -30,7 +30,7 @@ every_client = pytest.mark.parametrize("kind", CLIENTS)
 
 
 class Awaited:
-    """A fence or client whose methods may be awaited, blocking or not."""
+    """A fence or client whose methods can be awaited, whether it blocks or not."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -60,7 +60,7 @@ async def fence_of(server: Server, kind: str, **options: Any) -> AsyncIterator[A
 
 @every_client
 @plain
-async def test_a_stale_write_raises_and_changes_nothing(server: Server, kind: str) -> None:
+async def test_stale_write_raises_and_changes_nothing(server: Server, kind: str) -> None:
     async with fence_of(server, kind) as fence:
         assert await fence.set("stock", b"five\x00", 5) is None
         for write in (
@@ -83,7 +83,7 @@ async def test_a_stale_write_raises_and_changes_nothing(server: Server, kind: st
 
 @every_client
 @plain
-async def test_what_is_written_is_answered(server: Server, kind: str) -> None:
+async def test_write_returns_reply_of_server(server: Server, kind: str) -> None:
     async with fence_of(server, kind, decode_responses=True) as fence:
         assert await fence.incrby("stock", 40, 1) == 40
         assert await fence.incrby("stock", -1, 2) == 39
@@ -97,7 +97,7 @@ async def test_what_is_written_is_answered(server: Server, kind: str) -> None:
 
 @every_client
 @plain
-async def test_a_script_runs_behind_the_check_of_all_its_keys(server: Server, kind: str) -> None:
+async def test_script_runs_after_check_of_all_its_keys(server: Server, kind: str) -> None:
     move = "redis.call('DECRBY', KEYS[1], ARGV[1]) return {redis.call('INCRBY', KEYS[2], ARGV[1]), ARGV[2]} -- moved"
     async with fence_of(server, kind) as fence:
         assert await fence.run(move, ["from", "to"], [3, b"\xff"], 5) == [3, b"\xff"]
@@ -105,7 +105,7 @@ async def test_a_script_runs_behind_the_check_of_all_its_keys(server: Server, ki
         with pytest.raises(StaleToken, match="to: token 6 is stale, 7 was seen"):
             await fence.run(move, ["from", "to"], [3, ""], 6)
         assert server.command("MGET", "from", "to") == [b"-3", b"100"]
-        await fence.check("from", 5)  # the refused 6 was noted nowhere
+        await fence.check("from", 5)  # no key has stored the refused token 6
         for script, reply in (
             ("", None),
             ("return nil", None),
@@ -118,7 +118,7 @@ async def test_a_script_runs_behind_the_check_of_all_its_keys(server: Server, ki
 
 @every_client
 @plain
-async def test_errors_of_a_script_are_the_clients(server: Server, kind: str) -> None:
+async def test_script_error_is_raised_by_client(server: Server, kind: str) -> None:
     async with fence_of(server, kind) as fence:
         wrong = valkey.exceptions.ResponseError if "valkey" in kind else redis.exceptions.ResponseError
         with pytest.raises(wrong, match="mine"):
@@ -128,12 +128,12 @@ async def test_errors_of_a_script_are_the_clients(server: Server, kind: str) -> 
         with pytest.raises(wrong):
             await fence.run("this is no Lua", ["a"], [], 5)
         with pytest.raises(StaleToken):
-            await fence.set("a", 1, 4)  # what ran before the error may have written: its token counts
+            await fence.set("a", 1, 4)  # the script may have written before its error, so its token counts
 
 
 @every_client
 @plain
-async def test_a_server_that_forgot_the_scripts_is_told_again(server: Server, kind: str) -> None:
+async def test_scripts_are_loaded_again_after_script_flush(server: Server, kind: str) -> None:
     async with fence_of(server, kind) as fence:
         await fence.set("a", 1, 5)
         server.command("SCRIPT", "FLUSH")
@@ -143,7 +143,7 @@ async def test_a_server_that_forgot_the_scripts_is_told_again(server: Server, ki
 @every_client
 @plain
 async def test_accepted_tokens_never_decrease(one: Server, kind: str) -> None:
-    """Six writers at once, each with a connection of its own, with tokens that mostly grow."""
+    """Six concurrent writers with mostly growing tokens, each with its own connection."""
     dice = random.Random(kind)
     body = "redis.call('RPUSH', KEYS[1], ARGV[1]) return redis.call('LLEN', KEYS[1])"
     accepted: list[int] = []
@@ -178,14 +178,14 @@ async def test_accepted_tokens_never_decrease(one: Server, kind: str) -> None:
     assert min(stale) > 0
 
 
-def test_the_token_of_a_lease_is_its_own(one: Server, client: handfast.Client) -> None:
+def test_write_uses_token_of_its_lease(one: Server, client: handfast.Client) -> None:
     fence = RedisFence(redis.Redis.from_url(one.url))
     with client.lock("stock") as older:
         fence.set("stock:7", 1, older)
     with client.lock("stock") as newer:
         fence.set("stock:7", 2, newer)
     with pytest.raises(StaleToken) as caught:
-        fence.set("stock:7", 3, older)  # released, and still it is the resource that decides
+        fence.set("stock:7", 3, older)  # the lease is released, but the resource decides by its token
     assert (caught.value.token, caught.value.seen) == (older.token, newer.token)
     with client.lock("stock", fence=False) as bare, pytest.raises(ConfigError, match="fence=False"):
         fence.set("stock:7", 4, bare)
@@ -194,7 +194,7 @@ def test_the_token_of_a_lease_is_its_own(one: Server, client: handfast.Client) -
 
 @every_client
 @plain
-async def test_a_pipeline_is_refused(one: Server, kind: str) -> None:
+async def test_pipeline_is_refused(one: Server, kind: str) -> None:
     async with client_of(one, kind) as client:
         with pytest.raises(ConfigError, match="no pipeline"):
             RedisFence(client.pipeline())
@@ -205,11 +205,11 @@ async def test_a_pipeline_is_refused(one: Server, kind: str) -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[list[Server]]:
-    """Two masters, half of the slots each."""
+    """Two masters with half of the slots each."""
     with ExitStack() as stack:
         nodes, doors = [], []
         for first in (0, 8192):
-            # Its default is 10,000 above the other port, where there may be none.
+            # The default is 10,000 above the other port, which may exceed the largest port.
             doors.append(stack.enter_context(reserve_port()).getsockname()[1])
             node = stack.enter_context(Server(config={"cluster-enabled": "yes", "cluster-port": str(doors[-1])}))
             node.command("CLUSTER", "ADDSLOTS", *range(first, first + 8192))
@@ -230,7 +230,7 @@ def check_keys(fence: Any) -> Iterator[Any]:
         yield fence.incrby(key, 1, token)
 
 
-def test_in_a_cluster_the_token_is_in_the_slot_of_its_key(cluster: list[Server]) -> None:
+def test_cluster_token_is_in_slot_of_its_key(cluster: list[Server]) -> None:
     with redis.RedisCluster.from_url(cluster[0].url) as client:
         fence = RedisFence(client)
         assert list(check_keys(fence))[1::2] == list(range(11, 11 + len(KEYS)))
@@ -243,7 +243,7 @@ def test_in_a_cluster_the_token_is_in_the_slot_of_its_key(cluster: list[Server])
 
 
 @plain
-async def test_in_a_cluster_asyncio_does_the_same(cluster: list[Server]) -> None:
+async def test_cluster_with_asyncio(cluster: list[Server]) -> None:
     async with redis.asyncio.RedisCluster.from_url(cluster[0].url) as client:
         fence = RedisFence(client, prefix="other")
         for write in check_keys(fence):

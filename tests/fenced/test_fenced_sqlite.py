@@ -1,4 +1,4 @@
-"""SqlFence on real SQLite files: several processes that write, and a holder that was paused."""
+"""SqlFence on real SQLite files: several writing processes, and a paused holder."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ask(conn: sqlite3.Connection, question: str) -> list[Any]:
     return [row[0] for row in conn.execute(question)]
 
 
-def test_a_stale_write_raises_and_changes_nothing(conn: sqlite3.Connection) -> None:
+def test_stale_write_raises_and_changes_nothing(conn: sqlite3.Connection) -> None:
     sell(conn, 5)
     with pytest.raises(StaleToken, match="token 3 is stale, 5 was seen") as caught:
         sell(conn, 3)
@@ -69,13 +69,13 @@ def test_a_stale_write_raises_and_changes_nothing(conn: sqlite3.Connection) -> N
     assert ask(conn, "SELECT buyer FROM stock") == ask(conn, "SELECT token FROM handfast_fence") == [2**53 - 1]
 
 
-def test_a_rolled_back_check_is_forgotten(conn: sqlite3.Connection) -> None:
+def test_rolled_back_check_is_forgotten(conn: sqlite3.Connection) -> None:
     FENCE.check(conn, NAME, 9)
     conn.rollback()
     sell(conn, 3)
 
 
-def test_the_callers_cursor_and_row_factory_are_left_alone(conn: sqlite3.Connection) -> None:
+def test_cursor_and_row_factory_of_caller_are_unchanged(conn: sqlite3.Connection) -> None:
     conn.row_factory = lambda cursor, row: {"row": row}
     cursor = conn.execute("SELECT 42")
     FENCE.check(cursor, NAME, 5)
@@ -84,7 +84,7 @@ def test_the_callers_cursor_and_row_factory_are_left_alone(conn: sqlite3.Connect
     assert cursor.fetchall() == [{"row": (42,)}]
 
 
-def test_the_check_locks_the_database_until_the_commit(conn: sqlite3.Connection, shop: Path) -> None:
+def test_check_locks_database_until_commit(conn: sqlite3.Connection, shop: Path) -> None:
     other = sqlite3.connect(shop, timeout=0)
     FENCE.check(conn, NAME, 5)
     with pytest.raises(sqlite3.OperationalError, match="locked"):
@@ -94,12 +94,12 @@ def test_the_check_locks_the_database_until_the_commit(conn: sqlite3.Connection,
     with pytest.raises(StaleToken):
         FENCE.check(conn, NAME, 5)
     with pytest.raises(sqlite3.OperationalError, match="locked"):
-        FENCE.check(other, NAME, 7)  # a refused check holds the lock too, until its transaction ends
+        FENCE.check(other, NAME, 7)  # a refused check also keeps the lock until its transaction ends
     conn.rollback()
     other.close()
 
 
-def test_an_old_snapshot_is_sqlites_own_error(conn: sqlite3.Connection, shop: Path) -> None:
+def test_old_snapshot_raises_sqlite_error(conn: sqlite3.Connection, shop: Path) -> None:
     conn.execute("PRAGMA journal_mode = wal")
     conn.execute("BEGIN")
     ask(conn, "SELECT buyer FROM stock")
@@ -110,7 +110,7 @@ def test_an_old_snapshot_is_sqlites_own_error(conn: sqlite3.Connection, shop: Pa
         FENCE.check(conn, NAME, 7)
 
 
-def test_autocommit_is_refused_outside_a_transaction(shop: Path) -> None:
+def test_autocommit_is_refused_outside_transaction(shop: Path) -> None:
     conn = sqlite3.connect(shop, isolation_level=None)
     with pytest.raises(ConfigError, match="autocommit"):
         FENCE.check(conn, NAME, 5)
@@ -125,7 +125,7 @@ def test_autocommit_is_refused_outside_a_transaction(shop: Path) -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has the autocommit attribute since Python 3.12")
-def test_the_autocommit_attribute_is_looked_at(shop: Path) -> None:
+def test_autocommit_attribute_is_respected(shop: Path) -> None:
     conn = sqlite3.connect(shop, autocommit=True)  # type: ignore[call-overload]
     with pytest.raises(ConfigError, match="autocommit"):
         FENCE.check(conn, NAME, 5)
@@ -139,7 +139,7 @@ def test_the_autocommit_attribute_is_looked_at(shop: Path) -> None:
     conn.close()
 
 
-def test_many_may_create_the_table_at_once(tmp_path: Path) -> None:
+def test_concurrent_creation_of_table(tmp_path: Path) -> None:
     barrier = threading.Barrier(6)
     errors: list[BaseException] = []
 
@@ -193,11 +193,11 @@ def test_sqlalchemy_in_autocommit_mode_is_refused(shop: Path, conn: sqlite3.Conn
     assert ask(conn, "SELECT count(*) FROM handfast_fence") == [0]
 
 
-def test_sqlalchemys_recipe_of_its_own_begin_is_fine(shop: Path, conn: sqlite3.Connection) -> None:
+def test_sqlalchemy_begin_recipe_is_allowed(shop: Path, conn: sqlite3.Connection) -> None:
     own = engine(shop)
 
     @event.listens_for(own, "connect")
-    def _leave_it_to_us(dbapi: sqlite3.Connection, record: object) -> None:
+    def disable_pysqlite_begin(dbapi: sqlite3.Connection, record: object) -> None:
         dbapi.isolation_level = None
 
     @event.listens_for(own, "begin")
@@ -272,7 +272,7 @@ client = handfast.connect(url)
 lease = client.lock("stock:7", ttl=0.5).acquire()
 assert lease.valid
 print("valid", flush=True)
-sys.stdin.readline()  # paused here, as by a long garbage collection
+sys.stdin.readline()  # paused here, as a long garbage collection would do
 conn = sqlite3.connect(path)
 try:
     with conn:
@@ -283,7 +283,7 @@ except handfast.StaleToken as stale:
 """
 
 
-def test_a_holder_that_was_paused_beyond_its_ttl_cannot_write(one: Server, shop: Path, conn: sqlite3.Connection) -> None:
+def test_holder_paused_beyond_ttl_cannot_write(one: Server, shop: Path, conn: sqlite3.Connection) -> None:
     holder = start(HOLDER, one.url, str(shop))
     assert line(holder) == "valid"
     os.kill(holder.pid, signal.SIGSTOP)
@@ -302,7 +302,7 @@ def test_a_holder_that_was_paused_beyond_its_ttl_cannot_write(one: Server, shop:
 def start(code: str, *args: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-W", "error", "-c", code, *args]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    reaper.watch(process.pid, None)  # it may be stopped when we end
+    reaper.watch(process.pid, None)  # it may still be paused when the test ends
     return process
 
 
@@ -318,7 +318,7 @@ def go_on(process: subprocess.Popen[str]) -> None:
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """What it says last."""
+    """Its last line of output."""
     reaper.forget(process.pid)
     said, _ = process.communicate(timeout=50)
     assert process.returncode == 0

@@ -1,4 +1,4 @@
-"""A real browser that notes what a page must not do: complain in the console, or ask elsewhere."""
+"""A real browser that checks the page: no errors in the console, no requests to other hosts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, sync_playwright
 
-__all__ = ["PATIENCE", "chromium", "watched", "window"]
+__all__ = ["TIMEOUT_MS", "chromium", "watched", "window"]
 
-PATIENCE = 30_000
-"""Milliseconds for something to appear: a busy machine is not a broken page."""
+TIMEOUT_MS = 30_000
+"""Milliseconds for something to appear. Long, because the machine may be busy."""
 
 
 @contextmanager
@@ -32,38 +32,38 @@ def window(browser: Browser, width: int = 1280, height: int = 900, scheme: str =
     context = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme="dark" if scheme == "dark" else "light"
     )
-    context.set_default_timeout(PATIENCE)
+    context.set_default_timeout(TIMEOUT_MS)
     yield context.new_page()
     context.close()
 
 
 @contextmanager
 def watched(page: Page) -> Iterator[Page]:
-    """At the end: nothing was wrong on the page, no request left its origin; and it is empty again."""
-    complaints: list[str] = []
+    """Check at the end that the console has no errors and no request left the origin; then empty the page."""
+    errors: list[str] = []
     origins: set[str] = set()
 
-    def heard(message: ConsoleMessage) -> None:
-        # The browser itself notes answers such as 409, and streams that end: the lab's doing, and part of the play.
+    def on_console(message: ConsoleMessage) -> None:
+        # The browser logs answers such as 409, and streams that end. Both are normal here.
         if message.type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
-            complaints.append(message.text)
+            errors.append(message.text)
 
     def failed(error: Error) -> None:
-        complaints.append(str(error))
+        errors.append(str(error))
 
     def asked(request: Request) -> None:
         if not request.url.startswith("data:"):
             origins.add(urlsplit(request.url).netloc)
 
-    page.on("console", heard)
+    page.on("console", on_console)
     page.on("pageerror", failed)
     page.on("request", asked)
     yield page
-    page.remove_listener("console", heard)
+    page.remove_listener("console", on_console)
     page.remove_listener("pageerror", failed)
     page.remove_listener("request", asked)
     own = urlsplit(page.url).netloc
     page.evaluate("sessionStorage.clear()")
     page.goto("about:blank")
-    assert complaints == []
+    assert errors == []
     assert origins == {own}

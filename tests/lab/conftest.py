@@ -1,4 +1,4 @@
-"""The lab for tests: fewer of everything, and the balancer that is always there."""
+"""A small lab for tests, with the built-in balancer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plan() -> Plan:
 
 
 class Lab:
-    """`python -m lab` as a process of its own, with a folder for its temporary files."""
+    """`python -m lab` as a separate process, with its own folder for temporary files."""
 
     def __init__(self, tmp: Path, *options: str) -> None:
         self.tmp = tmp
@@ -35,12 +35,12 @@ class Lab:
         self.process = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
 
     def address(self) -> str:
-        """Of its page, as it prints it once everything runs."""
+        """The address of its page, which it prints when everything runs."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
             if "http://" in line:
                 return line.split()[-1]
-        raise AssertionError("it ended without an address")
+        raise AssertionError("the lab ended without an address")
 
     def children(self) -> list[int]:
         return [
@@ -57,7 +57,7 @@ class Lab:
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[list[Lab]]:
-    """To be filled; whatever still runs at the end is killed."""
+    """Tests append the labs that they start. Labs that still run at the end are killed."""
     labs: list[Lab] = []
     yield labs
     for lab in labs:

@@ -1,4 +1,4 @@
-"""The lab's interface with invented data behind it: for what a real run shows too rarely, or not on demand."""
+"""A fake server with the lab's interface and invented data, for states that a real run shows too rarely."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ def holder(order: str, worker: str, since: float, until: float, **facts: Any) ->
 
 
 def score(scenario: str, **facts: Any) -> dict[str, Any]:
-    """Two held at once, and the stock went up again."""
+    """A score with two holders at once and a stale write."""
     pieces = {"stock": 100, "sold": 149, "oversold": 49, "left": 0, "lost": 0, "refused": 0}
     times = {"stuck": 1.02, "seconds": 2.31, "rate": 121.4, "p50": 0.071, "p99": 1.212}
     outcome = {"verdict": "oversold", "expect": "oversold", "must_be_safe": False, "as_expected": True}
     return {
         "scenario": scenario,
         "free": False,
-        "struck": False,
+        "injected": False,
+        "stopped": False,
         **outcome,
         **pieces,
         **times,
@@ -61,7 +62,8 @@ def live(scenario: str, **facts: Any) -> dict[str, Any]:
     return {
         "scenario": scenario,
         "free": False,
-        "struck": False,
+        "injected": False,
+        "stopped": False,
         **numbers,
         "holders": [],
         "overlaps": [],
@@ -78,7 +80,7 @@ def invented() -> dict[str, Any]:
         "settings": {"stock": 100, "buyers": 16, "workers": 3, "seconds": 4.0, "database": "sqlite", "frontend": "nginx"},
         "rungs": [rung("lua", 1), rung("fenced", 2, "safe")],
         "scores": {},
-        "free": {},
+        "unjudged": {},
         "live": None,
         "queue": [],
         "workers": [{"name": f"w{i}", "pid": 4710 + i, "state": "up", "holding": None} for i in (1, 2, 3)],
@@ -87,7 +89,7 @@ def invented() -> dict[str, Any]:
 
 
 class FakeLab:
-    """`with FakeLab() as lab:`; what the page sent is in `lab.posts`."""
+    """`with FakeLab() as lab:` serves the page; `lab.posts` has the requests of its buttons."""
 
     def __init__(self) -> None:
         self.state = invented()
@@ -109,7 +111,7 @@ class FakeLab:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self.hang_up()
-        self._server.server_close()  # waits for those who still answer
+        self._server.server_close()  # waits for the threads that still answer
         self._thread.join()
 
     @property

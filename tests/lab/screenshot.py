@@ -15,7 +15,7 @@ from tests.lab.conftest import Lab
 WITHIN = 240_000
 """Milliseconds for the whole ladder."""
 LAST = "redlock"
-"""Run once more at the end, so that its timeline stands at the top."""
+"""Run once more at the end, so that its timeline is at the top of the page."""
 
 
 def shoot(path: str, scheme: str = "light") -> None:
@@ -23,8 +23,8 @@ def shoot(path: str, scheme: str = "light") -> None:
         lab = Lab(Path(tmp), "--serve", "--rung", "all", "--rung", LAST)
         try:
             page.goto(lab.address())
-            unplayed = page.locator('.ladder .chip[data-verdict="none"]')
-            expect(unplayed).to_have_count(0, timeout=WITHIN)
+            missing = page.locator('.ladder .chip[data-verdict="none"]')
+            expect(missing).to_have_count(0, timeout=WITHIN)
             expect(page.locator(f'[data-rung="{LAST}"] tr[aria-current]')).to_have_count(1, timeout=WITHIN)
             expect(page.locator(".ladder tr[aria-current]")).to_have_count(0, timeout=WITHIN)
             expect(page.locator('.nodes [data-state="up"]')).to_have_count(5)

@@ -1,4 +1,4 @@
-"""`python -m lab` as a user meets it: what it says when something is wrong, what it prints, what it leaves behind."""
+"""`python -m lab` for a user: error messages, output, and what remains after it ends."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import re
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from lab.__main__ import main
-from lab.ledger import Ledger, score
+from lab.ledger import Ledger, Score, score
 from lab.load import Tally
+from lab.run import Run
+from lab.rung import Verdict
 from lab.rungs import LADDER
 from lab.rungs.r01_no_lock import NoLock
-from lab.terminal import table
+from lab.terminal import EXPLANATION, Bars, VerdictBar, facts, table
 from tests.lab.conftest import Lab
 from tests.support.eventually import eventually
 
@@ -46,20 +50,22 @@ def _complaint(capsys: pytest.CaptureFixture[str], *options: str) -> str:
         (["--seconds", "soon"], "'--seconds': 'soon' is not a valid float"),
         (["--database", "nonsense"], "--database is not a URL"),
         (["--database", "mysql://a/b"], "--database takes postgresql://"),
-        (["--report", "/no/such/folder/out.html"], "cannot be written to"),
+        (["--report", "/no/such/folder/out.html"], "out.html cannot be written"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str], options: list[str], says: str) -> None:
+def test_bad_option_prints_one_line_and_exits_with_2(
+    capsys: pytest.CaptureFixture[str], options: list[str], says: str
+) -> None:
     assert says in _complaint(capsys, *options)
 
 
-def test_a_port_in_use_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_port_in_use_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"port {port} cannot be used for the page" in _complaint(capsys, "--port", str(port))
 
 
-def test_a_database_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_database_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         url = f"postgresql://postgres@127.0.0.1:{nobody.getsockname()[1]}/shop"
@@ -67,7 +73,7 @@ def test_a_database_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("missing", ["aiohttp", "click"])
-def test_a_missing_dependency_is_named(
+def test_missing_dependency_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     for name in [name for name in sys.modules if re.match(r"lab$|lab\.(?!__main__)|handfast\.cli\.|" + missing, name)]:
@@ -88,7 +94,7 @@ class _Pictures(HTMLParser):
         assert not [value for name, value in attrs if name in ("src", "href") and value and not value.startswith("#")]
 
 
-def test_scores_as_json_and_a_report_with_pictures(tmp_path: Path, started: list[Lab]) -> None:
+def test_json_scores_and_html_report(tmp_path: Path, started: list[Lab]) -> None:
     report = tmp_path / "out.html"
     lab = Lab(tmp_path, "--rung", "mutex", "--json", "--report", str(report), *SHORT)
     started.append(lab)
@@ -108,44 +114,84 @@ def test_scores_as_json_and_a_report_with_pictures(tmp_path: Path, started: list
     assert pictures.seen.count("svg") == 4
     page = report.read_text()
     assert page.count("Served within a certain time (ms)") == 2
-    assert "<b>Expected:</b> oversold." in page
+    assert '<b>Verdict:</b> <span class="oversold">oversold</span>. <b>Expected:</b> oversold.' in page
     assert all(f"<li>{mark['t']:.2f} s: {escape(mark['text'])}</li>" in page for mark in wrong["marks"])
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80, 120])
-def test_no_number_is_cut_in_a_narrow_terminal(columns: int) -> None:
-    facts = Ledger([100_000], 0.0), Tally(ended=100.0, times=[12.345]), (0, {str(order) for order in range(123_456)})
-    scores = [
-        score(f"{rung.name}/{scenario.name}", scenario, *facts, 100.0, [])
+def _scores(evidence: list[str]) -> list[Score]:
+    """A score with large numbers for every scenario."""
+    seen = Ledger([100_000], 0.0), Tally(ended=100.0, times=[12.345]), (0, {str(order) for order in range(123_456)})
+    return [
+        score(f"{rung.name}/{scenario.name}", scenario, *seen, 100.0, evidence)
         for rung in LADDER
         for scenario in rung.scenarios
     ]
+
+
+def _printed(show: Callable[[list[Score], Console], RenderableType], scores: list[Score], columns: int) -> str:
     console = Console(width=columns, file=StringIO())
     with console.capture() as printed:
-        console.print(table(scores, console))
+        console.print(show(scores, console))
     out = printed.get()
-    numbers = ["123456", "23456"]
     assert "…" not in out
     assert max(len(line.rstrip()) for line in out.splitlines()) <= columns
+    return out
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_tables_fit_terminal_without_cutting_numbers(columns: int) -> None:
+    scores = _scores([])
+    out = _printed(table, scores, columns)
+    numbers = ["123456", "23456"]
     assert re.findall(r"\d{5,}", out) == [*numbers, *(["12345"] * 2 if columns > 80 else [])] * len(scores)
     assert out.count("BROKEN") == sum(each.broken for each in scores)
-    assert ("p99" in out) == (columns > 80)  # with numbers as large as these
+    assert ("p99" in out) == (columns > 80)  # large numbers leave no room for it
     assert all(each.scenario in out for each in scores)
 
 
-def test_a_report_that_cannot_be_written_after_all_is_status_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("columns", [40, 80, 120])
+@pytest.mark.parametrize("show", [table, facts])
+def test_tables_have_verdict_first_and_mark_handfast(
+    columns: int, show: Callable[[list[Score], Console], RenderableType]
 ) -> None:
+    scores = _scores(["o1 (w1) wrote a line that is too long for a narrow terminal", "and one more"])
+    out = _printed(show, scores, columns)
+    found = re.findall(r"^ *(BROKEN|oversold\??|stuck\??) +(\* )?([a-z-]+)/[a-z-]+", out, re.MULTILINE)
+    assert [(name, bool(star)) for _, star, name in found] == [
+        (rung.name, rung.handfast) for rung in LADDER for _ in rung.scenarios
+    ]
+    if show is facts:
+        assert len(re.findall(r"^ +and one more *$", out, re.MULTILINE)) == len(scores)
+    assert "handfast" in EXPLANATION
+    assert "o1 (w1)" in EXPLANATION
+
+
+@pytest.mark.parametrize(
+    ("verdict", "colour"), [("safe", "green"), ("oversold", "red"), ("stuck", "yellow"), (None, "blue")]
+)
+def test_bar_has_colour_of_verdict(verdict: Verdict | None, colour: str) -> None:
+    console = Console(width=80, file=StringIO(), force_terminal=True, color_system="standard")
+    bars = Bars(console, quiet=False)
+    run = Run(Mock(), 1, NoLock, NoLock.scenarios[0], 100, 1.0)
+    run.score = replace(_scores([])[0], verdict=verdict) if verdict else None
+    bars.begin(run)
+    bars.update()
+    (column,) = [each for each in bars.progress.columns if isinstance(each, VerdictBar)]
+    bar = column.render(bars.progress.tasks[-1])
+    assert (bar.complete_style, bar.finished_style) == (colour, colour)
+
+
+def test_unwritable_report_exits_with_2_after_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "loop.html").symlink_to("loop.html")
     assert main(["--rung", "mutex/one-process", "--report", str(tmp_path / "loop.html"), *SHORT]) == 2
     out, err = capsys.readouterr()
     assert "mutex/one-process" in out
-    assert "Requests per second:" in out  # of a single scenario
+    assert "Requests per second:" in out  # a single scenario also shows the load
     assert "lab: the report cannot be written" in err
 
 
 @pytest.mark.parametrize("option", ["--json", "--workers=3"])
-def test_a_closed_output_ends_it_quietly(tmp_path: Path, started: list[Lab], option: str) -> None:
+def test_closed_output_ends_lab_quietly(tmp_path: Path, started: list[Lab], option: str) -> None:
     lab = Lab(tmp_path, "--rung", "mutex/one-process", option, *SHORT)
     started.append(lab)
     assert lab.process.stdout is not None
@@ -158,23 +204,21 @@ def test_a_closed_output_ends_it_quietly(tmp_path: Path, started: list[Lab], opt
     assert "BrokenPipe" not in said
 
 
-def test_a_promise_that_was_broken_is_status_1(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_promise_exits_with_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     broken = [replace(scenario, must_be_safe=True, expect="safe") for scenario in NoLock.scenarios]
     monkeypatch.setattr(NoLock, "scenarios", broken)
     assert main(["--rung", "no-lock", *SHORT]) == 1
     out = capsys.readouterr().out
     assert "BROKEN" in out
-    assert "no-lock/race (oversold, not safe)" in " ".join(out.split())
+    assert "Not as expected: no-lock/race (oversold, expected safe)." in " ".join(out.split())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_behind(tmp_path: Path, started: list[Lab], number: signal.Signals) -> None:
+def test_no_processes_or_files_are_left_behind(tmp_path: Path, started: list[Lab], number: signal.Signals) -> None:
     lab = Lab(tmp_path, "--rung", "fenced/all-faults", "--workers", "3")
     started.append(lab)
-    lab.address()  # so everything runs; wherever in the scenario it is struck
+    lab.address()  # everything runs now
     children = lab.children()
     assert len(children) >= 5  # three workers, a balancer, a server
     assert lab.end(number) == (130 if number == signal.SIGINT else -signal.SIGKILL)

@@ -1,9 +1,9 @@
-"""docs/lab.md and docs/lab.zh.md tell the ladder as it is: its rungs, its code, its options, and the same figures.
+"""docs/lab.md and docs/lab.zh.md match the lab: its rungs, its code, its options. Both have the same figures.
 
     python -m lab --json > run.json
     python -m tests.lab.test_docs run.json      # writes the figures of that run into both tables
 
-The tests then name the sentences whose figures (in bold) are not those of the table.
+The tests then name the sections whose figures (in bold) are not in the table.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import pytest
 from lab.__main__ import main
 from lab.environment import Plan
 from lab.rungs import LADDER, scenarios_of
+from tests.support.translation import assert_same_structure
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -51,26 +52,26 @@ def _rung_sections(name: str) -> dict[str, str]:
 
 
 def _rows(name: str) -> dict[str, list[str]]:
-    """The cells behind each scenario's name: sold, oversold, left, lost, refused, stuck, orders/s, verdict."""
+    """The cells after each scenario's name: sold, oversold, left, lost, refused, stuck, orders/s, verdict."""
     return {scenario: [cell.strip() for cell in cells.split("|")] for scenario, cells in ROW.findall(_text(name))}
 
 
 @both
-def test_every_rung_has_its_section_in_the_ladders_order(name: str) -> None:
+def test_rungs_have_sections_in_ladder_order(name: str) -> None:
     headings = [RUNG.search(heading) for heading, _ in _sections(name)]
     told = [(int(heading[1]), heading[2]) for heading in headings if heading]
     assert told == [(number, rung.name) for number, rung in enumerate(LADDER, 1)]
 
 
 @both
-def test_every_section_links_the_file_of_its_rung(name: str) -> None:
+def test_section_links_file_of_its_rung(name: str) -> None:
     sections = _rung_sections(name)
     for rung in LADDER:
         assert f"rungs/{Path(inspect.getfile(rung)).name})" in sections[rung.name]
 
 
 @both
-def test_links_and_pictures_lead_somewhere(name: str) -> None:
+def test_links_and_images_exist(name: str) -> None:
     targets = re.findall(r"\]\(([^)#]+)", _text(name))
     assert targets.count("lab.png") == 1
     for target in targets:
@@ -78,25 +79,25 @@ def test_links_and_pictures_lead_somewhere(name: str) -> None:
 
 
 @both
-def test_quoted_code_is_in_the_file_that_the_section_links(name: str) -> None:
+def test_quoted_code_is_in_linked_file(name: str) -> None:
     quoting = set[str]()
     for heading, text in _sections(name):
         files = [DOCS / target for target in re.findall(r"\]\(([^)]+\.py)\)", text)]
         for block in re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
             assert any(_has_lines(path, block) for path in files), f"{heading}: {block}"
             quoting.add(heading)
-    assert len(quoting) == len(LADDER) + 1  # and the shop itself
+    assert len(quoting) == len(LADDER) + 1  # the rungs and the shop
 
 
 def _has_lines(path: Path, block: str) -> bool:
-    """Those lines, one after the other, indented in whatever way."""
+    """The file has these lines in a row, with any indentation."""
     wanted = [line.strip() for line in block.splitlines()]
     lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     return any(lines[start : start + len(wanted)] == wanted for start in range(len(lines)))
 
 
 @both
-def test_options_and_rungs_of_the_commands_exist(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_and_rungs_exist(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", _text(name)))
@@ -115,7 +116,7 @@ def test_make_targets_exist(name: str) -> None:
 
 
 @both
-def test_the_table_has_every_act_and_its_verdict_follows_from_its_figures(name: str) -> None:
+def test_table_rows_are_complete_and_consistent(name: str) -> None:
     rows = _rows(name)
     scenarios = {f"{rung.name}/{scenario.name}": scenario for rung in LADDER for scenario in rung.scenarios}
     assert list(rows) == list(scenarios)
@@ -126,7 +127,7 @@ def test_the_table_has_every_act_and_its_verdict_follows_from_its_figures(name: 
 
 
 @both
-def test_figures_in_sentences_are_those_of_the_table(name: str) -> None:
+def test_figures_in_text_match_table(name: str) -> None:
     rows = _rows(name)
     for rung, text in _rung_sections(name).items():
         measured = {cell for scenario in rows for cell in rows[scenario] if scenario.startswith(f"{rung}/")}
@@ -137,7 +138,7 @@ def test_figures_in_sentences_are_those_of_the_table(name: str) -> None:
     assert lessons == {rows[scenario][-2] for scenario in ("fenced/sale", "segments/sale", "cohort/sale")}
 
 
-def test_both_languages_have_the_same_figures() -> None:
+def test_languages_have_same_figures() -> None:
     english, chinese = _rows("lab.md"), _rows("lab.zh.md")
     assert {scenario: cells[:-1] for scenario, cells in english.items()} == {
         scenario: cells[:-1] for scenario, cells in chinese.items()
@@ -146,16 +147,19 @@ def test_both_languages_have_the_same_figures() -> None:
         assert sorted(NUMBER.findall(one)) == sorted(NUMBER.findall(other)), heading
 
 
-def test_both_languages_quote_the_same_code_and_the_same_words_of_the_lab() -> None:
+def test_languages_have_same_headings_and_code_blocks() -> None:
+    assert_same_structure(DOCS / "lab.md", DOCS / "lab.zh.md")
+
+
+def test_languages_quote_same_output_of_lab() -> None:
     for (heading, one), (_, other) in zip(_sections("lab.md"), _sections("lab.zh.md"), strict=True):
         assert _quoted(one) == _quoted(other), heading
 
 
 def _quoted(text: str) -> list[str]:
-    """Blocks of code, and the lab's own sentences."""
-    blocks: list[str] = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    """The sentences that the lab prints."""
     spans: list[str] = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    return blocks + [" ".join(span.split()) for span in spans if span.count(" ") >= 3]
+    return [" ".join(span.split()) for span in spans if span.count(" ") >= 3]
 
 
 def _write_figures(facts: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The score is arithmetic on what was seen: overlaps, standstills, what the books say."""
+"""The score follows from the events and the database: overlaps, standstills, sold and lost orders."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from lab.ledger import Ledger, Score, longest_gap, overlaps_of, score
 from lab.load import Tally
 from lab.rung import Scenario
 
-ACT = Scenario("scenario", "title", faults.nothing, "safe", must_be_safe=True)
+SCENARIO = Scenario("scenario", "title", faults.nothing, "safe", must_be_safe=True)
 
 
 def _held(ledger: Ledger, order: str, since: float, until: float | None, stripe: int = 0) -> None:
     facts: dict[str, Any] = {"order": order, "stripe": stripe}
-    ledger.hear("w1", {"what": "held", "t": since, **facts})
+    ledger.record("w1", {"what": "held", "t": since, **facts})
     if until is not None:
-        ledger.hear("w1", {"what": "released", "t": until, **facts})
+        ledger.record("w1", {"what": "released", "t": until, **facts})
 
 
 def _wrote(ledger: Ledger, order: str | None, at: float, left: dict[str, int]) -> None:
-    ledger.hear("w1", {"what": "wrote", "t": at, "order": order, "left": left})
+    ledger.record("w1", {"what": "wrote", "t": at, "order": order, "left": left})
 
 
 def _score(ledger: Ledger, left: int, orders: set[str], tally: Tally | None = None) -> Score:
-    return score("rung/scenario", ACT, ledger, tally or Tally(began=0.0, ended=2.0), (left, orders), 2.0, [])
+    return score("rung/scenario", SCENARIO, ledger, tally or Tally(began=0.0, ended=2.0), (left, orders), 2.0, [])
 
 
-def test_two_who_hold_at_once_are_an_overlap_and_two_in_a_row_are_not() -> None:
+def test_simultaneous_holders_overlap_and_consecutive_holders_do_not() -> None:
     ledger = Ledger([5], 0.0)
     _held(ledger, "a", 0.0, 1.0)
     _held(ledger, "b", 1.0, 2.0)
@@ -37,7 +37,7 @@ def test_two_who_hold_at_once_are_an_overlap_and_two_in_a_row_are_not() -> None:
     assert [holder.order for holder in ledger.holders(3.0) if holder.overlap] == ["b", "c"]
 
 
-def test_one_who_never_let_go_overlaps_all_that_follow() -> None:
+def test_holder_without_release_overlaps_later_holders() -> None:
     ledger = Ledger([5], 0.0)
     _held(ledger, "a", 0.0, None)
     _held(ledger, "b", 1.0, 1.2)
@@ -52,7 +52,7 @@ def test_holders_of_different_stripes_do_not_overlap() -> None:
     assert overlaps_of(ledger.holders(3.0)) == []
 
 
-def test_a_dead_process_holds_nothing() -> None:
+def test_dead_process_holds_nothing() -> None:
     ledger = Ledger([5], 0.0)
     _held(ledger, "a", 0.0, None)
     ledger.killed("w1", 0.5)
@@ -60,7 +60,7 @@ def test_a_dead_process_holds_nothing() -> None:
     assert (holder.end, holder.until) == ("killed", 0.5)
 
 
-def test_orders_beyond_the_stock_are_oversold_and_a_promise_is_broken() -> None:
+def test_orders_beyond_stock_are_oversold() -> None:
     ledger = Ledger([2], 0.0)
     for at, order in enumerate("abc"):
         _wrote(ledger, order, float(at), {"0": 0})
@@ -68,7 +68,7 @@ def test_orders_beyond_the_stock_are_oversold_and_a_promise_is_broken() -> None:
     assert (found.sold, found.oversold, found.verdict, found.broken) == (3, 1, "oversold", True)
 
 
-def test_pieces_back_on_the_shelf_count_as_oversold_before_they_are_sold_again() -> None:
+def test_restored_stock_counts_as_oversold() -> None:
     ledger = Ledger([3], 0.0)
     _wrote(ledger, "a", 0.1, {"0": 2})
     _wrote(ledger, "b", 0.2, {"0": 1})
@@ -78,21 +78,21 @@ def test_pieces_back_on_the_shelf_count_as_oversold_before_they_are_sold_again()
     assert [left for _, left in ledger.stock_line] == [3, 2, 1, 2]
 
 
-def test_a_shop_that_stands_still_with_stock_left_is_stuck() -> None:
+def test_shop_without_sales_and_with_stock_is_stuck() -> None:
     ledger = Ledger([5], 0.0)
     _wrote(ledger, "a", 0.1, {"0": 4})
     found = _score(ledger, 4, {"a"})
     assert (found.verdict, found.stuck) == ("stuck", 1.9)
 
 
-def test_a_sold_out_shop_is_not_stuck_however_long_the_buyers_stay() -> None:
+def test_sold_out_shop_is_not_stuck() -> None:
     ledger = Ledger([1], 0.0)
     _wrote(ledger, "a", 0.1, {"0": 0})
     found = _score(ledger, 0, {"a"})
     assert (found.verdict, found.stuck) == ("safe", 0.1)
 
 
-def test_lost_is_who_was_killed_or_promised_and_is_not_in_the_books() -> None:
+def test_lost_orders_are_confirmed_or_killed_and_not_in_database() -> None:
     ledger, tally = Ledger([5], 0.0), Tally(began=0.0, ended=1.0)
     for order in ("killed after its write", "killed before it"):
         _held(ledger, order, 0.1, None)
@@ -104,17 +104,18 @@ def test_lost_is_who_was_killed_or_promised_and_is_not_in_the_books() -> None:
     assert _score(ledger, 4, {"killed after its write"}, tally).lost == 2
 
 
-def test_a_sale_with_other_faults_than_the_acts_breaks_no_promise() -> None:
+def test_changed_scenario_breaks_no_promise() -> None:
     ledger = Ledger([1], 0.0)
     for order in "ab":
         _wrote(ledger, order, 0.1, {"0": 0})
-    facts = ACT, ledger, Tally(began=0.0, ended=2.0), (0, {"a", "b"}), 2.0, []
+    facts = SCENARIO, ledger, Tally(began=0.0, ended=2.0), (0, {"a", "b"}), 2.0, []
     assert score("rung/scenario", *facts).broken
     assert not score("rung/scenario", *facts, free=True).broken
-    assert not score("rung/scenario", *facts, struck=True).broken
+    assert not score("rung/scenario", *facts, injected=True).broken
+    assert not score("rung/scenario", *facts, stopped=True).broken
 
 
-def test_the_longest_gap_counts_from_the_opening_and_to_the_end() -> None:
+def test_longest_gap_includes_start_and_end() -> None:
     assert longest_gap([], 1.0, 3.0) == 2.0
     assert longest_gap([1.5, 1.6], 1.0, 3.0) == 3.0 - 1.6
     assert longest_gap([0.5, 2.9], 1.0, 3.0) == 2.9 - 1.0

@@ -20,7 +20,7 @@ Answer = Callable[[], Awaitable[int]]
 
 @asynccontextmanager
 async def _shop(answer: Answer) -> AsyncIterator[int]:
-    """Answers every request with the status that `answer` says. Its port."""
+    """A server that answers every request with the status from `answer`. Yields its port."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -51,7 +51,7 @@ async def _get(port: int) -> int:
     return int(line.split()[1])
 
 
-def test_the_crowd_buys_until_it_is_sold_out() -> None:
+def test_crowd_buys_until_sold_out() -> None:
     async def main() -> Tally:
         tally = Tally()
         async with _shop(_sells(20)) as port:
@@ -64,7 +64,7 @@ def test_the_crowd_buys_until_it_is_sold_out() -> None:
     assert 0 < tally.percentile(50) <= tally.percentile(99) <= tally.percentile(100)
 
 
-def test_the_crowd_goes_when_its_time_is_over_and_counts_what_failed() -> None:
+def test_crowd_ends_after_its_time_and_counts_failures() -> None:
     async def broken() -> int:
         return 500
 
@@ -79,13 +79,13 @@ def test_the_crowd_goes_when_its_time_is_over_and_counts_what_failed() -> None:
     assert tally.times == []
 
 
-def test_percentiles_are_those_of_the_ranked_times() -> None:
+def test_percentiles_of_request_times() -> None:
     tally = Tally(times=[number / 100 for number in range(100, 0, -1)])
     assert [tally.percentile(percent) for percent in (1, 50, 99, 100)] == [0.01, 0.5, 0.99, 1.0]
 
 
 @pytest.mark.skipif(shutil.which("ab") is None, reason="no ab on this machine")
-def test_the_report_of_ab_is_read() -> None:
+def test_ab_report_is_parsed() -> None:
     async def main() -> Tally:
         tally = Tally()
         async with _shop(_sells(20)) as port:
@@ -99,20 +99,20 @@ def test_the_report_of_ab_is_read() -> None:
 
 
 @pytest.mark.skipif(shutil.which("ab") is None, reason="no ab on this machine")
-def test_what_ab_complains_of_is_said() -> None:
+def test_ab_error_is_reported() -> None:
     with pytest.raises(LabError, match=r"ab failed with status \d+: ab: invalid URL"):
         asyncio.run(ab("nonsense", 50, 4, 60.0, Tally()))
 
 
 @pytest.mark.skipif(shutil.which("ab") is None, reason="no ab on this machine")
-def test_what_ab_could_not_send_is_not_sold() -> None:
+def test_failed_ab_requests_are_not_sold() -> None:
     tally = Tally()
     with reserve_port() as nobody:
         asyncio.run(ab(f"http://127.0.0.1:{nobody.getsockname()[1]}/buy/1", 50, 4, 60.0, tally))
     assert tally.answers == {"sold": 0, "not_2xx": 0, "failed": 50}
 
 
-def test_the_report_of_the_crowd_is_in_the_manner_of_ab() -> None:
+def test_crowd_report_has_ab_format() -> None:
     tally = Tally(ended=2.0)
     for order in range(10):
         tally.count(str(order), 200 if order else None, 0.01 * order)
@@ -123,7 +123,7 @@ def test_the_report_of_the_crowd_is_in_the_manner_of_ab() -> None:
     assert lines[-1] == "100% 90"
 
 
-def test_the_balancer_deals_requests_out_in_turn() -> None:
+def test_balancer_is_round_robin() -> None:
     async def main() -> Counter[int]:
         served: Counter[int] = Counter()
 
@@ -136,7 +136,7 @@ def test_the_balancer_deals_requests_out_in_turn() -> None:
 
         async with AsyncExitStack() as stack:
             ports = [await stack.enter_async_context(_shop(counting(number))) for number in range(3)]
-            server = await stack.enter_async_context(await Balancer(ports, patience=10.0).serve(0))
+            server = await stack.enter_async_context(await Balancer(ports, timeout=10.0).serve(0))
             for _ in range(9):
                 assert await _get(server.sockets[0].getsockname()[1]) == 200
         return served
@@ -144,7 +144,7 @@ def test_the_balancer_deals_requests_out_in_turn() -> None:
     assert asyncio.run(main()) == {0: 3, 1: 3, 2: 3}
 
 
-def test_the_balancer_passes_over_a_dead_worker_and_leaves_out_one_that_hangs() -> None:
+def test_balancer_skips_dead_and_hung_workers() -> None:
     async def main() -> list[int]:
         asleep = asyncio.Event()
 
@@ -155,7 +155,7 @@ def test_the_balancer_passes_over_a_dead_worker_and_leaves_out_one_that_hangs() 
         with reserve_port() as dead:
             async with _shop(hangs) as hung, _shop(_sells(100)) as well:
                 ports = [dead.getsockname()[1], hung, well]
-                async with await Balancer(ports, patience=0.2).serve(0) as server:
+                async with await Balancer(ports, timeout=0.2).serve(0) as server:
                     answers = [await _get(server.sockets[0].getsockname()[1]) for _ in range(6)]
                     asleep.set()
         return answers
@@ -165,10 +165,10 @@ def test_the_balancer_passes_over_a_dead_worker_and_leaves_out_one_that_hangs() 
     assert answers.count(200) == 5
 
 
-def test_the_balancer_says_so_when_nobody_is_there() -> None:
+def test_balancer_answers_502_without_workers() -> None:
     async def main() -> int:
         with reserve_port() as dead:
-            async with await Balancer([dead.getsockname()[1]], patience=1.0).serve(0) as server:
+            async with await Balancer([dead.getsockname()[1]], timeout=1.0).serve(0) as server:
                 return await _get(server.sockets[0].getsockname()[1])
 
     assert asyncio.run(main()) == 502

@@ -1,4 +1,4 @@
-"""The page and the real lab: what the buttons do to processes is seen in the pictures."""
+"""The page with the real lab: the timeline shows what the buttons do to processes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ pytest.importorskip("playwright", reason="pip install playwright")
 
 from playwright.sync_api import Page, expect
 
-from tests.lab.browser import PATIENCE, chromium, watched, window
+from tests.lab.browser import TIMEOUT_MS, chromium, watched, window
 from tests.lab.conftest import Lab
 
-expect.set_options(timeout=PATIENCE)
+expect.set_options(timeout=TIMEOUT_MS)
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def page() -> Iterator[Page]:
         yield page
 
 
-def test_a_rung_is_run_seen_and_interfered_with(page: Page, started: list[Lab], tmp_path: Path) -> None:
+def test_run_inject_and_stop_on_real_lab(page: Page, started: list[Lab], tmp_path: Path) -> None:
     few = ("--stock", "30", "--buyers", "8", "--workers", "3", "--balancer", "built-in")
     lab = Lab(tmp_path, "--serve", *few)
     started.append(lab)
@@ -44,12 +44,15 @@ def test_a_rung_is_run_seen_and_interfered_with(page: Page, started: list[Lab], 
     expect(page.locator("#rung-lua pre")).to_contain_text("class Lua(Rung)")
     page.locator("#rung-lua").get_by_role("button", name="Free sale").click()
     expect(panel).to_contain_text("a free sale")
-    for button, seen in (("Pause holder", "is paused"), ("Resume", "goes on"), ("Kill holder", "is killed")):
+    for button, seen in (("Pause holder", "is paused"), ("Resume", "resumes"), ("Kill holder", "is killed")):
         page.get_by_role("button", name=button).click()
         expect(panel.locator(".marks")).to_contain_text(seen)
     expect(panel.locator("svg .killed")).to_have_attribute("d", re.compile("^M"))
-    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Stop the run").click()
     expect(row).not_to_have_attribute("aria-current", "true")
+    expect(panel.locator(".kicker")).to_have_text("Stopped")
+    expect(panel.locator(".marks")).to_contain_text("the viewer stops the sale")
+    expect(panel.locator("svg .killed")).to_have_attribute("d", re.compile("^M"))
 
     lab.end(signal.SIGINT)
     expect(page.locator("#connection")).to_contain_text("The lab has ended")

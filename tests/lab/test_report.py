@@ -1,4 +1,4 @@
-"""The HTML report on a phone, in a real browser: nothing but its table is wider than the screen."""
+"""The HTML report on a phone, in a real browser: an introduction, and only its table is wider than a phone's screen."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from lab.report import html
 from lab.rungs import LADDER
 from tests.lab.browser import chromium, window
 
+HANDFAST = {"guarded", "fenced", "segments", "cohort"}
 WIDTHS = "[document.documentElement.scrollWidth, ...['scrollWidth', 'clientWidth'].map((each) => box[each])]"
 
 
-def test_the_table_scrolls_in_its_own_box_on_a_phone(tmp_path: Path) -> None:
+def test_report_table_scrolls_in_its_box_on_phone(tmp_path: Path) -> None:
     ledger = Ledger([100], 0.0, marks=[Mark(0.5, "w1 is paused <SIGSTOP>")])
     facts = ledger, Tally(ended=2.0, times=[0.07]), (100, set[str]()), 2.0, ["o1 was late"]
     scores = [score(f"{rung.name}/{scenario.name}", scenario, *facts) for rung in LADDER for scenario in rung.scenarios]
@@ -29,3 +30,8 @@ def test_the_table_scrolls_in_its_own_box_on_a_phone(tmp_path: Path) -> None:
         assert table > box
         assert page.locator(".marks li").all_inner_texts() == ["0.50 s: w1 is paused <SIGSTOP>"] * len(scores)
         assert page.locator("section pre").count() == len(scores)
+        introduction = page.locator("h1 + p, h1 + p + ul").all_inner_texts()
+        for word in ("100 pieces", "safe", "oversold", "stuck", "o1 (w1)", "handfast"):
+            assert word in " ".join(introduction)
+        ours = page.locator("tr:has(.ours) a").all_inner_texts()
+        assert ours == [each.scenario for each in scores if each.scenario.split("/")[0] in HANDFAST]

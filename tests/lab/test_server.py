@@ -1,4 +1,4 @@
-"""The page's server: what it shows, what it lets whom do."""
+"""The page's server: what it shows, and which actions it allows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.eventually import eventually_async
 
 
 class Viewer:
-    """What a browser can ask of the page's server."""
+    """A client that asks the page's server what a browser asks."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         parts = urlsplit(url)
@@ -44,7 +44,7 @@ class Viewer:
             return answer.status
 
     async def events(self, until: Callable[[str, dict[str, Any]], bool]) -> list[tuple[str, dict[str, Any]]]:
-        """From the stream, up to the one that is wanted."""
+        """The events of the stream, up to the first for which `until` is true."""
         seen: list[tuple[str, dict[str, Any]]] = []
         async with self.session.get(f"{self.root}/api/events") as answer:
             kind = ""
@@ -62,19 +62,19 @@ class Viewer:
 @asynccontextmanager
 async def _viewer(runner: Runner, interactive: bool) -> AsyncIterator[Viewer]:
     runner.interactive, runner.finished = interactive, False
-    # Longer lines than aiohttp's streams like: a state has the sources of all rungs in it.
+    # A state contains the sources of all rungs: such lines exceed aiohttp's default buffer.
     with listen(0) as listener:
         async with aiohttp.ClientSession(read_bufsize=1 << 22) as session, Page(runner, listener) as page:
             yield Viewer(page.url, session)
 
 
 @pytest.mark.timeout(120)
-def test_a_page_to_look_at_and_one_with_buttons(plan: Plan) -> None:
+def test_read_only_and_interactive_page(plan: Plan) -> None:
     async def main() -> None:
         async with Runner(plan) as runner:
             async with _viewer(runner, interactive=False) as viewer:
                 await _shows_all(viewer)
-                await _lets_nobody_do_anything(viewer)
+                await _refuses_all_actions(viewer)
                 await _streams_a_scenario(runner, viewer)
             async with _viewer(runner, interactive=True) as viewer:
                 await _refuses(viewer)
@@ -94,7 +94,7 @@ async def _shows_all(viewer: Viewer) -> None:
     assert await viewer.status("/api/state", headers={"Host": "evil.example:80"}) == 421
 
 
-async def _lets_nobody_do_anything(viewer: Viewer) -> None:
+async def _refuses_all_actions(viewer: Viewer) -> None:
     for action in ("run", "stop", "holder", "node"):
         status, said = await viewer.post(action)
         assert (status, "read-only" in said["error"]) == (403, True)
@@ -124,8 +124,8 @@ async def _refuses(viewer: Viewer) -> None:
     assert (await viewer.post("run", rung="lua", free=True, stock=0))[0] == 400
     assert (await viewer.post("stop"))[0] == 409
     assert (await viewer.post("holder", do="kill"))[0] == 409
-    assert (await viewer.post("node", node="n1", do="stop"))[0] == 409
-    # What a form on a foreign page could send.
+    assert (await viewer.post("node", node="n1", do="kill"))[0] == 409
+    # A form on a foreign page could send this.
     plain = {"X-Lab-Token": viewer.token, "Content-Type": "text/plain"}
     assert await viewer.status("/api/stop", method="POST", headers=plain, data="{}") == 400
 
@@ -136,7 +136,7 @@ async def _buttons(runner: Runner, viewer: Viewer) -> None:
     await eventually_async(lambda: runner.run is not None and runner.run.ledger.sales, within=20)
     for button in ("pause", "resume", "kill"):
         assert (await viewer.post("holder", do=button)) == (202, {"ok": True})
-    for what, then in (("partition", "partitioned"), ("heal", "up"), ("stop", "stopped"), ("restart_empty", "up")):
+    for what, then in (("partition", "partitioned"), ("heal", "up"), ("kill", "down"), ("restart_empty", "up")):
         assert (await viewer.post("node", node="n2", do=what))[0] == 202
         assert {"name": "n2", "state": then} in (await viewer.state())["nodes"]
     run = runner.run
@@ -144,9 +144,23 @@ async def _buttons(runner: Runner, viewer: Viewer) -> None:
     sold = len(run.ledger.sales)
     await eventually_async(lambda: len(run.ledger.sales) > sold + 5, within=20, what="the sale goes on")
     assert sum(1 for _ in run.database.orders()) + sum(run.database.left()) <= 5000
-    assert any("SIGKILL" in mark["text"] for mark in (await viewer.state())["live"]["marks"])
-    assert (await viewer.post("stop"))[0] == 202
-    assert (await viewer.post("stop"))[0] == 409
+    assert (await viewer.post("node", node="n2", do="paint"))[0] == 400
+    await _stops(runner, viewer)
     assert (await viewer.post("run", scenario="mutex/one-process"))[0] == 202
     await eventually_async(lambda: "mutex/one-process" in runner.scores, within=30)
     assert runner.scores["mutex/one-process"].oversold == 0
+
+
+async def _stops(runner: Runner, viewer: Viewer) -> None:
+    """Stop keeps the sale that was watched, with its events and its timeline."""
+    seen = (await viewer.state())["live"]
+    assert any("SIGKILL" in mark["text"] for mark in seen["marks"])
+    assert (await viewer.post("stop"))[0] == 202
+    assert (await viewer.post("stop"))[0] == 409
+    assert runner.run is None
+    kept = (await viewer.state())["unjudged"]["fenced/all-faults"]
+    assert (kept["free"], kept["injected"], kept["stopped"]) == (True, True, True)
+    assert seen["sold"] <= kept["sold"] <= 5000 - kept["left"]
+    assert [mark for mark in seen["marks"] if mark not in kept["marks"]] == []
+    assert "the viewer stops the sale" in [mark["text"] for mark in kept["marks"]]
+    assert len(kept["holders"]) >= len(seen["holders"])

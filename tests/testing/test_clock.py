@@ -1,4 +1,4 @@
-"""The clock shim: each server, and a Python client, believe it; monotonic clocks do not."""
+"""The clock shim moves the wall clock of servers and of a Python client, but not monotonic clocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def clock() -> Iterator[Clock]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_server_s_clock_is_stepped_while_it_runs(kind: str, clock: Clock) -> None:
+def test_clock_of_running_server_is_stepped(kind: str, clock: Clock) -> None:
     if kind not in available():
         pytest.skip(f"no {kind} on this machine")
     with Server(available()[kind], env=clock.environment) as server:
@@ -44,7 +44,7 @@ def test_a_server_s_clock_is_stepped_while_it_runs(kind: str, clock: Clock) -> N
         assert shows(0)
         server.command("SET", "short", "1", "PX", "600000")
         clock.step(HOUR)
-        # Valkey keeps the time of day for a while, up to its next cron.
+        # Valkey caches the time of day until its next cron.
         eventually(lambda: shows(HOUR))
         assert server.command("GET", "short") is None, "its keys have ended with it"
         server.command("SET", "again", "1", "PX", "600000")
@@ -55,7 +55,7 @@ def test_a_server_s_clock_is_stepped_while_it_runs(kind: str, clock: Clock) -> N
         assert left > HOUR * 1000, "a key stays for longer than it was to"
 
 
-def test_a_client_s_wall_clock_moves_and_its_monotonic_ones_do_not(clock: Clock) -> None:
+def test_wall_clock_of_client_moves_and_monotonic_clocks_do_not(clock: Clock) -> None:
     clock.step(HOUR)
     script = "import time; print(time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))"
     began = time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -68,7 +68,7 @@ def test_a_client_s_wall_clock_moves_and_its_monotonic_ones_do_not(clock: Clock)
     assert 0 <= boot < 30
 
 
-def test_nothing_is_left_of_a_clock() -> None:
+def test_clock_leaves_nothing_behind() -> None:
     with Clock(ahead=5.0) as clock:
         assert clock.ahead == 5.0
         folder = Path(clock.environment["HANDFAST_CLOCK"]).parent

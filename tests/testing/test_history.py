@@ -1,4 +1,4 @@
-"""The checker of histories: it finds what is wrong, each kind of it, and nothing in a good history."""
+"""The checker of histories finds each kind of violation, and none in a good history."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GOOD = History(
 )
 
 
-def test_nothing_is_found_in_a_good_history() -> None:
+def test_good_history_has_no_violations() -> None:
     assert GOOD.violations() == []
 
 
@@ -50,26 +50,26 @@ def test_nothing_is_found_in_a_good_history() -> None:
         ("lower token", History(writes=[wrote(2, 1, 2, 4), wrote(1, 0, 1, 5)])),
     ],
 )
-def test_what_is_wrong_is_found_and_nothing_else(kind: str, bad: History) -> None:
+def test_each_violation_is_found(kind: str, bad: History) -> None:
     assert [each.kind for each in bad.violations()] == [kind]
 
 
-def test_a_holding_in_which_others_begin_is_counted_once_and_the_next_such_one_again() -> None:
+def test_overlap_is_counted_once_per_holding() -> None:
     bad = [held(1, 0.0, 0.1, 0.9), held(2, 0.0, 0.2, 0.3), held(3, 0.0, 0.4, 0.5)]
     assert [each.kind for each in History(bad).violations()] == ["overlap"]
     bad += [held(4, 0.0, 0.8, 1.5), held(5, 0.0, 1.4, 1.6)]
     assert [each.kind for each in History(bad).violations()] == ["overlap", "overlap"]
 
 
-def test_who_began_before_the_other_returned_may_have_any_token() -> None:
+def test_concurrent_acquisitions_may_have_tokens_in_any_order() -> None:
     assert History([held(2, 0.0, 0.2, 0.3), held(1, 0.1, 0.3, 0.4)]).violations() == []
 
 
-def test_a_write_of_which_nobody_could_tell_is_not_taken_for_a_lost_update() -> None:
+def test_uncertain_write_is_not_a_lost_update() -> None:
     assert History(writes=[wrote(1, 0, 1), wrote(3, 2, 3)]).violations() == []
 
 
-def test_the_longest_time_without_a_holder_counts_the_ends_too() -> None:
+def test_longest_gap_without_holder_includes_both_ends() -> None:
     some = History([held(1, 0.0, 1.0, 2.0), held(2, 0.0, 2.5, 3.0), held(3, 0.0, 2.6, 2.7), held(4, 0.0, 9.0, 9.5, "b")])
     assert some.idle("a", 0.0, 3.2) == pytest.approx(1.0)
     assert some.idle("a", 1.5, 3.2) == pytest.approx(0.5)
@@ -78,7 +78,7 @@ def test_the_longest_time_without_a_holder_counts_the_ends_too() -> None:
     assert some.idle("nobody's", 1.0, 3.0) == pytest.approx(2.0)
 
 
-def test_a_lock_that_is_wanted_and_that_nobody_gets_is_stuck() -> None:
+def test_wanted_lock_without_grants_is_stuck() -> None:
     wanted = [Failure(name, 5.0, 6.0, "held", process=1) for name in ("a", "b")]
     some = History([held(1, 0.0, 1.0, 2.0), held(1, 5.5, 5.6, 5.7, name="b")], failures=wanted)
     assert some.stuck(since=3.0) == ["a"]
@@ -86,7 +86,7 @@ def test_a_lock_that_is_wanted_and_that_nobody_gets_is_stuck() -> None:
     assert some.names == ["a", "b"]
 
 
-def test_what_was_recorded_is_read_again(tmp_path: Path) -> None:
+def test_recorded_history_is_read_back(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     began = history.now()
     first = recorder.took("a", "x", 1, began=began, until=began + 10)
@@ -95,7 +95,7 @@ def test_what_was_recorded_is_read_again(tmp_path: Path) -> None:
     recorder.failed("a", "held by x", began=began)
     ended = history.now()
     recorder.ended(first, ended)
-    recorder.took("a", "y", 2, began=began, until=began)  # over before it began
+    recorder.took("a", "y", 2, began=began, until=began)  # it ends before it begins
     recorder.close()
     found = history.read(tmp_path)
     assert [(each.owner, each.since, each.until) for each in found.holdings] == [("x", first.since, ended)]
@@ -114,7 +114,7 @@ sys.stdin.read()
 """
 
 
-def test_the_history_of_a_killed_process_ends_with_its_death(tmp_path: Path) -> None:
+def test_history_of_killed_process_ends_with_its_death(tmp_path: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -130,7 +130,7 @@ def test_the_history_of_a_killed_process_ends_with_its_death(tmp_path: Path) -> 
     assert until <= history.now() < lasting
 
 
-def test_threads_and_processes_do_not_tear_each_other_s_lines(tmp_path: Path) -> None:
+def test_concurrent_writers_do_not_mix_lines(tmp_path: Path) -> None:
     import threading
 
     recorder = Recorder(tmp_path)

@@ -1,4 +1,4 @@
-"""A lease that is lost on demand is lost as any other: both clients, one node and a quorum."""
+"""lose() acts like a real loss: blocking and asyncio clients, one node and a quorum."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def inner(thing: Any) -> Any:
 
 
 @both
-async def test_it_is_lost_at_once_and_for_good(mode: str, one: Server) -> None:
+async def test_lease_is_lost_at_once_and_for_good(mode: str, one: Server) -> None:
     async with connected(mode, one.url) as client:
         lease = await client.lock("a").acquire()
         lost = lease.lost
@@ -38,20 +38,20 @@ async def test_it_is_lost_at_once_and_for_good(mode: str, one: Server) -> None:
 
 
 @both
-async def test_anybody_may_take_the_lock_when_lose_returns(mode: str, one: Server) -> None:
+async def test_lock_is_free_when_lose_returns(mode: str, one: Server) -> None:
     async with connected(mode, one.url) as client, connected(mode, one.url) as rival:
         lease = await client.lock("a").acquire()
         lose(inner(lease))
         heir = await rival.lock("a").acquire(wait=0)
         assert heir.token > lease.token
-        # The one who lost it does not take it away from the other.
+        # The release of the lost lease must not free the lock of the next holder.
         assert await lease.release() is False
         assert heir.valid
         assert await heir.release() is True
 
 
 @both
-async def test_the_keys_are_gone_from_every_node_of_a_quorum(mode: str, five: Servers) -> None:
+async def test_keys_are_deleted_on_every_node_of_quorum(mode: str, five: Servers) -> None:
     async with connected(mode, five.urls) as client, connected(mode, five.urls) as rival:
         await bootstrap(client)
         lease = await client.lock(["a", "b"]).acquire()
@@ -62,7 +62,7 @@ async def test_the_keys_are_gone_from_every_node_of_a_quorum(mode: str, five: Se
 
 
 @both
-async def test_a_lease_that_only_the_code_under_test_has_is_lost_by_its_lock(mode: str, one: Server) -> None:
+async def test_lose_accepts_lock_of_held_lease(mode: str, one: Server) -> None:
     async with connected(mode, one.url) as client:
         lease = await client.lock("a").acquire()
         other = await client.lock("b").acquire()
@@ -72,7 +72,7 @@ async def test_a_lease_that_only_the_code_under_test_has_is_lost_by_its_lock(mod
 
 
 @both
-async def test_a_waiter_gets_what_was_lost(mode: str, one: Server) -> None:
+async def test_waiter_gets_lost_lock(mode: str, one: Server) -> None:
     async with connected(mode, one.url) as client, connected("asyncio", one.url) as rival:
         began = asyncio.Event()
         rival.listen(lambda event: event.kind == "waiting_began" and began.set())
@@ -87,12 +87,12 @@ async def test_a_waiter_gets_what_was_lost(mode: str, one: Server) -> None:
             await heir.release()
 
 
-def test_the_end_of_the_block_raises_with_the_reason(client: handfast.Client) -> None:
+def test_end_of_block_raises_with_reason(client: handfast.Client) -> None:
     with pytest.raises(handfast.LeaseLost, match="lease lost \\(a test wanted it so\\)"), client.lock("a") as lease:
         lose(lease)
 
 
-def test_an_error_of_the_body_comes_first(client: handfast.Client) -> None:
+def test_error_of_body_takes_precedence(client: handfast.Client) -> None:
     def work() -> None:
         with client.lock("a") as lease:
             lose(lease)
@@ -103,7 +103,7 @@ def test_an_error_of_the_body_comes_first(client: handfast.Client) -> None:
 
 
 @plain
-async def test_the_body_of_an_async_with_is_cancelled(one: Server) -> None:
+async def test_async_with_body_is_cancelled(one: Server) -> None:
     seen = []
 
     async def work(client: handfast.aio.Client) -> None:
@@ -122,7 +122,7 @@ async def test_the_body_of_an_async_with_is_cancelled(one: Server) -> None:
 
 
 @plain
-async def test_with_on_lost_event_the_body_goes_on(one: Server) -> None:
+async def test_body_continues_with_on_lost_event(one: Server) -> None:
     seen = []
 
     async def work(client: handfast.aio.Client) -> None:
@@ -137,7 +137,7 @@ async def test_with_on_lost_event_the_body_goes_on(one: Server) -> None:
     assert seen == ["went on"]
 
 
-def test_a_lease_of_another_thread_is_lost_there_too(client: handfast.Client) -> None:
+def test_lease_of_another_thread_is_lost_there(client: handfast.Client) -> None:
     entered, ended = threading.Event(), []
 
     def work() -> None:
@@ -156,7 +156,7 @@ def test_a_lease_of_another_thread_is_lost_there_too(client: handfast.Client) ->
     assert ended == ["lost"]
 
 
-def test_all_entries_of_a_reentrant_lock_are_lost(client: handfast.Client) -> None:
+def test_all_entries_of_reentrant_lock_are_lost(client: handfast.Client) -> None:
     lock = client.rlock("a")
     outer, inside = lock.acquire(), lock.acquire()
     lose(inside)
@@ -166,13 +166,13 @@ def test_all_entries_of_a_reentrant_lock_are_lost(client: handfast.Client) -> No
     again.release()
 
 
-def test_it_is_logged_as_a_loss(client: handfast.Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_loss_is_logged(client: handfast.Client, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "handfast"):
         lose(client.lock("a").acquire())
     assert "a: lease lost (a test wanted it so)" in caplog.text
 
 
-def test_a_lost_lease_may_be_lost_again(client: handfast.Client) -> None:
+def test_lose_can_be_repeated(client: handfast.Client) -> None:
     lease = client.lock("a").acquire()
     lose(lease, "first")
     lose(lease, "second")
@@ -180,7 +180,7 @@ def test_a_lost_lease_may_be_lost_again(client: handfast.Client) -> None:
         lease.check()
 
 
-def test_what_is_not_held_cannot_be_lost(client: handfast.Client) -> None:
+def test_lose_refuses_lease_that_is_not_held(client: handfast.Client) -> None:
     with pytest.raises(RuntimeError, match="a: this client does not hold it"):
         lose(client.lock("a"))
     lease = client.lock("a").acquire()
@@ -191,7 +191,7 @@ def test_what_is_not_held_cannot_be_lost(client: handfast.Client) -> None:
         lose(client.lock("a"))
 
 
-def test_it_needs_no_server_that_answers(one: Server) -> None:
+def test_lose_needs_no_answering_server(one: Server) -> None:
     with Proxy(one) as proxy, handfast.connect(proxy.url) as client:
         lease = client.lock("a").acquire()
         lost = lease.lost

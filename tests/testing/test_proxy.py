@@ -1,4 +1,4 @@
-"""The fault proxy does what it says, to a raw connection and to a client."""
+"""The faults of the proxy, on raw connections and on a client."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from handfast.testing import Proxy, Server
 from tests.support.eventually import eventually
 
 Dial = Callable[[], Connection]
-NEVER = 0.15
-"""Seconds that a raw connection waits for what must not come."""
+NO_DATA_WITHIN = 0.15
+"""Seconds that a raw connection waits for data that must not arrive."""
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def proxy(one: Server) -> Iterator[Proxy]:
 
 @pytest.fixture
 def dial(proxy: Proxy) -> Iterator[Dial]:
-    """Makes raw connections through the proxy."""
+    """A function that makes raw connections through the proxy."""
     made: list[Connection] = []
 
     def dial(timeout: float = 5.0) -> Connection:
@@ -40,7 +40,7 @@ def dial(proxy: Proxy) -> Iterator[Dial]:
 
 
 def ask_in_thread(link: Connection, *words: str) -> Callable[[], object]:
-    """Send a command from another thread; what is returned waits for the reply."""
+    """Send a command from another thread. Returns a function that waits for the reply."""
     replies: list[object] = []
     thread = threading.Thread(target=lambda: replies.append(link.command(*words)))
     thread.start()
@@ -55,7 +55,7 @@ def ask_in_thread(link: Connection, *words: str) -> Callable[[], object]:
 # -- a good network
 
 
-def test_what_is_sent_arrives_and_is_counted(proxy: Proxy, dial: Dial) -> None:
+def test_data_arrives_and_is_counted(proxy: Proxy, dial: Dial) -> None:
     link = dial()
     assert link.command("SET", "k", "v" * 300_000) == "OK"
     assert link.command("GET", "k") == b"v" * 300_000
@@ -65,7 +65,7 @@ def test_what_is_sent_arrives_and_is_counted(proxy: Proxy, dial: Dial) -> None:
     assert proxy.up.held == proxy.down.held == proxy.down.swallowed == 0
 
 
-def test_the_end_of_a_connection_is_passed_on(proxy: Proxy, dial: Dial, one: Server) -> None:
+def test_end_of_connection_is_forwarded(proxy: Proxy, dial: Dial, one: Server) -> None:
     link = dial()
     assert link.command("CLIENT", "SETNAME", "guest") == "OK"
     link.close()
@@ -73,33 +73,33 @@ def test_the_end_of_a_connection_is_passed_on(proxy: Proxy, dial: Dial, one: Ser
     eventually(lambda: proxy.connections == 0)
 
 
-def test_a_server_behind_a_unix_socket_is_reached() -> None:
+def test_proxy_reaches_unix_socket() -> None:
     with Server(unix=True, config={"requirepass": "a b"}) as server, Proxy(server.url) as proxy:
         assert proxy.url == f"redis://:a%20b@127.0.0.1:{proxy.port}"
         with handfast.connect(proxy.url) as client, client.lock("a") as lease:
             assert lease.votes == (f"redis://127.0.0.1:{proxy.port}",)
 
 
-def test_the_url_keeps_everything_but_the_place() -> None:
+def test_url_changes_only_address() -> None:
     proxy = Proxy("rediss://me:pw@db.example:7000/2?client_name=x")
     assert proxy.url == f"rediss://me:pw@127.0.0.1:{proxy.port}/2?client_name=x"
     proxy.close()
 
 
-def test_a_proxy_in_front_of_nothing_resets_who_comes() -> None:
+def test_proxy_without_server_resets_connections() -> None:
     with Server() as server, Proxy(server) as proxy:
         server.kill()
-        # It may be as early as in the connecting.
+        # The reset may already happen while connecting.
         with pytest.raises(ConnectionResetError), Connection(("127.0.0.1", proxy.port), timeout=5) as link:
             link.command("PING")
 
 
-def test_what_is_no_server_is_refused_at_once() -> None:
+def test_invalid_server_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown scheme"):
         Proxy("http://localhost")
 
 
-def test_a_proxy_that_does_not_run_says_so(one: Server) -> None:
+def test_stopped_proxy_raises(one: Server) -> None:
     proxy = Proxy(one)
     with pytest.raises(RuntimeError, match="not running"):
         proxy.heal()
@@ -109,7 +109,7 @@ def test_a_proxy_that_does_not_run_says_so(one: Server) -> None:
         proxy.drop()
 
 
-def test_a_closed_proxy_leaves_no_thread_and_no_connection(one: Server) -> None:
+def test_closed_proxy_leaves_no_thread_and_no_connection(one: Server) -> None:
     with Proxy(one) as proxy:
         link = Connection(("127.0.0.1", proxy.port), timeout=5)
         link.command("PING")
@@ -125,9 +125,7 @@ def test_a_closed_proxy_leaves_no_thread_and_no_connection(one: Server) -> None:
 @pytest.mark.parametrize(
     ("ways", "held_up"), [({}, True), ({"up": True}, True), ({"down": True}, False), ({"up": False}, False)]
 )
-def test_a_fault_holds_for_the_directions_that_are_meant(
-    proxy: Proxy, dial: Dial, ways: dict[str, bool], held_up: bool
-) -> None:
+def test_fault_applies_to_chosen_directions(proxy: Proxy, dial: Dial, ways: dict[str, bool], held_up: bool) -> None:
     proxy.delay(60, **ways)
     reply = ask_in_thread(dial(), "PING")
     eventually(lambda: proxy.up.held if held_up else proxy.down.held)
@@ -136,7 +134,7 @@ def test_a_fault_holds_for_the_directions_that_are_meant(
     assert reply() == "PONG"
 
 
-def test_a_delay_lasts_as_long_as_it_says_each_way(proxy: Proxy, dial: Dial) -> None:
+def test_delay_applies_to_each_direction(proxy: Proxy, dial: Dial) -> None:
     link = dial()
     proxy.delay(0.05)
     began = time.monotonic()
@@ -144,8 +142,8 @@ def test_a_delay_lasts_as_long_as_it_says_each_way(proxy: Proxy, dial: Dial) -> 
     assert time.monotonic() - began >= 0.1
 
 
-def test_a_delay_is_the_same_for_all_that_is_under_way(proxy: Proxy, dial: Dial) -> None:
-    """It is a longer way, not a slower one."""
+def test_delay_is_same_for_all_data_in_flight(proxy: Proxy, dial: Dial) -> None:
+    """A delay adds latency, but does not reduce the bandwidth."""
     links = [dial() for _ in range(5)]
     proxy.delay(0.2, up=True)
     began = time.monotonic()
@@ -154,7 +152,7 @@ def test_a_delay_is_the_same_for_all_that_is_under_way(proxy: Proxy, dial: Dial)
     assert time.monotonic() - began < 0.5
 
 
-def test_what_is_delayed_goes_on_at_once_when_it_is_healed(proxy: Proxy, dial: Dial) -> None:
+def test_delayed_data_arrives_at_once_after_heal(proxy: Proxy, dial: Dial) -> None:
     proxy.delay(60)
     reply = ask_in_thread(dial(), "PING")
     eventually(lambda: proxy.up.held)
@@ -163,8 +161,8 @@ def test_what_is_delayed_goes_on_at_once_when_it_is_healed(proxy: Proxy, dial: D
     assert proxy.up.held == 0
 
 
-def test_a_request_that_is_dropped_never_arrives(proxy: Proxy, dial: Dial, one: Server) -> None:
-    link = dial(timeout=NEVER)
+def test_dropped_request_never_arrives(proxy: Proxy, dial: Dial, one: Server) -> None:
+    link = dial(timeout=NO_DATA_WITHIN)
     link.command("PING")
     proxy.drop(up=True)
     with pytest.raises(TimeoutError):
@@ -173,8 +171,8 @@ def test_a_request_that_is_dropped_never_arrives(proxy: Proxy, dial: Dial, one: 
     assert one.command("EXISTS", "k") == 0
 
 
-def test_a_request_whose_reply_is_dropped_is_carried_out(proxy: Proxy, dial: Dial, one: Server) -> None:
-    link = dial(timeout=NEVER)
+def test_request_with_dropped_reply_is_executed(proxy: Proxy, dial: Dial, one: Server) -> None:
+    link = dial(timeout=NO_DATA_WITHIN)
     link.command("PING")
     proxy.drop(down=True)
     with pytest.raises(TimeoutError):
@@ -183,8 +181,8 @@ def test_a_request_whose_reply_is_dropped_is_carried_out(proxy: Proxy, dial: Dia
     assert one.command("EXISTS", "k") == 1
 
 
-def test_a_connection_that_lost_something_does_not_outlive_the_fault(proxy: Proxy, dial: Dial) -> None:
-    torn, whole = dial(timeout=NEVER), dial()
+def test_connection_with_lost_data_ends_with_fault(proxy: Proxy, dial: Dial) -> None:
+    torn, whole = dial(timeout=NO_DATA_WITHIN), dial()
     assert torn.command("PING") == whole.command("PING") == "PONG"
     proxy.drop(down=True)
     with pytest.raises(TimeoutError):
@@ -194,7 +192,9 @@ def test_a_connection_that_lost_something_does_not_outlive_the_fault(proxy: Prox
     eventually(lambda: proxy.connections == 1)
 
 
-def test_half_open_connections_stay_and_new_ones_are_accepted_in_vain(proxy: Proxy, dial: Dial, one: Server) -> None:
+def test_half_open_network_keeps_connections_and_accepts_new_ones_without_answer(
+    proxy: Proxy, dial: Dial, one: Server
+) -> None:
     old = dial()
     old.command("PING")
     proxy.half_open()
@@ -204,13 +204,13 @@ def test_half_open_connections_stay_and_new_ones_are_accepted_in_vain(proxy: Pro
     eventually(lambda: proxy.up.held and proxy.accepted == 2)
     assert proxy.connections == 2
     assert one.command("EXISTS", "k") == 0
-    # Those are our own two questions.
+    # These two are the requests of this test.
     assert int(one.info("total_connections_received")) == int(known) + 2
     proxy.heal()
     assert [reply() for reply in replies] == ["OK", "PONG"]
 
 
-def test_a_half_open_network_does_not_pass_on_a_hang_up(proxy: Proxy, dial: Dial, one: Server) -> None:
+def test_half_open_network_does_not_forward_hang_up(proxy: Proxy, dial: Dial, one: Server) -> None:
     link = dial()
     link.command("CLIENT", "SETNAME", "guest")
     proxy.half_open()
@@ -220,7 +220,7 @@ def test_a_half_open_network_does_not_pass_on_a_hang_up(proxy: Proxy, dial: Dial
     one.wait_for(lambda: b"name=guest" not in one.command("CLIENT", "LIST"))  # type: ignore[operator]
 
 
-def test_a_reset_ends_what_is_connected_and_nothing_else(proxy: Proxy, dial: Dial) -> None:
+def test_reset_ends_only_current_connections(proxy: Proxy, dial: Dial) -> None:
     links = [dial(), dial()]
     for link in links:
         link.command("PING")
@@ -231,7 +231,7 @@ def test_a_reset_ends_what_is_connected_and_nothing_else(proxy: Proxy, dial: Dia
     assert dial().command("PING") == "PONG"
 
 
-def test_a_reset_strikes_inside_a_reply(proxy: Proxy, dial: Dial, one: Server) -> None:
+def test_reset_happens_inside_reply(proxy: Proxy, dial: Dial, one: Server) -> None:
     one.command("SET", "k", "0123456789")
     link = dial()
     link.command("PING")
@@ -243,7 +243,7 @@ def test_a_reset_strikes_inside_a_reply(proxy: Proxy, dial: Dial, one: Server) -
     eventually(lambda: proxy.connections == 0)
 
 
-def test_a_reset_may_come_after_the_work_and_before_the_reply(proxy: Proxy, dial: Dial, one: Server) -> None:
+def test_reset_can_happen_after_execution_and_before_reply(proxy: Proxy, dial: Dial, one: Server) -> None:
     link = dial()
     link.command("PING")
     proxy.reset(after=0)
@@ -252,7 +252,7 @@ def test_a_reset_may_come_after_the_work_and_before_the_reply(proxy: Proxy, dial
     assert one.command("EXISTS", "k") == 1
 
 
-def test_a_drip_comes_byte_by_byte(proxy: Proxy, dial: Dial) -> None:
+def test_drip_sends_single_bytes(proxy: Proxy, dial: Dial) -> None:
     link = dial()
     link.command("PING")
     proxy.drip(1, 0.02, down=True)
@@ -261,7 +261,7 @@ def test_a_drip_comes_byte_by_byte(proxy: Proxy, dial: Dial) -> None:
     assert time.monotonic() - began >= 0.02 * (len("+PONG\r\n") - 1)
 
 
-def test_the_rest_of_a_drip_comes_at_once_when_it_is_healed(proxy: Proxy, dial: Dial) -> None:
+def test_rest_of_drip_arrives_at_once_after_heal(proxy: Proxy, dial: Dial) -> None:
     link = dial()
     link.command("PING")
     before = proxy.down.passed
@@ -272,7 +272,7 @@ def test_the_rest_of_a_drip_comes_at_once_when_it_is_healed(proxy: Proxy, dial: 
     assert reply() == "PONG"
 
 
-def test_a_refusal_is_for_newcomers(proxy: Proxy, dial: Dial) -> None:
+def test_refuse_applies_to_new_connections(proxy: Proxy, dial: Dial) -> None:
     link = dial()
     link.command("PING")
     proxy.refuse()
@@ -284,7 +284,7 @@ def test_a_refusal_is_for_newcomers(proxy: Proxy, dial: Dial) -> None:
 
 
 @pytest.mark.parametrize("call", [lambda p: p.delay(-1), lambda p: p.drip(0), lambda p: p.reset(after=-1)])
-def test_nonsense_is_refused(proxy: Proxy, call: Callable[[Proxy], object]) -> None:
+def test_invalid_arguments_are_refused(proxy: Proxy, call: Callable[[Proxy], object]) -> None:
     with pytest.raises(ValueError, match=r"not -?[01]"):
         call(proxy)
 
@@ -292,7 +292,7 @@ def test_nonsense_is_refused(proxy: Proxy, call: Callable[[Proxy], object]) -> N
 # -- a client behind it
 
 
-def test_a_lease_is_lost_on_time_behind_a_dead_network(proxy: Proxy) -> None:
+def test_lease_is_lost_on_time_behind_dead_network(proxy: Proxy) -> None:
     with handfast.connect(proxy.url, ttl=0.5) as client:
         lease = client.lock("a").acquire()
         proxy.half_open()
@@ -302,7 +302,7 @@ def test_a_lease_is_lost_on_time_behind_a_dead_network(proxy: Proxy) -> None:
         proxy.heal()
 
 
-def test_a_client_gets_over_a_reset_inside_a_reply(proxy: Proxy) -> None:
+def test_client_recovers_from_reset_inside_reply(proxy: Proxy) -> None:
     with handfast.connect(proxy.url) as client:
         client.lock("a").acquire().release()
         assert proxy.reset(after=3)

@@ -1,4 +1,4 @@
-"""The launcher that our tests and our users' tests stand on."""
+"""The launcher of servers, for our tests and for users' tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def each_binary() -> list[object]:
 
 
 @pytest.mark.parametrize("binary", each_binary())
-def test_every_server_found_is_what_its_name_says(binary: Path) -> None:
+def test_found_servers_match_their_names(binary: Path) -> None:
     name = next(name for name, path in available().items() if path == binary)
     product, version = name.split("-")
     with Server(binary) as server:
@@ -32,7 +32,7 @@ def test_every_server_found_is_what_its_name_says(binary: Path) -> None:
 
 
 @pytest.mark.parametrize("unix", [False, True])
-def test_a_server_is_gone_without_a_trace_after_the_block(unix: bool) -> None:
+def test_server_leaves_nothing_after_block(unix: bool) -> None:
     with Server(unix=unix) as server:
         pid, folder = server.pid, server.folder
         assert server.url.startswith("unix:///" if unix else "redis://127.0.0.1:")
@@ -43,13 +43,13 @@ def test_a_server_is_gone_without_a_trace_after_the_block(unix: bool) -> None:
     assert not folder.exists()
 
 
-def test_a_given_folder_is_kept(tmp_path: Path) -> None:
+def test_given_folder_is_kept(tmp_path: Path) -> None:
     with Server(folder=tmp_path):
         pass
     assert (tmp_path / "server.log").exists()
 
 
-def test_restart_keeps_the_address_and_forgets_the_data() -> None:
+def test_restart_keeps_address_and_loses_data() -> None:
     with Server() as server:
         url, run_id = server.url, server.info("run_id")
         server.command("SET", "a", 1)
@@ -58,7 +58,7 @@ def test_restart_keeps_the_address_and_forgets_the_data() -> None:
         assert server.info("run_id") != run_id
 
 
-def test_restart_keeps_what_was_on_disk_if_asked() -> None:
+def test_restart_can_keep_data_on_disk() -> None:
     with Server(config={"appendonly": "yes", "appendfsync": "always"}) as server:
         server.command("SET", "a", 1)
         server.restart(empty=False)
@@ -67,7 +67,7 @@ def test_restart_keeps_what_was_on_disk_if_asked() -> None:
         assert server.command("GET", "a") is None
 
 
-def test_a_stopped_server_is_refused_and_its_port_is_nobody_elses() -> None:
+def test_stopped_server_refuses_connections_and_keeps_its_port() -> None:
     with Server() as server:
         server.stop()
         with pytest.raises(ConnectionRefusedError):
@@ -79,7 +79,7 @@ def test_a_stopped_server_is_refused_and_its_port_is_nobody_elses() -> None:
         assert server.command("PING") == "PONG"
 
 
-def test_a_paused_server_answers_nothing_until_it_is_resumed() -> None:
+def test_paused_server_answers_after_resume() -> None:
     with Server() as server, Connection(("127.0.0.1", server.port), timeout=5) as link:
         for _ in range(2):
             server.pause()
@@ -87,20 +87,20 @@ def test_a_paused_server_answers_nothing_until_it_is_resumed() -> None:
                 server.command("PING", timeout=0.05)
             server.resume()
             assert link.command("PING") == "PONG"
-        server.pause()  # and the block ends it all the same
+        server.pause()  # the end of the block must end a paused server too
 
 
-def test_a_server_that_does_not_start_says_why() -> None:
+def test_failed_start_says_why() -> None:
     with pytest.raises(StartError, match="nonsense"), Server(config={"nonsense": "1"}):
         pass
 
 
-def test_an_error_reply_raises() -> None:
+def test_error_reply_raises() -> None:
     with Server() as server, pytest.raises(ReplyError, match="wrong number"):
         server.command("GET")
 
 
-def test_a_password_is_in_the_url_and_is_used() -> None:
+def test_password_is_in_url_and_is_used() -> None:
     with Server(config={"requirepass": "open sesame"}) as server:
         assert ":open%20sesame@" in server.url
         assert server.command("PING") == "PONG"
@@ -111,7 +111,7 @@ def test_a_password_is_in_the_url_and_is_used() -> None:
             link.command("GET", "a")
 
 
-def test_a_replica_is_in_step_when_it_is_ready() -> None:
+def test_ready_replica_is_synchronized() -> None:
     with Server() as master:
         master.command("SET", "a", 1)
         with Server(replica_of=master) as replica:
@@ -120,7 +120,7 @@ def test_a_replica_is_in_step_when_it_is_ready() -> None:
                 replica.command("SET", "a", 2)
 
 
-def test_servers_start_side_by_side_and_are_different_ones() -> None:
+def test_servers_run_side_by_side() -> None:
     with Servers(5) as servers:
         assert len(set(servers.urls)) == len(servers) == 5
         assert len({server.info("run_id") for server in servers}) == 5
@@ -128,7 +128,7 @@ def test_servers_start_side_by_side_and_are_different_ones() -> None:
         assert servers[1].command("PING") == "PONG"
 
 
-def test_tls_where_a_server_was_built_with_it(tmp_path: Path) -> None:
+def test_tls_if_server_supports_it(tmp_path: Path) -> None:
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
     files = TlsFiles(tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem")
@@ -148,7 +148,7 @@ def test_tls_where_a_server_was_built_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_servers_die_with_a_test_process_that_is_killed(paused: bool) -> None:
+def test_servers_end_with_killed_test_process(paused: bool) -> None:
     code = (
         "import sys; from handfast.testing import Server\n"
         "server = Server().start(); print(server.pid, server.folder, flush=True)\n"
@@ -166,7 +166,7 @@ def test_servers_die_with_a_test_process_that_is_killed(paused: bool) -> None:
 
 
 def running(pid: int) -> bool:
-    """A zombie is not: where nobody reaps orphans, it would stay one."""
+    """False for a zombie: it stays one if no process reaps orphans."""
     try:
         os.kill(pid, 0)
         return sys.platform != "linux" or ") Z " not in Path(f"/proc/{pid}/stat").read_text()

@@ -1,4 +1,4 @@
-"""The pytest plugin, as a user's test run meets it: in a process of its own, found by its entry point."""
+"""The pytest plugin in a user's test run: in a separate process, found by its entry point."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(*command: str, folder: Path, **env: str) -> subprocess.CompletedProcess[
 
 
 def run_tests(folder: Path, *files: str, options: tuple[str, ...] = (), **env: str) -> tuple[str, dict[str, int]]:
-    """Run these test files; what was said, and how many passed, failed, were skipped."""
+    """Run these test files. Returns the output, and how many tests passed, failed and were skipped."""
     (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     for number, text in enumerate(files):
         (folder / f"test_{number}.py").write_text(text)
@@ -35,13 +35,13 @@ def run_tests(folder: Path, *files: str, options: tuple[str, ...] = (), **env: s
     return said, {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)", last)}
 
 
-def test_the_examples_of_the_docs_pass(tmp_path: Path) -> None:
+def test_examples_of_docs_pass(tmp_path: Path) -> None:
     assert len(TESTS) == 7
     said, counts = run_tests(tmp_path, *TESTS)
     assert counts == {"passed": 10}, said
 
 
-def test_the_example_without_pytest_runs(tmp_path: Path) -> None:
+def test_example_without_pytest_runs(tmp_path: Path) -> None:
     (script,) = [block for block in BLOCKS if block not in TESTS]
     (tmp_path / "example.py").write_text(script)
     done = run("-W", "error", "example.py", folder=tmp_path)
@@ -68,7 +68,7 @@ def test_pause(handfast_server):
     handfast_server.pause()
 
 
-def test_go_on(handfast_server):
+def test_server_answers_after_pause(handfast_server):
     held(handfast_server.url)
 
 
@@ -87,13 +87,13 @@ def test_all_nodes_vote(handfast_quorum):
         assert node.command("EXISTS", "handfast:guard") == 1
 
 
-def test_a_client_that_is_never_closed(handfast_quorum):
+def test_client_that_is_never_closed(handfast_quorum):
     global client
     client = handfast.connect(handfast_quorum.urls, wait=1.0)
     client.lock("a").acquire()
 
 
-def test_does_not_matter(handfast_quorum):
+def test_after_unclosed_client(handfast_quorum):
     held(handfast_quorum.urls)
 
 
@@ -107,12 +107,12 @@ def test_two_proxies_at_once(handfast_proxy, handfast_server, handfast_quorum):
 """
 
 
-def test_each_test_gets_running_empty_servers_whatever_the_one_before_did(tmp_path: Path) -> None:
+def test_each_test_gets_running_empty_servers(tmp_path: Path) -> None:
     said, counts = run_tests(tmp_path, LEFT_BEHIND)
     assert counts == {"passed": LEFT_BEHIND.count("def test_")}, said
 
 
-def test_workers_have_servers_of_their_own(tmp_path: Path) -> None:
+def test_each_xdist_worker_has_its_own_servers(tmp_path: Path) -> None:
     text = """
 import pytest
 
@@ -127,7 +127,7 @@ def test_mine(handfast_server, number):
     assert counts == {"passed": 6}, said
 
 
-def test_without_a_server_they_are_skipped_and_say_why(tmp_path: Path) -> None:
+def test_tests_are_skipped_with_reason_without_server(tmp_path: Path) -> None:
     conftest = "from handfast.testing import plugin\nplugin.available = dict\n"
     (tmp_path / "conftest.py").write_text(conftest)
     text = """
@@ -142,6 +142,6 @@ def test_none(): ...
 
 
 @pytest.mark.parametrize("module", ["handfast", "handfast.aio", "handfast.testing"])
-def test_the_package_itself_does_not_need_pytest(module: str, tmp_path: Path) -> None:
+def test_package_does_not_need_pytest(module: str, tmp_path: Path) -> None:
     done = run("-c", f"import sys, {module}; print('pytest' in sys.modules)", folder=tmp_path)
     assert done.stdout == "False\n", done.stderr

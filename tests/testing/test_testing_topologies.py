@@ -1,4 +1,4 @@
-"""The launcher's replicas, Sentinel and Cluster: each of every kind that is here, and what can happen to it."""
+"""Replicas, Sentinel and Cluster of the launcher, on every installed server, with their faults."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def role(server: Server) -> bytes:
 # -- a server ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_server_gets_its_environment_and_is_still_the_process_that_is_watched(tmp_path: Path) -> None:
+def test_server_gets_environment_and_is_watched_process(tmp_path: Path) -> None:
     program = tmp_path / "server"
     program.write_text(f'#!/bin/sh\necho "told: $WORD"\nexec {next(iter(available().values()))} "$@"\n')
     program.chmod(0o755)
@@ -50,7 +50,7 @@ def test_a_server_gets_its_environment_and_is_still_the_process_that_is_watched(
         assert int(server.info("process_id")) == server.pid
 
 
-def test_users_come_with_the_configuration() -> None:
+def test_users_are_part_of_configuration() -> None:
     with Server(config={"user": "alice on >secret ~a* +get"}) as server, server.connect() as link:
         link.command("AUTH", "alice", "secret")
         assert link.command("GET", "a") is None
@@ -63,7 +63,7 @@ def test_users_come_with_the_configuration() -> None:
 
 @pytest.fixture(scope="module")
 def _replicated() -> Iterator[Replicated]:
-    with Replicated(2, binary("redis-7.0")) as group:  # the quickest to be in step
+    with Replicated(2, binary("redis-7.0")) as group:  # this version synchronizes fastest
         yield group
 
 
@@ -74,7 +74,7 @@ def replicated(_replicated: Replicated) -> Replicated:
 
 
 @every_kind
-def test_a_master_starts_with_replicas_that_are_in_step(kind: str) -> None:
+def test_master_starts_with_synchronized_replicas(kind: str) -> None:
     with Replicated(2, binary(kind), password=PASSWORD, config={"min-replicas-to-write": "2"}) as group:
         group.master.command("SET", "a", 1)
         group.wait_synced()
@@ -85,7 +85,7 @@ def test_a_master_starts_with_replicas_that_are_in_step(kind: str) -> None:
             group.master.command("SET", "a", 2)
 
 
-def test_what_is_written_while_a_replica_is_cut_off_is_missing_once_it_is_promoted(replicated: Replicated) -> None:
+def test_promoted_replica_lacks_writes_made_while_cut_off(replicated: Replicated) -> None:
     old, (behind, other) = replicated.master, replicated.replicas
     replicated.cut(behind)
     old.command("SET", "lock", "mine")
@@ -100,14 +100,14 @@ def test_what_is_written_while_a_replica_is_cut_off_is_missing_once_it_is_promot
     assert [role(node) for node in (old, behind, other)] == [b"slave", b"master", b"slave"]
 
 
-def test_a_promoted_replica_is_a_master_after_a_restart_too(replicated: Replicated) -> None:
+def test_promoted_replica_is_master_after_restart(replicated: Replicated) -> None:
     replicated.promote(replicated.replicas[0])
     replicated.master.restart()
     assert role(replicated.master) == b"master"
     replicated.wait_synced()
 
 
-def test_the_network_of_a_replica_can_be_a_proxy() -> None:
+def test_replica_can_use_proxy() -> None:
     with Server() as master, Proxy(master) as network, Server(replica_of=network) as replica:
         # A master sends no commands before the replica has acknowledged the first copy. A network that fails earlier
         # holds back that acknowledgement, and the master stays silent.
@@ -121,7 +121,7 @@ def test_the_network_of_a_replica_can_be_a_proxy() -> None:
         replica.wait_for(lambda: replica.command("GET", "a") == b"1")
 
 
-def test_what_does_not_get_ready_says_what_is_missing(replicated: Replicated) -> None:
+def test_readiness_timeout_says_what_is_missing(replicated: Replicated) -> None:
     replica = replicated.replicas[0]
     replicated.cut(replica)
     with pytest.raises(TimeoutError, match=f"port {replica.port} has no link to its master"):
@@ -133,7 +133,7 @@ def test_what_does_not_get_ready_says_what_is_missing(replicated: Replicated) ->
 
 @pytest.fixture(scope="module", params=KINDS)
 def _sentinel(request: pytest.FixtureRequest) -> Iterator[SentinelGroup]:
-    """With passwords, which must not be in the way of anything."""
+    """A group with passwords; everything must work with them."""
     config = {"min-replicas-to-write": "1"}
     with SentinelGroup(binary=binary(request.param), password=PASSWORD, sentinel_password="s/?#", config=config) as group:
         yield group
@@ -149,7 +149,7 @@ on_valkey = pytest.mark.parametrize("_sentinel", KINDS[:1], indirect=True)
 on_redis_7 = pytest.mark.parametrize("_sentinel", KINDS[1:2], indirect=True)
 
 
-def test_sentinels_start_and_see_each_other_and_everything(sentinel: SentinelGroup) -> None:
+def test_sentinels_start_and_see_all_servers(sentinel: SentinelGroup) -> None:
     for each in sentinel.sentinels:
         assert str(each.command("SENTINEL", "CKQUORUM", "mymaster")).startswith("OK 3 usable Sentinels")
     assert (role(sentinel.master), [role(node) for node in sentinel.replicas]) == (b"master", [b"slave", b"slave"])
@@ -158,7 +158,7 @@ def test_sentinels_start_and_see_each_other_and_everything(sentinel: SentinelGro
 
 
 @on_redis_7
-def test_an_isolated_master_is_replaced_and_does_not_know_it(sentinel: SentinelGroup) -> None:
+def test_isolated_master_is_replaced_without_noticing(sentinel: SentinelGroup) -> None:
     old = sentinel.master
     sentinel.isolate(old)
     assert role(sentinel.wait_replaced(old)) == b"master"
@@ -170,7 +170,7 @@ def test_an_isolated_master_is_replaced_and_does_not_know_it(sentinel: SentinelG
 
 
 @on_valkey
-def test_what_a_group_lacks_is_said(sentinel: SentinelGroup) -> None:
+def test_missing_member_of_group_is_reported(sentinel: SentinelGroup) -> None:
     sentinel.sentinels[0].pause()
     with pytest.raises(TimeoutError, match=f"port {sentinel.sentinels[0].port} is dead or paused"):
         sentinel.wait_ready(within=0)
@@ -180,7 +180,7 @@ def test_what_a_group_lacks_is_said(sentinel: SentinelGroup) -> None:
 
 
 @on_valkey
-def test_a_master_is_replaced_on_demand_and_after_a_crash(sentinel: SentinelGroup) -> None:
+def test_master_is_replaced_on_demand_and_after_crash(sentinel: SentinelGroup) -> None:
     first = sentinel.master
     first.command("SET", "a", 1)
     sentinel.wait_synced()
@@ -212,7 +212,7 @@ def cluster(_cluster: Cluster) -> Cluster:
 on_newer_clusters = pytest.mark.parametrize("_cluster", KINDS[:2], indirect=True)
 
 
-def test_a_cluster_starts_with_all_slots_served_and_a_replica_for_each_master(cluster: Cluster) -> None:
+def test_cluster_starts_with_all_slots_and_a_replica_per_master(cluster: Cluster) -> None:
     assert cluster.url == f"redis+cluster://:{QUOTED}@" + ",".join(f"127.0.0.1:{node.port}" for node in cluster)
     first, second, third = cluster.masters
     assert {cluster.replica_of(master) for master in cluster.masters} | {first, second, third} == set(cluster.nodes)
@@ -225,7 +225,7 @@ def test_a_cluster_starts_with_all_slots_served_and_a_replica_for_each_master(cl
 
 
 @on_newer_clusters
-def test_a_slot_on_its_way_answers_ask_and_tryagain_and_arrives(cluster: Cluster) -> None:
+def test_migrating_slot_answers_ask_and_tryagain_and_arrives(cluster: Cluster) -> None:
     source, target = cluster.node_for("{tag}"), next(m for m in cluster.masters if m is not cluster.node_for("{tag}"))
     slot = cluster.slot_of("{tag}")
     for number in range(12):
@@ -257,7 +257,7 @@ def keys_in(node: Server, slot: int) -> list[bytes]:
 
 
 @on_newer_clusters
-def test_a_cluster_is_not_whole_while_a_slot_is_on_its_way(cluster: Cluster) -> None:
+def test_cluster_with_migrating_slot_is_not_whole(cluster: Cluster) -> None:
     _, second, _ = cluster.masters
     with pytest.raises(ZeroDivisionError), cluster.moving(0, second):
         raise ZeroDivisionError
@@ -267,7 +267,7 @@ def test_a_cluster_is_not_whole_while_a_slot_is_on_its_way(cluster: Cluster) -> 
 
 
 @on_newer_clusters
-def test_a_shard_changes_its_master_on_demand(cluster: Cluster) -> None:
+def test_shard_changes_master_on_demand(cluster: Cluster) -> None:
     master = cluster.node_for("a")
     replica = cluster.replica_of(master)
     master.command("SET", "a", 1)
@@ -278,7 +278,7 @@ def test_a_shard_changes_its_master_on_demand(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("_cluster", KINDS[:1], indirect=True)
-def test_a_shard_changes_its_master_after_a_crash(cluster: Cluster) -> None:
+def test_shard_changes_master_after_crash(cluster: Cluster) -> None:
     master = cluster.node_for("b")
     replica = cluster.replica_of(master)
     cluster.cut(replica)
@@ -292,7 +292,7 @@ def test_a_shard_changes_its_master_after_a_crash(cluster: Cluster) -> None:
     assert cluster.replica_of(replica) is master
 
 
-def test_a_cluster_needs_no_replicas() -> None:
+def test_cluster_without_replicas() -> None:
     def serves(masters: int) -> int:
         with Cluster(masters, replicas=0) as cluster:
             assert cluster.masters == cluster.nodes
@@ -303,7 +303,7 @@ def test_a_cluster_needs_no_replicas() -> None:
         assert list(side_by_side.map(serves, [1, 6])) == [1, 6]
 
 
-def test_a_cluster_node_has_the_port_of_its_bus_to_itself() -> None:
+def test_cluster_node_reserves_port_of_its_bus() -> None:
     first, second = reserve_with_bus(), reserve_with_bus()
     try:
         ports = [reserved.getsockname()[1] for reserved in (*first, *second)]
@@ -317,7 +317,7 @@ def test_a_cluster_node_has_the_port_of_its_bus_to_itself() -> None:
 # -- all ---------------------------------------------------------------------------------------------------------------
 
 
-def test_groups_die_with_a_process_that_is_killed() -> None:
+def test_groups_end_with_killed_process() -> None:
     code = (
         "import sys; from handfast.testing import Cluster, SentinelGroup\n"
         "group, cluster = SentinelGroup(sentinels=1, replicas=0), Cluster(1, 0)\n"
@@ -337,7 +337,7 @@ def test_groups_die_with_a_process_that_is_killed() -> None:
             eventually(lambda port=port, client=client: client.connect_ex(("127.0.0.1", int(port))), within=10)
 
 
-def test_a_fixture_heals_what_can_be_healed_and_makes_the_rest_anew() -> None:
+def test_fixture_heals_group_or_replaces_it() -> None:
     with closing(_Kept(lambda: Replicated(1, binary("redis-7.0")))) as kept:
         group = kept.whole_and_empty()
         old = group.master
