@@ -198,7 +198,7 @@ VOTES: tuple[Bug, ...] = (
         "healed-not-followed",
         "the release of a healed lease does not follow the heal on its connection",
         (9,),
-        ((release.release, "hold.healed or failed or not (ballot.won or gone)", "failed or not (ballot.won or gone)"),),
+        ((release._conclude, "hold.healed or failed or not (ballot.won or gone)", "failed or not (ballot.won or gone)"),),
     ),
     (
         "one-owner-for-all",
