@@ -138,7 +138,7 @@ class Run:
         """End the sale now and score what was seen so far. False if the sale has not begun: there is nothing to score."""
         if self._script is None:
             return False
-        if not self.stopped:
+        if not (self.stopped or self._script.done()):
             self.stopped = True
             self.mark("the viewer stops the sale")
             self._script.cancel()
