@@ -231,7 +231,8 @@ class Environment:
         self._settings = Settings(**facts)
         opened = [self._open(worker, self._settings) for worker in self.workers]
         try:
-            await asyncio.wait_for(asyncio.gather(*opened), READY_WITHIN)
+            async with asyncio.timeout(READY_WITHIN):
+                await asyncio.gather(*opened)
         except TimeoutError:
             raise LabError(f"not all workers opened the sale within {READY_WITHIN:g} s") from None
         self.changed()

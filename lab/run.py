@@ -77,6 +77,8 @@ class Run:
         self.tally = Tally()
         self.evidence: list[str] = []
         self._victims: list[Victim] = []
+        self._sent: dict[str, str] = {}
+        """The worker of every order that was sent to be held up, also if it has not arrived yet."""
         self._names = (f"o{number}" for number in itertools.count(1))
         self._approached: set[str] = set()
         """Workers to which an order has been sent that is not held up yet."""
@@ -136,7 +138,7 @@ class Run:
         """End the sale now and score what was seen so far. False if the sale has not begun: there is nothing to score."""
         if self._script is None:
             return False
-        if not self.stopped:
+        if not (self.stopped or self._script.done()):
             self.stopped = True
             self.mark("the viewer stops the sale")
             self._script.cancel()
@@ -154,16 +156,20 @@ class Run:
         for worker in self.environment.workers:
             if worker.state == "paused":
                 self.environment.kill(worker)
+        self._release_all()
         for victim in self._victims:
-            self.environment.worker(victim.worker).send(do="go", order=victim.order)
             victim.answer.cancel()
+
+    def _release_all(self) -> None:
+        for order, worker in self._sent.items():
+            self.environment.worker(worker).send(do="go", order=order)
 
     async def _wind_up(self) -> None:
         """Let every order finish: paused workers resume, orders that are held up continue."""
         for victim in self._victims:
             if self.paused(victim):
                 self.resume(victim)
-            self.environment.worker(victim.worker).send(do="go", order=victim.order)
+        self._release_all()
         await self.environment.rest(self.sale)
         for victim in self._victims:
             status = await victim.answer
@@ -196,7 +202,8 @@ class Run:
 
     async def crowd_finished(self) -> None:
         if self._crowd is not None:
-            await self._crowd
+            await asyncio.wait([self._crowd])  # `await self._crowd` would cancel it along with the caller
+            self._crowd.result()
 
     async def sold(self, share: float) -> None:
         """Wait until this share of the stock is sold, or the crowd has finished."""
@@ -246,6 +253,7 @@ class Run:
         while self.t < deadline:
             if self._session is None or self._session.closed:
                 raise LabError(f"{self.name}: the sale is over")
+            self._sent[name] = worker.name
             arrived = self.environment.expect("at", worker.name, order=name, sale=self.sale)
             answer = asyncio.create_task(self._send(f"{worker.url}/buy/{self.sale}", name, at))
             either: list[asyncio.Future[Any]] = [arrived, answer]
@@ -281,7 +289,8 @@ class Run:
 
     async def answered(self, victim: Victim) -> None:
         """Wait until the buyer has an answer, and note the outcome of the order."""
-        if await victim.answer is None:
+        await asyncio.wait([victim.answer])  # `await victim.answer` would cancel it along with the caller
+        if victim.answer.result() is None:
             self.note(f"{victim} got no answer")
             return
         await self._until(lambda: victim.order in self.ledger.outcomes)

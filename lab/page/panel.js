@@ -39,7 +39,9 @@ export class Panel {
       this.show, this.controls, this.why);
     this.#placeEvents();
     NARROW.addEventListener("change", () => this.#placeEvents());
-    for (const scrolling of ["wheel", "touchmove", "keydown"]) addEventListener(scrolling, () => this.#unpin(), { passive: true });
+    for (const use of ["wheel", "touchmove", "keydown", "pointerdown"]) {
+      addEventListener(use, (event) => host.contains(event.target) || this.#unpin(), { passive: true });
+    }
   }
 
   #buttons() {
@@ -57,7 +59,7 @@ export class Panel {
     this.events.hidden = !NARROW.matches || this.show.hidden;
   }
 
-  // A running sale keeps the panel in view. The result stays there too, until the viewer scrolls.
+  // A running sale keeps the panel in view. The result stays there too, until the viewer uses the rest of the page.
   #unpin() {
     if (!this.#running) setAttr(this.host, "data-pinned", null);
   }

@@ -84,8 +84,9 @@ def test_changed_scenarios_are_scored_separately(plan: Plan) -> None:
     async def stopped_by_a_viewer(run: Run) -> None:
         run.start_crowd()
         await run.sold(0.2)
+        victim = await run.order(at="writing")
         assert run.stop()
-        await asyncio.Event().wait()  # until `stop` cancels it
+        await run.answered(victim)  # `stop` cancels this, and the order continues
 
     async def main() -> None:
         async with Runner(plan) as runner:
