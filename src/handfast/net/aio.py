@@ -18,10 +18,6 @@ class AsyncIO(AioConnections, clock.MachineClock):
 
     caller = staticmethod(asyncio.current_task)
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.wind_up()
-
     def wait(self, wakeup: TaskWakeup, until: float | None) -> Awaitable[None]:
         return self.wait_for(wakeup, None if until is None else max(0.0, until - clock.now()))
 

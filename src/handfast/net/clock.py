@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-__all__ = ["MachineClock", "nonces", "now", "uniform", "wall"]
+__all__ = ["MachineClock", "nonce", "now", "uniform", "wall"]
 
 
 def _clock_that_runs_in_suspend() -> Callable[[], float]:
@@ -35,32 +35,15 @@ def wall() -> int:
     return time.time_ns() // 1000
 
 
-def nonces() -> Callable[[], bytes]:
-    """128 random bits each, read from the system in blocks: a read for each would double the cost of an owner.
-
-    Each driver has its own, and no driver outlives a fork: a child would repeat its parent.
-    """
-    left: list[bytes] = []
-
-    def take(pop: Callable[[], bytes] = left.pop) -> bytes:
-        try:
-            return pop()
-        except IndexError:
-            text = os.urandom(4096).hex().encode()
-            left.extend([text[i : i + 32] for i in range(0, len(text), 32)])
-            return pop()
-
-    return take
+def nonce() -> bytes:
+    """128 random bits."""
+    return os.urandom(16).hex().encode()
 
 
 class MachineClock:
-    """The part of the effects that is the same for all real drivers."""
+    """The part of an IO that is the same for all real drivers."""
 
     now = staticmethod(_steady)
     wall = staticmethod(wall)
     random = staticmethod(uniform)
-
-    def wind_up(self) -> None:
-        """What is of the instance: a nonce; and the clock, which Python would have to look up in the class each time."""
-        self.now = _steady
-        self.nonce = nonces()
+    nonce = staticmethod(nonce)

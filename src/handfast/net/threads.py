@@ -38,10 +38,6 @@ class ThreadIO(ThreadConnections, clock.MachineClock):
 
     wakeup = ThreadWakeup
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.wind_up()
-
     async def connect(self, need: int, within: float) -> None:
         self.connect_now(need, within)
 
