@@ -47,7 +47,11 @@ end
 local claim = table.concat({
   time[1] + math.ceil((math.max(left, 0) + ttl) / 1000) + 1, ttl, step, ARGV[6], generation, ARGV[11], owner}, ' ')
 local queues = ticket ~= ''
-if ticket == '0' then ticket = string.format('%.0f', time[1] * 1000000 + time[2]) end
+if ticket == '0' then
+  -- Behind the last in the queue, also if this server's clock was set back meanwhile.
+  local last = call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2] or '0'
+  ticket = string.format('%.0f', math.max(time[1] * 1000000 + time[2], tonumber(last) + 1))
+end
 local function keep()
   -- The queue outlives every claim in it. It is not extended each time.
   local least = math.max(300000, left + ttl + 3000)
