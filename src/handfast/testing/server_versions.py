@@ -39,5 +39,5 @@ def any_binary() -> Path:
 
 @functools.cache
 def older_than_7(binary: Path) -> bool:
-    """Whether this is Redis 6. It has no enable-debug-command (DEBUG is always allowed), SENTINEL DEBUG, ADDSLOTSRANGE."""
+    """Whether this is Redis 6. It lacks enable-debug-command (DEBUG is always allowed), SENTINEL DEBUG, ADDSLOTSRANGE."""
     return (binaries.version_name(binary) or "").startswith("redis-6")
