@@ -1,8 +1,9 @@
 """handfast: a distributed lock on Redis and Valkey; one node or a quorum, threads or asyncio.
 
-General layout. `sync` and `aio` are the two facades over `facade`; both run the algorithms of `core`, which do no I/O,
-through `drivers`. `wire` holds the connections, `watchdog` renews what is held, `endpoints` finds the servers,
-`topology` runs embedded ones, `lua` is what runs on a server. `testing` is for our tests and yours.
+`sync` and `aio` are the two facades; `_client` and `_lease` are what they share. Both run the algorithms of `core`, which
+do no I/O, over the connections of `net`. `protocol` has the bytes and the Lua scripts, `watchdog` renews leases,
+`discovery` finds the servers, and `embedded` starts servers on demand. `fenced` checks tokens, and `testing` is the test
+kit. docs/architecture.md explains how they work together.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ __all__ = [
 if TYPE_CHECKING:
     import handfast.aio as aio
 else:
-    # Not for type checkers: they would take it to mean that the package has every attribute, also a misspelt one.
+    # Hidden from type checkers: otherwise they would accept every attribute, even a misspelt one.
     def __getattr__(name: str) -> Any:
-        # asyncio takes longer to import than all the rest; a program without it does not wait for it.
+        # asyncio takes longer to import than all the rest, and many programs do not need it.
         if name == "aio":
             import importlib
 

@@ -1,7 +1,7 @@
-"""What the two facades share: where the servers are, what is set, and the making of locks and leases.
+"""The part of a client that both facades share: its servers, its settings, and the making of locks and leases.
 
 `sync.py` and `aio.py` add the running of operations. A hold becomes a lease in `_grant` and nowhere else. An acquisition
-that ends in an exception after it was granted, for example by Ctrl-C, is taken back in `_take_back` and nowhere else.
+that ends in an exception, for example by Ctrl-C after the grant, is taken back in `_take_back` and nowhere else.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ _clients: weakref.WeakSet[BaseClient[Any, Any]] = weakref.WeakSet()
 
 
 class BaseClient(Generic[L, G]):
-    """Servers, settings, and the watchdog that looks after this client's leases."""
+    """Servers, settings, and the watchdog that renews this client's leases."""
 
     _lease_type: type[G]
     _lock_type: type[L]
     _name_of: Callable[[Any], str]
     """The name of a thread or task."""
     _now = staticmethod(clock.now)
-    """The clock of its leases."""
+    """The clock of the leases."""
     _bootstrap: str
-    """What opens a new deployment of its kind."""
+    """The call that opens a new deployment, for error messages."""
     _caller: Callable[[], Any]
-    """The thread or task that calls."""
+    """Returns the calling thread or task."""
     _caller_kind: str
-    """Which of the two it is."""
+    """The word for a caller in messages: "thread" or "task"."""
 
     def __init__(self, where: Endpoints, options: ClientOptions) -> None:
         given: dict[str, Any] = dict(options)
@@ -78,18 +78,19 @@ class BaseClient(Generic[L, G]):
             )
         labels = [address.label for address in addresses]
         self._group = NodeGroup(labels, self._policy, guard=self._guarded, clustered=clustered)
-        # The watchdog and the embedded servers keep these two. They must not keep the client: nobody would collect it.
+        # The watchdog and the embedded servers keep these two functions. A reference to the client in them would keep the
+        # client alive for ever.
         self._shake = _shaker(self._group, addresses, self._now)
         if self._guarded:
             where.open_new = functools.partial(_open_new, self._policy)
         self._routes: SlotRouter | None = None
         if clustered:
-            from handfast.net import cluster_aio  # noqa: F401 - for the watchdog: a fork must not meet an import
+            from handfast.net import cluster_aio  # noqa: F401 - the watchdog needs it; see below about imports and forks
             from handfast.net.cluster_routes import SlotRouter
 
             self._routes = SlotRouter(addresses)
-        # Late, because it imports asyncio; but not at the first lock: a child that another thread forks meanwhile
-        # would wait for that import for ever.
+        # Import this late, because it imports asyncio; but not at the first lock: if another thread forks during the
+        # import, the child waits for it for ever.
         from handfast import watchdog
 
         self._attach = watchdog.attach
@@ -110,13 +111,13 @@ class BaseClient(Generic[L, G]):
 
     @explain_options(LOCK_OPTIONS)
     def lock(self, name: str | Sequence[str], *, owner: str | None = None, **options: Unpack[LockOptions]) -> L:
-        """A lock on a name, or on several names at once, all or none. Sends nothing: use it with `with`, or call
-            `acquire()`. Each acquisition is a lease of its own.
+        """Make a lock on a name, or on several names at once, all or none. This sends nothing: use the lock in `with`, or
+        call `acquire()`. Each acquisition is a lease of its own.
 
-        Options that are not given are as on the client:
+        An option that is not given has the client's value:
 
-        owner: Callers that present the same owner hold the lock together: the second one re-enters, and gets the same
-            token. By default each acquisition is an owner of its own.
+        owner: Callers with the same owner hold the lock together: the second one re-enters, and gets the token of the
+            first. By default each acquisition is an owner of its own.
         """
         config = self._config(options)
         names = (name,) if type(name) is str and 0 < len(name) <= SHORT_NAME else names_of(name)
@@ -125,11 +126,12 @@ class BaseClient(Generic[L, G]):
         try:
             return self._lock_type(self, config, names, None if owner is None else owner_of(owner).encode())
         except UnicodeEncodeError:
-            names_of(name)  # says it in words
+            names_of(name)  # raises a ConfigError with a better text
             raise
 
     def rlock(self, name: str | Sequence[str], **options: Unpack[LockOptions]) -> L:
-        """Like `lock`, but the thread or task that holds it acquires it again at once: same token, no round trip.
+        """Make a reentrant lock: the thread or task that holds it acquires it again at once, with the same token and
+        without a round trip.
 
         The options are those of lock(), without `owner`.
         """
@@ -140,14 +142,14 @@ class BaseClient(Generic[L, G]):
         return lock
 
     def _config(self, options: Any) -> LockConfig:
-        """The settings of a lock: checked when they are first met."""
+        """The settings of a lock with these options. They are checked once and kept."""
         if self._closed:
             raise ConfigError("this client is closed")
-        # With the types: 1 equals True, but only one of them is a switch.
+        # The key has the types as well: 1 equals True, but is no valid value for a switch.
         key = (*options.items(), *map(type, options.values())) if options else ()
         try:
             known = self._configs.get(key)
-        except TypeError:  # something unhashable: no allowed value is, so this says which
+        except TypeError:  # an unhashable value; it is not allowed, and the check names it
             return self._prepared(self._checked(options))
         if known is None:
             if len(self._configs) > 256:
@@ -162,7 +164,7 @@ class BaseClient(Generic[L, G]):
     def _checked(self, options: dict[str, Any]) -> Policy:
         known = self._check_on_lost(policy(dict(options), self._policy))
         if self._guarded:
-            # The guard keeps one high-water mark and one max_ttl for the whole namespace.
+            # The guard has one high-water mark and one max_ttl for the whole namespace.
             if known.prefix != self._policy.prefix and known.fence:
                 raise ConfigError("a guarded namespace is fenced as a whole: set prefix= on connect(), or fence=False")
             if known.max_ttl > self._policy.max_ttl:
@@ -173,7 +175,7 @@ class BaseClient(Generic[L, G]):
         return known
 
     def _check_on_lost(self, settings: Policy) -> Policy:
-        """The settings, if what they say of on_lost= can be done here."""
+        """Return the settings, or raise ConfigError if this facade does not support their on_lost=."""
         raise NotImplementedError
 
     def _call_on_lost(self, callback: Callable[[LeaseLost], object], error: LeaseLost) -> None:
@@ -183,10 +185,10 @@ class BaseClient(Generic[L, G]):
     # -- listening
 
     def listen(self, listener: Callable[[Event], object]) -> Callable[[], None]:
-        """Call `listener` with each Event, in the thread in which it happens. Call the returned function to end that.
+        """Call `listener` with each Event, in the thread in which it happens. The returned function ends this.
 
-        What the kinds of events mean: see `help(handfast.Event)`. A listener must be quick and must not use the client:
-        callers that want the lock wait for it, and renewals too. An exception from it is logged and changes nothing.
+        `help(handfast.Event)` explains the kinds of events. A listener must be quick and must not use the client: callers
+        and renewals wait for it. If it raises, the exception is logged and nothing else changes.
         """
         self._queues.telling = True
         return self._reports.listen(listener)
@@ -220,14 +222,14 @@ class BaseClient(Generic[L, G]):
     # -- holds and leases
 
     def _grant(self, hold: Hold, acquisition: Acquisition) -> G:
-        """Make a lease of a hold: the only place."""
+        """Make a lease of a hold. This is the only place that does so."""
         if self._closed:
             raise ConfigError("this client was closed while it waited for the lock")
-        if not hold.handovers:  # what was handed over inside the process is watched already
+        if not hold.handovers:  # a hold from a sibling is in the schedule already
             if hold.turn is not None:
                 self._queues.acquired(hold)
             self._watch(hold)
-        if self._closed:  # in the meantime, by another thread: nobody would end it
+        if self._closed:  # by another thread in the meantime, which has not seen this hold
             raise ConfigError("this client was closed while it waited for the lock")
         if self._reports.listeners:
             self._reports.of_hold("acquired", hold, self._now() - acquisition.began, who=self._who())
@@ -237,7 +239,7 @@ class BaseClient(Generic[L, G]):
         return self._name_of(self._caller())
 
     def _take_back(self, acquisition: Acquisition) -> None:
-        """An acquisition has ended in an exception: nothing of it may stay, also if it was granted already."""
+        """Take back an acquisition that has ended in an exception, even if it was granted already."""
         hold = acquisition.hold
         if hold is not None and hold.state == HELD:
             self._abandon(hold)
@@ -246,12 +248,12 @@ class BaseClient(Generic[L, G]):
         self._clear(acquisition)
 
     def _clear(self, acquisition: Acquisition) -> None:
-        """Have the watchdog take back what the acquisition's own connections could not."""
+        """Let the watchdog take back the votes and claims that the acquisition's own connections could not."""
         for remains in acquisition.left_behind:
             self._abandon(remains)
 
     def _abandon(self, hold: Hold) -> None:
-        """Nobody can release this hold any more: the watchdog does it."""
+        """Let the watchdog release a hold whose caller is gone."""
         self._forget(hold)
         hold.give_up()
         if hold.asked & ~hold.votes:
@@ -262,7 +264,7 @@ class BaseClient(Generic[L, G]):
             dog.finish(hold)
 
     def _released(self, hold: Hold) -> None:
-        """A release has ended."""
+        """Take a hold out of the schedule after its release, and report it."""
         self._forget(hold)
         if hold.handed_over or self._queues.wanted:
             self._queues.released(hold)
@@ -276,38 +278,38 @@ class BaseClient(Generic[L, G]):
             hold.repeat_release = self._dog.finish
 
     def _hand_over(self, hold: Hold) -> bool:
-        """Give what a cohort holds to the next waiter of this client."""
+        """Hand a cohort's hold over to the next waiter of this client."""
         try:
             passed = None if self._closed else self._queues.hand_over(hold, self._now())
             if passed is None:
                 return False
             self._forget(hold)
-            self._watch(passed)  # also while nobody has taken it
+            self._watch(passed)  # renew it even before the waiter takes it
             if self._reports.listeners:
                 self._reports.ended(hold, self._who())
             return True
         except BaseException:
-            # An interrupt. What was handed over to nobody, nobody else would release.
+            # After an interrupt: if no waiter has got the hold, nothing else would release it.
             if hold.next_hold is None and hold.state != HELD:
                 self._abandon(hold)
             raise
 
     def _watch(self, hold: Hold) -> None:
-        """Hand a new hold to the watchdog."""
+        """Add a new hold to the schedule, as its settings say."""
         settings = hold.config.policy
         if not hold.config.renewed_for_ever:
             hold.renew_until = 0.0 if not settings.renew else hold.renew_from + (settings.max_hold or 0.0)
         self._schedule(hold)
 
     def _schedule(self, hold: Hold) -> None:
-        """The same for what is held while more is waited for: it is renewed whatever the lock's settings are."""
+        """Add a part of a hold of several names to the schedule. It is renewed, whatever the lock's settings are."""
         dog = self._dog or self._watchdog()
         dog.schedule.add(hold)
         if not self._group.all_nodes_vote:
             dog.nudge(self._group)
 
     def _forget(self, hold: Hold) -> None:
-        """Nothing is to be watched any more."""
+        """Take a hold out of the schedule."""
         if self._dog is not None:
             self._dog.schedule.remove(hold)
 
@@ -326,8 +328,8 @@ class BaseClient(Generic[L, G]):
     # -- the end
 
     def _shut(self) -> bool:
-        """From now on it makes no locks, and waiters are told. True for the one caller that sees to the rest."""
-        with self._dog_lock:  # a thread that attaches a watchdog has done so before, or does no more
+        """Make no more locks, and wake the waiters. True for the one caller that must close the rest."""
+        with self._dog_lock:  # no thread can attach a watchdog after this
             if self._closed:
                 return False
             self._closed = True
@@ -337,19 +339,19 @@ class BaseClient(Generic[L, G]):
         return True
 
     def _send_waiters_away(self) -> None:
-        """At the end of the process: a waiter must not get what is released now. Its loop has ended, so the watchdog
-        takes its claims back."""
+        """Take back the claims of all waiters at the end of the process: a waiter must not get a lock that is released
+        now. The event loop has ended, so the watchdog does it."""
         if self._dog is not None:
             for acquisition in self._queues.acquisitions():
                 if acquisition.touched:
                     self._dog.finish(acquisition.remains())
 
     def _release_all_at_exit(self, dog: Watchdog) -> None:
-        """At the end of the process: release what is renewed for its sake."""
+        """Release all renewed holds at the end of the process."""
         dog.release_all_at_exit(self._group)
 
     def _forked(self) -> None:
-        """In the child: nothing of the parent's is ours."""
+        """Start anew in the child after a fork: leases, locks and connections belong to the parent."""
         self._dog = self._belongings.dog = None
         self._dog_lock = threading.Lock()
         self._reports.forked()
@@ -365,7 +367,7 @@ class BaseClient(Generic[L, G]):
 
 
 SHORT_NAME = 256
-"""Characters: a name of as many is never longer than MAX_NAME in UTF-8."""
+"""Characters. A name of this length never exceeds MAX_NAME bytes in UTF-8."""
 
 
 def _shaker(group: NodeGroup, addresses: Sequence[Address], now: Callable[[], float]) -> Callable[[int], Steps]:
@@ -379,7 +381,7 @@ def _shaker(group: NodeGroup, addresses: Sequence[Address], now: Callable[[], fl
 
 
 def _open_new(settings: Policy, addresses: Sequence[Address]) -> None:
-    """Embedded servers were just made for us: nobody can hold anything on them, so they may vote at once."""
+    """Let new embedded servers vote at once: no lease can be outstanding on them."""
     from handfast.net.threads import ThreadIO, run
 
     group = NodeGroup([a.label for a in addresses], settings, guard=True)
@@ -393,7 +395,8 @@ def _open_new(settings: Policy, addresses: Sequence[Address]) -> None:
 
 
 class _Belongings:
-    """What must be ended with a client, also if nobody closes it. Refers to nothing that refers to the client."""
+    """The objects that must be closed with a client, even if the caller never closes it. It holds no reference to the
+    client, not even an indirect one."""
 
     def __init__(self, group: NodeGroup, where: Endpoints) -> None:
         self.group = group
@@ -402,13 +405,13 @@ class _Belongings:
         self.end_connections: Callable[[], None] = lambda: None
 
     def collected(self) -> None:
-        """Nobody has the client any more. A collection may strike anywhere, also while a lock is held that closing takes:
-        so a thread of its own does that."""
+        """Close everything after the client was garbage-collected. A collection may happen anywhere, even while this
+        thread holds a lock that closing takes, so another thread does it."""
         if not sys.is_finalizing():
             try:
                 _thread.start_new_thread(self._end, ())
             except RuntimeError:
-                pass  # the process ends, and its connections with it
+                pass  # the process ends, and closes its connections
 
     def _end(self) -> None:
         try:
@@ -438,5 +441,5 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def wait_of(wait: object) -> float | None:
-    """How long a call waits, as its argument says."""
+    """Check the argument wait=, and return it in seconds; None: without end."""
     return None if wait is None else 0.0 if wait == 0 and type(wait) is int else duration(wait, "wait", zero=True)

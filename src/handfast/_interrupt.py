@@ -1,9 +1,9 @@
 """on_lost="interrupt": raise LeaseLost in the thread that is inside a `with`, when its lease is lost.
 
-CPython raises an exception in another thread between two bytecodes of that thread. A call into C that blocks, such as
-`time.sleep(60)` or a read from a socket, is not interrupted: the exception comes when it returns. It may strike anywhere
-else, as KeyboardInterrupt may in the main thread, also inside of other libraries. There is one place for such an
-exception in each thread, so a second one replaces the first.
+CPython raises an exception in another thread between two bytecodes of that thread. A blocking call into C, such as
+`time.sleep(60)` or a read from a socket, is not interrupted: the exception comes when it returns. Otherwise it may strike
+anywhere, even inside other libraries, like KeyboardInterrupt in the main thread. Each thread has room for one such
+exception, so a second one replaces the first.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ def check_available() -> None:
 
 
 class ThreadBody:
-    """A thread inside a `with`. It is interrupted at most once, and not after it has left."""
+    """A thread inside a `with` block. It is interrupted at most once, and never after the block."""
 
     def __init__(self, hold: Hold, thread: int, loss: Callable[[], LeaseLost]) -> None:
         self._lock = threading.Lock()
-        """Held while an exception is set or taken back, so that none can strike after the end of the block."""
+        """Held while an exception is set or cleared, so that none can strike after the end of the block."""
         self._thread = thread
         self._loss = loss
         self._left = False
         self.kind: type[LeaseLost] | None = None
-        """What was raised in the thread."""
+        """The class of the exception that was raised in the thread."""
         hold.when_lost(self._interrupt)
 
     def _interrupt(self) -> None:
@@ -43,7 +43,7 @@ class ThreadBody:
                 _raise_in(self._thread, self.kind)
 
     def leave(self) -> None:
-        """The block ends. An exception that has not struck yet is taken back."""
+        """End the block. An exception that has not struck yet is cleared."""
         with self._lock:
             if not self._left and self.kind is not None:
                 _raise_in(self._thread, None)
@@ -55,7 +55,7 @@ def _raise_in(thread: int, kind: type[LeaseLost] | None) -> None:
 
 
 def _without_arguments(error: LeaseLost) -> type[LeaseLost]:
-    """A class whose instances are this error: Python makes one, without arguments, when it raises in another thread."""
+    """A class whose instances equal this error. To raise in another thread, Python calls a class without arguments."""
 
     class Interrupt(LeaseLost):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What locks and leases can say of themselves, without talking to anybody: the half that threads and asyncio share."""
+"""The part of locks and leases that both facades share. It sends nothing: it knows validity, reentry and open blocks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ G = TypeVar("G", bound="BaseLease")
 
 
 class LeaseKeeper(Protocol):
-    """What a lease needs of its client at its end."""
+    """The methods of a client that a lease needs at its end."""
 
     def _abandon(self, hold: Hold) -> None: ...
 
 
 class Reentry:
-    """How often a thread or task has entered a reentrant lock. All its leases share one hold; the last release counts."""
+    """Counts how often a thread or task has entered a reentrant lock. All its leases share one hold, and only the last
+    release ends it."""
 
     __slots__ = ("_home", "_key", "count", "hold")
 
@@ -41,14 +42,14 @@ class Reentry:
         home[key] = self
 
     def enter(self, at: float) -> Hold | None:
-        """Once more, if the hold is still held: that hold."""
+        """Enter again and return the hold; None if it is not held any more."""
         if not self.count or not self.hold.held_at(at):
             return None
         self.count += 1
         return self.hold
 
     def leave(self) -> bool:
-        """Once less; True if that was the last."""
+        """Leave once. True if this was the last time."""
         self.count -= 1
         if self.count:
             return False
@@ -58,21 +59,21 @@ class Reentry:
 
 
 class Block(Generic[G]):
-    """One `with` block that is open."""
+    """One open `with` block."""
 
     __slots__ = ("caller", "frame", "lease_or_none", "what")
 
     def __init__(self, caller: Any, what: object, lease: G, frame: int) -> None:
         self.caller = caller
-        """The thread or task that entered it."""
-        # Nothing here keeps the lock or the lease alive. A block that an interrupt has ended before the first step of
-        # `__exit__` is never left: its lease must be dropped with its lock, and so released.
+        """The thread or task that entered the block."""
+        # Nothing here may keep the lock or the lease alive. If an interrupt strikes before the first step of `__exit__`,
+        # the block is never left. Its lease is released because it is dropped together with its lock.
         self.what = id(what)
         """The id of the lock or lease behind `with`."""
         self.lease_or_none = weakref.ref(lease)
-        """Call it for the lease; None if that was dropped."""
+        """A weak reference to the lease."""
         self.frame = frame
-        """The id of the frame that has the block; 0 where it does not matter."""
+        """The id of the frame that contains the block; 0 for asyncio, where it is not needed."""
 
     @property
     def lease(self) -> G:
@@ -81,13 +82,13 @@ class Block(Generic[G]):
         return lease
 
     def encloses_this_call(self) -> bool:
-        """Whoever calls this is inside the block, directly or not.
+        """Whether this call is made inside the block, directly or not.
 
-        The block of a generator is not on the stack while the generator rests, and another thread may end it. So a thread
-        that waits for such a block does not wait for itself.
+        While a generator is suspended, its block is not on the stack, and another thread may end it. So a thread that
+        waits for the lock of such a block does not wait for itself.
         """
         if not self.frame or _runs_a_loop():
-            return True  # a thread whose event loop stands still cannot resume a generator or a task
+            return True  # this thread blocks its event loop, so it cannot resume a generator or a task
         frame = sys._getframe()
         while id(frame) != self.frame:
             if frame.f_back is None:
@@ -104,8 +105,8 @@ def _runs_a_loop() -> bool:
 class Blocks(Generic[G]):
     """The open blocks of a client, by caller.
 
-    They are needed at the end of a block, and where a wait begins. Callers touch only their own lists, so no lock is
-    needed; except a caller that ends the block of another one, which nobody else touches at that time.
+    They are needed at the end of a block, and at the beginning of a wait. No lock is needed, because callers touch only
+    their own lists. A caller may end a block of another caller, but only while that caller does not touch it.
     """
 
     def __init__(self) -> None:
@@ -122,8 +123,8 @@ class Blocks(Generic[G]):
         blocks.append(block)
 
     def find(self, caller: Any, what: object) -> Block[G] | None:
-        """The innermost block behind `with what`: the caller's own or, if it has none, that of another caller. Some test
-        frameworks end a block in another task than they entered it in, and generators wander between threads."""
+        """The innermost block of `with what`: the caller's own or, if it has none, another caller's. Some test frameworks
+        enter a block in one task and end it in another, and a generator may move between threads."""
         for block in reversed(self._open.get(caller, ())):
             if block.what == id(what) and block.lease_or_none() is not None:
                 return block
@@ -138,7 +139,7 @@ class Blocks(Generic[G]):
             self._open.pop(block.caller, None)
 
     def held_around(self, caller: Any, request: LockRequest, at: float) -> str | None:
-        """A name among those requested that the caller holds in a block around this call."""
+        """A requested name that the caller already holds in a block around this call, or None."""
         for block in self._open.get(caller, ()):
             lease = block.lease_or_none()
             if lease is None or not lease._hold.held_at(at):
@@ -151,14 +152,14 @@ class Blocks(Generic[G]):
 
 
 class BaseLease:
-    """A lease: the right to do something until `remaining()` is 0. The owner is the lease, not a thread or a task."""
+    """A lease: the right to act until `remaining()` is 0. It belongs to no thread or task: any of them may release it."""
 
     __slots__ = ("__dict__", "__weakref__", "_client", "_hold", "_reentry")
 
     _left = False
-    """This lease of a reentrant lock was released; the hold may go on."""
+    """This lease of a reentrant lock was released. The hold may go on."""
     _was_valid = False
-    """Whether it was valid at that moment."""
+    """Whether the lease was valid at that moment."""
     _event: object = None
 
     def __init__(self, client: Any, hold: Hold, reentry: Reentry | None = None) -> None:
@@ -168,27 +169,28 @@ class BaseLease:
 
     @property
     def name(self) -> str:
-        """The lock's name; several names are joined by a comma."""
+        """The lock's name. Several names are joined by commas."""
         return self._hold.name
 
     @property
     def owner(self) -> str:
-        """Who holds it, as the server knows it."""
+        """The owner in the lock's key on the servers."""
         return self._hold.who.owner.decode(errors="replace")
 
     @property
     def token(self) -> int | None:
-        """The fencing token: larger than that of every earlier acquisition of this name. None with fence=False."""
+        """The fencing token. It is larger than the token of every earlier acquisition of this name. None with
+        fence=False."""
         return self._hold.token or None
 
     @property
     def votes(self) -> tuple[str, ...]:
-        """The nodes known to hold it."""
+        """The nodes that are known to have given their vote."""
         hold = self._hold
         return tuple(node.label for node in hold.group.nodes if hold.votes >> node.index & 1)
 
     def remaining(self) -> float:
-        """Seconds of validity left on this machine's own clock; 0.0 when it is over."""
+        """Seconds of validity left, on this machine's clock; 0.0 after the end."""
         hold = self._hold
         if hold.state != HELD or self._left:
             return 0.0
@@ -196,22 +198,22 @@ class BaseLease:
 
     @property
     def valid(self) -> bool:
-        """Neither released nor lost, and some time is left."""
+        """Whether the lease is neither released nor lost, and time is left."""
         return self.remaining() > 0.0
 
     def check(self, need: float = 0.0) -> None:
-        """Raise LeaseLost unless at least `need` seconds are left: the last look before something irreversible."""
+        """Raise LeaseLost unless at least `need` seconds are left. Call this before an irreversible step."""
         seconds = need if need == 0.0 else duration(need, "need", zero=True)
         left = self.remaining()
         if left <= 0.0 or left < seconds:
             raise self._loss(f"{left:.3f} s left, {seconds:g} s needed" if left > 0.0 else "")
 
     def _leave(self) -> bool:
-        """This lease of a reentrant lock ends here; True if it is the last, and the hold must be released."""
+        """End this lease of a reentrant lock. True if it is the last one, so that the hold must be released."""
         assert self._reentry is not None
         if self._left:
             self._was_valid = False
-            # Once more for the last of them: an interrupt may have struck before it was released.
+            # Release the last one again: an interrupt may have struck before the release.
             return not self._reentry.count and self._hold.state == HELD
         self._left = True
         self._was_valid = self._hold.held_at(now())
@@ -222,13 +224,13 @@ class BaseLease:
         if hold.state != HELD:
             raise self._loss()
         if hold.retrying:
-            # Not a loss: it runs on to its deadline, and the watchdog goes on trying.
+            # This is no loss: the lease is valid until its deadline, and the watchdog tries again.
             group, nodes = hold.group, hold.renewal_replies
             confirmed = sum(1 for said in nodes.values() if said == "confirmed")
             raise NoQuorum(hold.name, granted=confirmed, needed=group.need, total=group.n, nodes=nodes)
 
     def _give_up(self) -> bool:
-        """Nobody will release it any more. True if something was still held; the watchdog releases it."""
+        """Let the watchdog release this lease. True if it was still held."""
         hold = self._hold
         if hold.state != HELD or (self._reentry is not None and not self._leave()):
             return False
@@ -236,20 +238,20 @@ class BaseLease:
         return True
 
     def __del__(self) -> None:
-        # Better released now than renewed for ever. One that is not renewed is left to its ttl.
+        # Without this a dropped lease would be renewed for ever. A lease that is not renewed is left to its ttl.
         try:
             hold = self._hold
         except AttributeError:
-            return  # interrupted while it was made; its hold is taken back where it was made
+            return  # an interrupt struck in __init__; `_take_back` handles the hold
         if hold.state == HELD and hold.renew_until != 0.0 and self._give_up():
             log.warning("%s: a lease was dropped without release; it is released now", hold.name)
 
     def _expire(self) -> None:
-        """Notice a deadline that has passed before the watchdog does."""
+        """Mark the hold lost if its deadline has passed and the watchdog has not noticed yet."""
         renew.expire(self._hold, now())
 
     def _loss(self, reason: str = "") -> LeaseLost:
-        """The error for `reason`; without one, for what the lease has come to."""
+        """The error for `reason`; without a reason, for the present state of the lease."""
         hold = self._hold
         if not reason:
             self._expire()
@@ -257,7 +259,7 @@ class BaseLease:
         return loss_of(hold, reason)
 
     def _note_loss(self, error: BaseException) -> None:
-        """The body has raised something else: that is what the caller gets, with a note about the loss."""
+        """Add a note about the loss to the exception that the body has raised."""
         if not isinstance(error, LeaseLost) or error.owner != self.owner:
             note = str(self._loss(self._hold.reason))
             if note not in getattr(error, "__notes__", ()):
@@ -267,13 +269,13 @@ class BaseLease:
         hold, seconds = self._hold, self.remaining()
         state = hold.state if not self._left else "released"
         if state == HELD and seconds == 0.0:
-            state = "expired"  # and lost as soon as the watchdog has looked at it
+            state = "expired"  # the watchdog is about to mark it lost
         left = f", {_shown(seconds)} left" if state == HELD else ""
         fence = f", token {hold.token}" if hold.token else ""
         return f"<{type(self).__name__} {hold.name!r} {state}{left}{fence}, owner {self.owner}>"
 
     def __reduce__(self) -> NoReturn:
-        # copy.copy() asks for it too: a copy would release the lock when it is dropped.
+        # copy.copy() calls this too. A copy would release the lock when it is dropped.
         raise TypeError(
             "a lease cannot be pickled or copied: send lease.token with the work, or take the lock where the work is done"
         )
@@ -285,18 +287,18 @@ def loss_of(hold: Hold, reason: str) -> LeaseLost:
 
 
 def _shown(seconds: float) -> str:
-    """The time that is left, fine enough that it is never nothing."""
+    """The remaining time as text, precise enough never to show 0."""
     return f"{seconds:.1f} s" if seconds >= 1.0 else f"{math.ceil(seconds * 1000)} ms"
 
 
 class BaseLock(LockRequest):
-    """What to acquire, and how."""
+    """A lock: the names to acquire, and the settings."""
 
-    # With a dictionary for what few locks need; it is made when it is needed.
+    # `__dict__` is for attributes that few locks need. Python makes it when it is first used.
     __slots__ = ("__dict__", "_client", "_reentrant")
 
     _leases: list[Any] | None = None
-    """Of the blocks that it is in."""
+    """The leases of the open `with` blocks of this lock."""
 
     def __init__(
         self, client: Any, config: LockConfig, names: tuple[str, ...], owner: bytes | None, *, reentrant: bool = False
@@ -311,7 +313,7 @@ class BaseLock(LockRequest):
         self._reentrant = reentrant
 
     def _keep(self, lease: Any) -> None:
-        """A block begins: its lease lives as long as the lock, unless the block ends first."""
+        """Keep the lease of a new block alive for as long as the lock, unless the block ends first."""
         if self._leases is None:
             self._leases = []
         self._leases.append(lease)

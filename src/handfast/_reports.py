@@ -1,7 +1,7 @@
-"""What a client reports of its work: log lines for people, events for programs.
+"""The reports of a client: log lines for people, events for programs.
 
-Any thread may report anything. A log line tells of a change and not of a state: a node that goes is one line, however
-many connections and callers notice.
+Any thread may report anything. A log line reports a change, not a state: a node that fails is one line, however many
+connections and callers notice it.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ class Reports:
 
     def __init__(self, call_on_lost: Callable[[Callable[[LeaseLost], object], LeaseLost], None]) -> None:
         self._call_on_lost = weakref.WeakMethod(call_on_lost)
-        """Calls an on_lost= callback, in the thread where it belongs. Weak: the watchdog keeps this object, and with it
-        would keep a client that nobody has any more. A client that is gone has no lease whose loss could be told."""
+        """Calls an on_lost= callback, in the right thread. The reference is weak, because the watchdog keeps this object
+        and would keep the client alive. A client that is gone has no leases, so no loss is missed."""
         self.listeners: tuple[Callable[[Event], object], ...] = ()
-        """Empty, as mostly, it costs one look to report nothing."""
+        """Mostly empty. Events are made only if it is not."""
         self.forked()
 
     def forked(self) -> None:
-        """In the child after a fork: nothing is known, and a lock may have been held by a thread of the parent."""
+        """Start anew in the child after a fork: a thread of the parent may hold the lock."""
         self._lock = threading.Lock()
         self._down: dict[str, float] = {}
-        """By address: since when a node is down."""
+        """The time since which each node is down, by address."""
         self._run_ids: dict[str, str] = {}
-        """By address: which process was met there last."""
+        """The last known run_id of each node, by address."""
         self._quarantined: set[int] = set()
         self._voted: set[int] = set()
-        """Nodes that have had a vote."""
+        """Nodes that were allowed to vote before."""
         self._failing: dict[Hold, None] = {}
         """Holds whose last renewal was not confirmed."""
 
@@ -74,7 +74,7 @@ class Reports:
     # -- holds
 
     def ended(self, hold: Hold, who: str) -> None:
-        """Its holder has released it, or found at its release that it was over already."""
+        """Report a release, or a loss that the holder found at the release."""
         kind: Kind = "lost" if hold.reason else "released"
         self.of_hold(kind, hold, clock.now() - hold.granted_at, hold.reason, who=who)
 
@@ -144,7 +144,7 @@ class Reports:
             seconds = clock.now() - since
             log.info("%s is back after %.1f s", address, seconds)
         elif before and run_id and run_id != before:
-            # It went and returned while no request was under way.
+            # The node went down and came back while no request was under way.
             seconds = 0.0
             log.info("%s is back: it has restarted, or another server has replaced it", address)
             if self.listeners:
@@ -168,7 +168,7 @@ class Reports:
         if node.marker and known:
             log.info("%s votes again", node.label)
         elif not node.marker and left > 0 and not known:
-            # New servers are no reason for a warning: their clients are told by NoQuorum, or open them.
+            # New servers need no warning: their clients get NoQuorum, or open them.
             say = log.warning if voted else log.info
             say("%s is in quarantine: it restarted, lost its data or is new; no vote for %.1f s", node.label, left)
             if self.listeners:
@@ -183,9 +183,9 @@ def call_on_lost(callback: Callable[[LeaseLost], object], error: LeaseLost) -> N
 
 
 class OnLostCalls:
-    """Makes the on_lost= calls of a client for threads, one after another, in a thread that ends with the last of them.
+    """Makes the on_lost= calls of a threaded client, one after another, in a thread that ends after the last one.
 
-    The thread that notices a loss is mostly the watchdog's. It must not wait for a callback: other leases would be lost.
+    Mostly the watchdog's thread notices a loss. It must not wait for a callback, or other leases would be lost.
     """
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ class OnLostCalls:
         try:
             threading.Thread(target=self._run, name="handfast-on-lost", daemon=True).start()
         except RuntimeError:
-            self._run()  # the process ends, and starts no threads any more
+            self._run()  # at its end the process starts no threads any more
 
     def _run(self) -> None:
         while True:
@@ -222,6 +222,6 @@ def _names(holds: Sequence[Hold]) -> str:
 
 
 def _unconfirmed(hold: Hold) -> tuple[str, str]:
-    """The nodes that did not confirm its last renewal, and what each said."""
+    """The nodes that did not confirm the hold's last renewal, and their answers."""
     said: dict[str, Any] = {node: text for node, text in hold.renewal_replies.items() if text != CONFIRMED}
     return ", ".join(said), "; ".join(f"{node}: {text}" for node, text in said.items())

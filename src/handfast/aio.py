@@ -1,7 +1,7 @@
-"""handfast for asyncio: the same words as for threads, awaited.
+"""The facade for asyncio. It has the names of the facade for threads, to be awaited.
 
-A lease that is lost inside `async with` cancels the body, and LeaseLost is raised at the exit, the way
-`asyncio.timeout` does it. A cancellation from outside is never swallowed. `on_lost="event"` leaves the body alone.
+If a lease is lost inside `async with`, the body is cancelled and the exit raises LeaseLost, as in `asyncio.timeout`. A
+cancellation from outside is never swallowed. With `on_lost="event"` the body is not cancelled.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ V = TypeVar("V")
 
 
 class Lease(BaseLease):
-    """A held lock. Release it, or leave the `async with` that made it; one that is dropped is released, not kept."""
+    """A held lock. Release it, or leave the `async with` block that made it. A dropped lease is released."""
 
     __slots__ = ()
 
@@ -52,27 +52,28 @@ class Lease(BaseLease):
     _body: _Body | None = None
 
     async def extend(self, ttl: Seconds | None = None) -> None:
-        """Renew now, by `ttl` (which then stays) or as before. LeaseLost if it is over, NoQuorum if too few confirm."""
+        """Renew now. `ttl` replaces the lease's ttl, also for later renewals. Raises LeaseLost if the lease has ended, or
+        NoQuorum if too few nodes confirm."""
         seconds = self._hold.ttl if ttl is None else self._hold.config.policy.checked_ttl(ttl)
         self.check()
         await self._client._extend(self._hold, seconds)
         self._confirm_extended()
 
     async def release(self) -> bool:
-        """Give the lock back; True if it was still ours. Further calls do nothing and return False."""
+        """Release the lock. True if the lease was still valid. Further calls do nothing and return False."""
         if self._reentry is not None and not self._leave():
             return self._was_valid
         return await self._client._release(self._hold)
 
     @property
     def lost(self) -> asyncio.Event:
-        """Set when the lease is lost, within milliseconds of its deadline, also if no server can be reached; and when the
-        client is closed."""
+        """An event that is set when the lease is lost, or its client is closed. At the lease's deadline it is set within
+        milliseconds, even if no server can be reached."""
         self._expire()
         event, io = self._event, self._client._io
         if not isinstance(event, asyncio.Event):
             event = self._event = asyncio.Event()
-            if io is not None:  # None after a fork, and the lease is lost
+            if io is not None:  # None after a fork, when the lease is lost
                 self._hold.when_lost(_on_loop(io.loop, event.set))
         if self._hold.ended_early:
             event.set()
@@ -109,7 +110,7 @@ class Lease(BaseLease):
 
 
 class _Body:
-    """The task inside an `async with`, to be cancelled when the lease is lost."""
+    """The task inside an `async with`. It is cancelled when the lease is lost."""
 
     __slots__ = ("_cancelled", "_cancelling", "_task")
 
@@ -122,7 +123,7 @@ class _Body:
         hold.when_lost(self._cancel_soon)
 
     def _cancel_soon(self) -> None:
-        """From any thread."""
+        """Cancel the task, from any thread."""
         task = self._task
         if task is not None:
             _on_loop(task.get_loop(), self._cancel)()
@@ -133,25 +134,25 @@ class _Body:
             self._task.cancel("the lease was lost")
 
     def leave(self) -> bool:
-        """The body has ended; True if our cancel, and no other, is what ended it."""
+        """End the body. True if it was ended by this cancellation, and by no other."""
         task, self._task = self._task, None
         return self._cancelled and task is not None and task.uncancel() <= self._cancelling
 
 
 def _on_loop(loop: asyncio.AbstractEventLoop, what: Callable[[], Any]) -> Callable[[], None]:
-    """Call it on the loop's thread, from any thread."""
+    """Return a function that calls `what` on the loop's thread. It may be called from any thread."""
 
     def call() -> None:
         try:
             loop.call_soon_threadsafe(what)
         except RuntimeError:
-            pass  # the loop is closed, and nobody can wait for this any more
+            pass  # the loop is closed, so no task waits for this
 
     return call
 
 
 class Lock(BaseLock):
-    """A lock that any task can acquire, again and again; each acquisition is a lease of its own."""
+    """A lock that any task can acquire, any number of times. Each acquisition is a lease of its own."""
 
     __slots__ = ()
 
@@ -160,12 +161,12 @@ class Lock(BaseLock):
     def acquire(
         self, *args: Never, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None, **others: Never
     ) -> Coroutine[Any, Any, Lease]:
-        """Acquire the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired.
+        """Acquire the lock, or raise NotAcquired.
 
-        wait: Seconds to wait, None: without end, 0: not at all. As set on the lock if it is left out.
-        ttl: Seconds that the lease lasts on the servers unless renewed. As set on the lock if it is left out.
+        wait: Seconds to wait; None: without end; 0: not at all. The default is the lock's.
+        ttl: Seconds that the lease lasts on the servers unless it is renewed. The default is the lock's.
         """
-        # Wrong arguments are told here, and not first where it is awaited.
+        # Raise for wrong arguments here, at the call, and not only when the result is awaited.
         if args or others:
             raise refused_words(args, others)
         seconds = self.config.wait if wait is ... else wait_of(wait)
@@ -174,18 +175,19 @@ class Lock(BaseLock):
         return client._reenter(self, timing, seconds) if self._reentrant else client._acquire(self, timing, seconds)
 
     async def try_acquire(self, *, ttl: Seconds | None = None) -> Lease | None:
-        """Acquire the lock if it is free, else return None; never waits. An outage still raises: it is not contention."""
+        """Acquire the lock if it is free, else return None. This never waits. An outage raises, because the lock may be
+        free."""
         try:
             return await self.acquire(wait=0, ttl=ttl)
         except Contended:
             return None
 
     async def holder(self) -> Holder | None:
-        """Who holds it now, as the servers see it; None if nobody does."""
+        """The present holder, as the servers see it; None if the lock is free."""
         return await inspect.holder(self._client._io_for(self.key), self)
 
     async def waiters(self) -> list[str]:
-        """Who waits for it, the next one first: one waiter of every process, and all of this client's own."""
+        """The waiters, the next one first: one waiter of each process, and all waiters of this client."""
         local = self._client._queues.waiting(self)
         return await inspect.waiters(self._client._io_for(self.key), self, _task_name, local)
 
@@ -256,9 +258,9 @@ class Client(BaseClient[Lock, Lease]):
         skip_value: Any = ...,
         **options: Unpack[LockOptions],
     ) -> Callable[..., Any]:
-        """Decorate a function to run under a lock; `{parameter}` in the name stands for the call's argument.
+        """Decorate a function to run under a lock. `{parameter}` in the name stands for the call's argument.
 
-        With `skip=True` a call that finds the lock held does not run the function: it returns None, or `skip_value`. It
+        With `skip=True`, a call that finds the lock held does not run the function, and returns None or `skip_value`. It
         does not wait for the lock unless `wait=` is given here. The other options are those of lock().
         """
         instead, options = skipping(skip, skip_value, options)
@@ -296,8 +298,8 @@ class Client(BaseClient[Lock, Lease]):
             _on_loop(self._io.loop, functools.partial(call_on_lost, callback, error))()
 
     async def close(self) -> None:
-        """Release what is still held and renewed, and end all connections; also if the caller is cancelled. A body that
-        still runs has lost its lease: it is cancelled, and the end of its block raises LeaseLost."""
+        """Release all renewed leases and close all connections, even if the caller is cancelled. A body that still runs
+        loses its lease: it is cancelled, and the end of its block raises LeaseLost."""
         if self._shut():
             self._closing = asyncio.create_task(self._end(), name="handfast-close")
         if self._closing is not None and not self._closing.done():
@@ -307,7 +309,7 @@ class Client(BaseClient[Lock, Lease]):
         try:
             if self._dog is not None:
                 await asyncio.wrap_future(self._dog.unregister(self._group))
-        finally:  # asyncio.run() cancels it if the loop ends first
+        finally:  # asyncio.run() cancels this task if the loop ends first
             if self._io is not None:
                 await self._io.close()
             await asyncio.to_thread(self._where.close)
@@ -355,14 +357,14 @@ class Client(BaseClient[Lock, Lease]):
         return lease
 
     async def _release(self, hold: Hold) -> bool:
-        if hold.state != HELD or self._closed or self._io is None:  # None after a fork: nothing is ours
+        if hold.state != HELD or self._closed or self._io is None:  # None after a fork: the lease belongs to the parent
             return False
         if hold.config.cohort and self._hand_over(hold):
             return True
         try:
             released = await release(self._io_for(hold.key), hold)
         except BaseException:
-            if hold.state != HELD:  # otherwise nothing was sent, and the lease goes on
+            if hold.state != HELD:  # otherwise nothing was sent, and the lease is still held
                 self._abandon(hold)
             raise
         self._released(hold)
@@ -390,18 +392,18 @@ class Client(BaseClient[Lock, Lease]):
 
     def _forked(self) -> None:
         super()._forked()
-        # The connections and the loop are the parent's: forgotten here, not closed.
+        # The connections and the loop belong to the parent. They are dropped here, not closed.
         self._io = None
         self._belongings.end_connections = lambda: None
         self._reentries = weakref.WeakKeyDictionary()
 
 
 _closing: set[asyncio.Task[None]] = set()
-"""Loops keep weak references to their tasks only."""
+"""Tasks that close connections. They are kept here, because a loop keeps only weak references to its tasks."""
 
 
 def _close_on_its_loop(io: AsyncIO | ClusterIO) -> None:
-    """From another thread; unless the loop has ended, and its connections with it."""
+    """Close connections on their loop, from another thread. If the loop has ended, its connections are closed already."""
 
     def start() -> None:
         task = io.loop.create_task(io.close())
@@ -413,12 +415,14 @@ def _close_on_its_loop(io: AsyncIO | ClusterIO) -> None:
 
 @explain_options(CLIENT_OPTIONS)
 def connect(servers: Servers = None, **options: Unpack[ClientOptions]) -> Client:
-    """A client for one server (a URL), a quorum of independent ones (a list), or $HANDFAST_URL. Sends nothing yet.
+    """Make a client for one server (a URL), for a quorum of independent servers (a list), or for $HANDFAST_URL. It sends
+    nothing yet.
 
     A URL begins with redis://, rediss:// (TLS), valkey://, valkeys://, unix://, redis+sentinel://, redis+cluster:// or
-    embedded://. Without $HANDFAST_URL it is embedded://, a server that this user's processes share on this machine.
+    embedded://. Without $HANDFAST_URL the default is embedded://, a server that this user's processes share on this
+    machine.
 
-    The options hold for all locks of the client; lock() may override all but `guard`:
+    The options apply to all locks of the client. lock() may override all of them but `guard`:
     """
     return Client(locate(servers), options)
 
@@ -427,13 +431,13 @@ _default = PerLoop(connect)
 
 
 def lock(name: str | Sequence[str], *, owner: str | None = None, **options: Unpack[LockOptions]) -> Lock:
-    """A lock for a script, without a client of its own: that of the running event loop is made on first use, by
-    `connect()`, and closed when `asyncio.run` ends. Options are those of `Client.lock()`."""
+    """Make a lock for a script, without a client of its own. The locks of an event loop share a client, which
+    `connect()` makes on first use, and which is closed when `asyncio.run` ends. Options are those of `Client.lock()`."""
     return _default.get().lock(name, owner=owner, **options)
 
 
 def from_client(clients: object, **options: Unpack[ClientOptions]) -> Client:
-    """A client for the server of a redis-py client (several: a quorum), with its address and credentials.
+    """Make a client for the server of a redis-py client, with its address and credentials. Several clients are a quorum.
 
     The options are those of connect().
     """
@@ -441,9 +445,9 @@ def from_client(clients: object, **options: Unpack[ClientOptions]) -> Client:
 
 
 async def bootstrap(client: Client) -> dict[str, str]:
-    """Open a new deployment: its nodes may vote at once, instead of after a quarantine. What happened, by node.
+    """Open a new deployment: its nodes may vote at once, instead of after a quarantine. Returns the outcome by node.
 
-    Only for servers on which no lease can be outstanding. On a deployment that is in use it changes nothing.
+    Only for servers on which no lease can be outstanding. On a deployment that is in use, this changes nothing.
     """
     if client._routes is not None:
         raise ConfigError("a cluster has no restart guard, so there is nothing to open")

@@ -1,7 +1,7 @@
-"""When to try again: small policies that compose.
+"""Policies for the delay before the next attempt. They can be combined.
 
-A policy turns the number of the attempt that failed (1, 2, …) and a random number in [0, 1) into a delay in seconds.
-The random number comes from outside, so that a simulation can repeat itself.
+A policy turns the number of the failed attempt (1, 2, …) and a random number in [0, 1) into a delay in seconds. The
+caller passes the random number, so that a simulation can be repeated.
 
 >>> steady(0.1)(1, 0.5)
 0.1
@@ -22,7 +22,7 @@ __all__ = ["Backoff", "exponential", "steady"]
 
 
 class Backoff:
-    """A delay for each failed attempt; combine with `capped`, `jittered` and `then`."""
+    """A delay for each failed attempt. Combine it with `capped`, `jittered` and `then`."""
 
     __slots__ = ("delay",)
 
@@ -41,7 +41,7 @@ class Backoff:
         return Backoff(lambda attempt, random: self.delay(attempt, random) * (1 + share * (2 * random - 1)))
 
     def then(self, other: Backoff, *, after: int) -> Backoff:
-        """This policy for the first `after` attempts, then the other one."""
+        """This policy for the first `after` attempts, and `other` for later ones."""
         return Backoff(
             lambda attempt, random: (
                 self.delay(attempt, random) if attempt <= after else other.delay(attempt - after, random)
@@ -55,5 +55,6 @@ def steady(seconds: float) -> Backoff:
 
 
 def exponential(first: float, *, factor: float = 2.0) -> Backoff:
-    """`first`, then `factor` times as long each time; the exponent is bounded, so it never overflows."""
+    """A delay of `first`, and of `factor` times the last one after each attempt. The exponent is bounded, so it never
+    overflows."""
     return Backoff(lambda attempt, random: first * factor ** min(attempt - 1, 60))

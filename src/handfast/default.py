@@ -1,7 +1,7 @@
-"""Clients that nobody made: for `handfast.lock("name")` in scripts, from $HANDFAST_URL or embedded, made on first use.
+"""The default clients, for `handfast.lock("name")` in scripts. `connect()` without arguments makes them on first use.
 
-Threads share one client for their process; its leases are released when the process ends, as those of every client are.
-Tasks share one client for their event loop, which is closed with the loop. A child after a fork makes its own.
+All threads of a process share one client. Its leases are released when the process ends, like those of every client. All
+tasks of an event loop share one client, which is closed with the loop. A child after a fork makes its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["PerLoop", "PerProcess"]
 
 
 class Closes(Protocol):
-    """A client for asyncio, as far as it matters here."""
+    """The method of an asyncio client that is needed here."""
 
     async def close(self) -> None: ...
 
@@ -28,9 +28,9 @@ class Closes(Protocol):
 C = TypeVar("C")
 A = TypeVar("A", bound=Closes)
 _forgetting: list[Callable[[], None]] = []
-"""What to do in a child after a fork."""
+"""Functions to call in a child after a fork."""
 _inherited: list[Any] = []
-"""What a child has of its parent. It is kept: to end it would wake the parent's event loop."""
+"""Objects that a child has inherited. They are kept, because closing them would wake the parent's event loop."""
 
 
 class PerProcess(Generic[C]):
@@ -61,7 +61,7 @@ class PerLoop(Generic[A]):
         _forgetting.append(self._forget)
 
     def _forget(self) -> None:
-        # Only the thread of a loop reads or changes what is there for that loop, so it needs no lock.
+        # No lock is needed: only the thread of a loop reads or changes the entry of that loop.
         self._clients: dict[AbstractEventLoop, tuple[A, AsyncGenerator[None, None]]] = {}
         _inherited.append(self._clients)
 
@@ -77,11 +77,11 @@ class PerLoop(Generic[A]):
         known = self._clients.get(loop)
         if known is None:
             for ended in [each for each in list(self._clients) if each.is_closed()]:
-                self._clients.pop(ended, None)  # a loop that was closed without a word to its generators
+                self._clients.pop(ended, None)  # a loop that was closed without closing its generators
             client = self._make()
             known = self._clients[loop] = client, self._kept(loop, client)
             try:
-                known[1].__anext__().send(None)  # up to its yield, where nothing is awaited
+                known[1].__anext__().send(None)  # run it up to its yield; it awaits nothing before
             except StopIteration:
                 pass
         return known[0]

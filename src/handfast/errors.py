@@ -1,7 +1,7 @@
-"""Every error a caller can meet, and the sentence it says.
+"""Every error that a caller can get, and its text.
 
-An error here answers three questions: who holds the lock, what did each node say, what can be done. Contention, an
-outage and a loss are three different types, because they call for three different reactions.
+An error answers three questions: who holds the lock, what did each node say, and what can be done. Contention, an outage
+and a loss have different types, because they call for different reactions.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ __all__ = [
 
 
 class HandfastError(Exception):
-    """The root of everything that handfast raises on purpose.
+    """The base class of all errors of handfast.
 
     Every error can be pickled and copied, with its text, its fields and its notes: process pools and task queues send
     errors from one process to another.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default calls the class with the text alone, which fails for classes that make the text from fields.
+        # By default, unpickling calls the class with the text alone. That fails if a class makes the text from fields.
         return _without_init, (type(self), self.args), vars(self)
 
 
 def _without_init(kind: type[HandfastError], args: tuple[Any, ...]) -> HandfastError:
-    """The first half of unpickling; the fields follow."""
+    """Make an error without calling `__init__`. Unpickling sets the fields afterwards."""
     return kind.__new__(kind, *args)
 
 
 class ConfigError(HandfastError, ValueError):
-    """The caller asked for what cannot work, or its servers are not what it says they are; no lock was tried."""
+    """The arguments or the servers cannot work as configured. No lock was acquired."""
 
 
 class NotAcquired(HandfastError):
-    """The lock was not taken (or, by `extend`, not extended); no key of the attempt is left beyond its ttl."""
+    """The lock was not acquired (or, by `extend`, not extended). No key of the attempt outlives its ttl."""
 
     def __init__(self, message: str, *, name: str, nodes: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.name = name
         self.nodes: Mapping[str, str] = dict(nodes or {})
-        """What each node answered, by its address."""
+        """The answer of each node, by its address."""
 
 
 class Contended(NotAcquired):
-    """Somebody else holds the lock."""
+    """Another owner holds the lock."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Contended(NotAcquired):
     ) -> None:
         self.holder = holder
         self.remaining = remaining
-        """Seconds until the holder's key ends if it is not renewed; None where it has no end or is not known."""
+        """Seconds until the holder's key expires unless it is renewed; None if it has no ttl, or if that is not known."""
         if holder is None:
             text = f"{name}: another caller was ahead, and may have released it by now; try again, or pass a longer wait="
         else:
@@ -95,7 +95,7 @@ class NoQuorum(NotAcquired):
 
 
 class LeaseLost(HandfastError):
-    """The lease ended before it was released: stop working on what it protected."""
+    """The lease ended before it was released. Stop working on the resource that it protected."""
 
     def __init__(self, name: str, *, owner: str, token: int | None, reason: str) -> None:
         self.name = name
@@ -107,7 +107,7 @@ class LeaseLost(HandfastError):
 
 
 class StaleToken(HandfastError):
-    """A resource has already seen a larger token: this write comes from a holder whose lease is over."""
+    """A resource has already seen a larger token: this write comes from a holder whose lease has ended."""
 
     def __init__(self, resource: str, *, token: int, seen: int) -> None:
         self.resource = resource

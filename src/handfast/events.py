@@ -1,4 +1,4 @@
-"""What a client reports to those that listen: see `Client.listen`."""
+"""The events that a client reports to its listeners: see `Client.listen`."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ Kind = Literal[
 
 
 class Event(NamedTuple):
-    """One thing that happened. Which fields are set depends on `kind`; the others are empty.
+    """One event. `kind` decides which fields are set; the others are empty.
 
-    acquired         A thread or task has the lock. `seconds`: since it asked for it.
-    released         A thread or task gave the lock back. `seconds`: how long it held it.
+    acquired         A thread or task has the lock. `seconds`: since its call.
+    released         A thread or task released the lock. `seconds`: how long it held the lock.
     renewed          The servers confirmed a renewal. `seconds`: how long that took.
-    renewal_failed   A renewal was not confirmed, and is tried again until the lease ends; not reported again until one
-                     succeeds. `seconds`: how long it took. `node`: the nodes that did not confirm. `outcome`: what they
-                     said.
+    renewal_failed   A renewal was not confirmed, and is tried again until the lease ends. Further failures are not
+                     reported until a renewal succeeds. `seconds`: how long it took. `node`: the nodes that did not
+                     confirm. `outcome`: their answers.
     lost             A lease ended before it was released. `seconds`: how long it was held. `outcome`: the reason.
     waiting_began    A thread or task has to wait for a lock.
-    waiting_ended    It waits no longer. `seconds`: since it asked for the lock. `outcome`: `acquired`, or the name of the
-                     error that ended the wait.
-    node_down        A node cannot be connected, or failed while a request was under way. `outcome`: why.
+    waiting_ended    The wait has ended. `seconds`: since the call. `outcome`: `acquired`, or the name of the error that
+                     ended the wait.
+    node_down        A node cannot be connected, or failed while a request was under way. `outcome`: the reason.
     node_up          A node that was down is connected again. `seconds`: how long it was down.
     quarantined      A node lost its data, or is new: it has no vote for `seconds`.
     """
 
     kind: Kind
     name: str = ""
-    """The lock's name; several are joined by a comma. Empty for events about a node."""
+    """The lock's name; several names are joined by commas. Empty for events about a node."""
     who: str = ""
-    """The thread or task, for what it did itself."""
+    """The name of the thread or task that caused the event."""
     seconds: float = 0.0
     outcome: str = ""
     node: str = ""
-    """The node's address, as errors show it; several are joined by a comma."""
+    """The node's address, as errors show it; several addresses are joined by commas."""

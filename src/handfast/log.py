@@ -1,4 +1,4 @@
-"""The library's log. The logging package is imported when there is something to say."""
+"""The library's log. It imports the logging package at the first message, to keep `import handfast` fast."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["debug", "debugs", "exception", "info", "warning"]
 
 def warning(text: str, *args: object) -> None:
     if sys.is_finalizing():
-        return  # nothing can be imported any more, and nobody would read it
+        return  # at this point Python can import nothing
     import logging
 
     logging.getLogger("handfast").warning(text, *args)
@@ -24,14 +24,14 @@ def info(text: str, *args: object) -> None:
 
 
 def exception(text: str) -> None:
-    """With the exception that is being handled."""
+    """Log the exception that is being handled."""
     import logging
 
     logging.getLogger("handfast").exception(text)
 
 
 def debugs() -> bool:
-    """Somebody wants to know everything; nobody does who has not even imported logging."""
+    """Whether debug messages are enabled. They are not in a program that has not imported logging."""
     logging = sys.modules.get("logging")
     return logging is not None and logging.getLogger("handfast").isEnabledFor(logging.DEBUG)
 

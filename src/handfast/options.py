@@ -1,4 +1,4 @@
-"""What can be set on a client or a lock, and the checks that make bad input a ConfigError before anything is sent."""
+"""The options of clients and locks, and their checks. Bad input raises ConfigError before anything is sent."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ OnLost = Literal["cancel", "event", "interrupt"] | Callable[[LeaseLost], object]
 """What happens to a body whose lease is lost."""
 
 DRIFT_MARGIN: Final = 0.002
-"""Redis counts expiry in whole milliseconds and so may a client: 2 ms cover both roundings."""
+"""Seconds. Servers and clients may round to whole milliseconds, and 2 ms cover both roundings."""
 TTL: Final = 10.0
 MAX_TTL: Final = 30.0
 BACKOFF: Final = exponential(0.01, factor=1.6).capped(0.2).jittered(0.6)
 MAX_NAME: Final = 1024
-"""Bytes of UTF-8. Names are keys, sent with each command and shown to people."""
+"""Bytes of UTF-8. Names are keys: each command sends them, and people read them."""
 MAX_LABEL: Final = 64
 TOKEN_MEMORY: Final = 7 * 24 * 3600.0
 """Seconds for which a name's fence counter outlives the time of its last token."""
@@ -37,12 +37,13 @@ _MEANT: Final = {
     "guard": "it is the same for all locks of a client, so set it on connect()",
     "timeout": "did you mean wait=, the seconds to wait for the lock? redis-py's timeout= is ttl= here",
 }
-"""Words of other locks, and of the wrong place, each with the right one."""
+"""Options of other libraries, and options in the wrong place, each with a hint."""
 
 
 def duration(value: Any, what: str, *, zero: bool = False) -> float:
-    """Seconds as a float, or a ConfigError that names the parameter."""
-    # Not imported here: who has a timedelta has imported it. Another thread may be in the midst of that.
+    """Return seconds as a float, or raise a ConfigError that names the parameter."""
+    # No import: a caller that passes a timedelta has imported datetime. getattr, because another thread may be importing
+    # it right now.
     timedelta = getattr(sys.modules.get("datetime"), "timedelta", None)
     if timedelta is not None and isinstance(value, timedelta):
         value = value.total_seconds()
@@ -58,14 +59,14 @@ def duration(value: Any, what: str, *, zero: bool = False) -> float:
 
 
 class Policy(NamedTuple):
-    """Everything that shapes an acquisition. A lock inherits its client's and may override it."""
+    """All settings of an acquisition. A lock inherits its client's policy, and may override parts of it."""
 
     ttl: float = TTL
     wait: float | None = None
     renew: bool = True
     fence: bool = True
     tries: int | None = None
-    # Well above a round trip, so that rivals whose votes were split do not meet again at once.
+    # Well above a round trip, so that clients with split votes do not try again at the same time.
     backoff: Backoff = BACKOFF
     drift: float = 0.01
     node_timeout: float | None = None
@@ -135,7 +136,7 @@ def _check(policy: Policy) -> Policy:
 
 
 def policy(given: dict[str, Any], base: Policy | None = None) -> Policy:
-    """A checked policy from keyword arguments, on top of `base`."""
+    """Make a checked policy from keyword arguments, on top of `base`."""
     for word in given:
         if word in _MEANT:
             raise ConfigError(f"unknown option {word!r}: {_MEANT[word]}")
@@ -144,7 +145,7 @@ def policy(given: dict[str, Any], base: Policy | None = None) -> Policy:
     if base is not None:
         return _check(base._replace(**given)) if given else base
     if "max_ttl" in given and "ttl" not in given:
-        # The default ttl makes way for a smaller limit; one that was asked for is refused instead.
+        # A max_ttl below the default ttl lowers the ttl. An explicit ttl above max_ttl is an error.
         given = {**given, "ttl": min(TTL, duration(given["max_ttl"], "max_ttl"))}
     return _check(Policy(**given))
 
@@ -174,14 +175,14 @@ def _text(value: object, what: str, *, least: int, most: int) -> None:
 
 
 def owner_of(value: object) -> str:
-    """An explicit owner, checked."""
+    """Check an explicit owner."""
     _text(value, "owner", least=1, most=MAX_NAME)
     assert isinstance(value, str)
     return value
 
 
 def names_of(name: object) -> tuple[str, ...]:
-    """One name, or several that are taken together: checked, without repeats, in one order for everybody."""
+    """Check one name, or several names of one lock. Repeats are removed, and the order is the same in all clients."""
     if isinstance(name, str):
         _text(name, "name", least=1, most=MAX_NAME)
         return (name,)

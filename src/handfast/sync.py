@@ -1,4 +1,4 @@
-"""handfast for threads: blocking calls, context managers, a decorator."""
+"""The facade for threads: blocking calls, context managers and a decorator."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 SPARE_CONNECTIONS = 16
-"""Idle sets of connections that a client keeps. Threads that come and go in bursts make more for a while."""
+"""How many idle sets of connections a client keeps. A burst of threads makes more for a while."""
 LEAVE_WITHIN = 0.5
 """Seconds that waiting threads have to leave the queues when the process ends."""
 
 
 class Lease(BaseLease):
-    """A held lock. Release it, or leave the `with` that made it; one that is dropped is released, not kept."""
+    """A held lock. Release it, or leave the `with` block that made it. A dropped lease is released."""
 
     __slots__ = ()
 
@@ -60,26 +60,27 @@ class Lease(BaseLease):
     _body: ThreadBody | None = None
 
     def extend(self, ttl: Seconds | None = None) -> None:
-        """Renew now, by `ttl` (which then stays) or as before. LeaseLost if it is over, NoQuorum if too few confirm."""
+        """Renew now. `ttl` replaces the lease's ttl, also for later renewals. Raises LeaseLost if the lease has ended, or
+        NoQuorum if too few nodes confirm."""
         seconds = self._hold.ttl if ttl is None else self._hold.config.policy.checked_ttl(ttl)
         self.check()
         self._client._extend(self._hold, seconds)
         self._confirm_extended()
 
     def release(self) -> bool:
-        """Give the lock back; True if it was still ours. Further calls do nothing and return False."""
+        """Release the lock. True if the lease was still valid. Further calls do nothing and return False."""
         if self._reentry is not None and not self._leave():
             return self._was_valid
         return self._client._release(self._hold)
 
     @property
     def lost(self) -> threading.Event:
-        """Set when the lease is lost, within milliseconds of its deadline, also if no server can be reached; and when the
-        client is closed."""
+        """An event that is set when the lease is lost, or its client is closed. At the lease's deadline it is set within
+        milliseconds, even if no server can be reached."""
         self._expire()
         with _event_lock:
             event = self._event
-            # A child after a fork must not touch what it inherited of an event: it makes a new one.
+            # A child after a fork makes a new event: a thread of the parent may hold the lock of the inherited one.
             stale = self._hold.ended_early and isinstance(event, threading.Event) and not event.is_set()
             if stale or not isinstance(event, threading.Event):
                 event = self._event = threading.Event()
@@ -123,17 +124,17 @@ class Lease(BaseLease):
         if kind is None:
             raise self._loss(reason)
         if self._body is not None and kind is self._body.kind:
-            raise self._loss(reason) from error  # without arguments of its own, and so picklable
+            raise self._loss(reason) from error  # the raised class is local and cannot be pickled
         if error is not None:
             self._note_loss(error)
 
 
 _event_lock = threading.RLock()
-"""Reentrant: a finalizer may run while it is held."""
+"""Reentrant, because a finalizer may run while it is held."""
 
 
 def _renew_lock() -> None:
-    """In a child after a fork: another thread of the parent may have held it."""
+    """Make a new lock in a child after a fork: another thread of the parent may hold the old one."""
     global _event_lock
     _event_lock = threading.RLock()
 
@@ -142,7 +143,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Lock(BaseLock):
-    """A lock that any thread can acquire, again and again; each acquisition is a lease of its own."""
+    """A lock that any thread can acquire, any number of times. Each acquisition is a lease of its own."""
 
     __slots__ = ()
 
@@ -151,10 +152,10 @@ class Lock(BaseLock):
     def acquire(
         self, *args: Never, wait: Seconds | EllipsisType | None = ..., ttl: Seconds | None = None, **others: Never
     ) -> Lease:
-        """Acquire the lock, waiting up to `wait` seconds (None: without end), or raise NotAcquired.
+        """Acquire the lock, or raise NotAcquired.
 
-        wait: Seconds to wait, None: without end, 0: not at all. As set on the lock if it is left out.
-        ttl: Seconds that the lease lasts on the servers unless renewed. As set on the lock if it is left out.
+        wait: Seconds to wait; None: without end; 0: not at all. The default is the lock's.
+        ttl: Seconds that the lease lasts on the servers unless it is renewed. The default is the lock's.
         """
         if args or others:
             raise refused_words(args, others)
@@ -166,18 +167,19 @@ class Lock(BaseLock):
         return self._client._acquire(self, self._timing(ttl), seconds)
 
     def try_acquire(self, *, ttl: Seconds | None = None) -> Lease | None:
-        """Acquire the lock if it is free, else return None; never waits. An outage still raises: it is not contention."""
+        """Acquire the lock if it is free, else return None. This never waits. An outage raises, because the lock may be
+        free."""
         try:
             return self.acquire(wait=0, ttl=ttl)
         except Contended:
             return None
 
     def holder(self) -> Holder | None:
-        """Who holds it now, as the servers see it; None if nobody does."""
+        """The present holder, as the servers see it; None if the lock is free."""
         return self._client._use_for(self.key, inspect.holder, self)
 
     def waiters(self) -> list[str]:
-        """Who waits for it, the next one first: one waiter of every process, and all of this client's own."""
+        """The waiters, the next one first: one waiter of each process, and all waiters of this client."""
         local = self._client._queues.waiting(self)
         return self._client._use_for(self.key, inspect.waiters, self, _thread_name, local)
 
@@ -194,7 +196,7 @@ class Lock(BaseLock):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Until it has ended the block stays entered: an interrupt must not separate us from its lease.
+        # The block stays registered until it has ended: after an interrupt, its lease must still be found.
         block: Block[Lease] | None = None
         try:
             block = self._innermost()
@@ -215,7 +217,7 @@ class Lock(BaseLock):
 
 
 def _in_event_loop(lock: Lock) -> None:
-    """The thread that acquires the lock runs an event loop."""
+    """Warn, or raise for an rlock: the thread that acquires the lock runs an event loop."""
     if lock._reentrant:
         raise ConfigError(
             f"{lock.name}: a blocking rlock() in an event loop would let every task of the thread in; use handfast.aio"
@@ -225,7 +227,7 @@ def _in_event_loop(lock: Lock) -> None:
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("handfast."):
         level, frame = level + 1, frame.f_back
-    # Python shows a warning once for each place in the program.
+    # Python shows such a warning once for each line of the caller.
     warnings.warn(
         f"{lock.name}: this blocking acquire stops the event loop, and every task in it; "
         "use handfast.aio, or run it in a thread with asyncio.to_thread()",
@@ -239,7 +241,7 @@ def _thread_name(ident: int) -> str:
 
 
 class Client(BaseClient[Lock, Lease]):
-    """Makes locks on one node or a quorum. Safe to share between threads; a fork may go on using it."""
+    """Makes locks on one node or a quorum. Threads may share it, and a forked child may go on using it."""
 
     _lease_type = Lease
     _lock_type = Lock
@@ -257,7 +259,7 @@ class Client(BaseClient[Lock, Lease]):
         self._idle: list[ThreadIO] = []
         """Connections that no operation uses."""
         self._pool: RoutedPool | None = None
-        """Instead, for a client of clusters."""
+        """The pool of a client that uses Redis Cluster, instead of `_idle`."""
         if self._routes is not None:
             from handfast.net.cluster_pool import RoutedPool
 
@@ -296,9 +298,9 @@ class Client(BaseClient[Lock, Lease]):
         skip_value: Any = ...,
         **options: Unpack[LockOptions],
     ) -> Callable[..., Any]:
-        """Decorate a function to run under a lock; `{parameter}` in the name stands for the call's argument.
+        """Decorate a function to run under a lock. `{parameter}` in the name stands for the call's argument.
 
-        With `skip=True` a call that finds the lock held does not run the function: it returns None, or `skip_value`. It
+        With `skip=True`, a call that finds the lock held does not run the function, and returns None or `skip_value`. It
         does not wait for the lock unless `wait=` is given here. The other options are those of lock().
         """
         import inspect as inspection
@@ -330,14 +332,14 @@ class Client(BaseClient[Lock, Lease]):
         return decorate
 
     def close(self) -> None:
-        """Release what is still held and renewed, and end all connections. A body that still runs has lost its lease:
-        `lost` is set, and the end of its block raises LeaseLost."""
+        """Release all renewed leases and close all connections. A body that still runs loses its lease: `lost` is set,
+        and the end of its block raises LeaseLost."""
         if not self._shut():
             return
         try:
             if self._dog is not None:
                 self._dog.unregister(self._group).result()
-        finally:  # an interrupt ends the waiting, nothing else
+        finally:  # an interrupt ends this wait, but the watchdog goes on closing
             _close_all(self._idle, self._pool)
             self._where.close()
 
@@ -349,7 +351,7 @@ class Client(BaseClient[Lock, Lease]):
 
     def _check_on_lost(self, settings: Policy) -> Policy:
         if settings.on_lost == "interrupt":
-            from handfast import _interrupt  # it imports ctypes, which few programs need
+            from handfast import _interrupt  # this imports ctypes, which few programs need
 
             _interrupt.check_available()
         return settings
@@ -360,7 +362,7 @@ class Client(BaseClient[Lock, Lease]):
     # -- running operations
 
     def _use(self, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """Run an operation with connections that nobody else uses."""
+        """Run an operation with connections that no other thread uses."""
         try:
             io = self._idle.pop()
         except IndexError:
@@ -382,7 +384,7 @@ class Client(BaseClient[Lock, Lease]):
                 self._idle.append(io)
 
     def _use_for(self, key: bytes, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """The same, with connections to where in a cluster the key lives."""
+        """Run an operation with connections to the node of a cluster that has the key."""
         pool = self._pool
         if pool is None:
             return self._use(operation, *args)
@@ -417,15 +419,15 @@ class Client(BaseClient[Lock, Lease]):
         try:
             released = self._release_where_acquired(hold)
         except BaseException:
-            if hold.state != HELD:  # otherwise nothing was sent, and the lease goes on
+            if hold.state != HELD:  # otherwise nothing was sent, and the lease is still held
                 self._abandon(hold)
             raise
         self._released(hold)
         return released
 
     def _release_where_acquired(self, hold: Hold) -> bool:
-        """On a quorum, use the connections that carried the acquisition: on others the release may overtake it at a slow
-        node. If another thread uses them now, the watchdog releases such nodes once more."""
+        """Release on the connections that carried the acquisition: on others, the release may overtake the claim at a
+        slow node of a quorum. If another thread uses these connections now, the watchdog releases such nodes again."""
         if self._group.n == 1 or self._pool is not None:
             return self._use_for(hold.key, release, hold)
         try:
@@ -459,13 +461,13 @@ class Client(BaseClient[Lock, Lease]):
 
     def _send_waiters_away(self) -> None:
         self._queues.close(exiting=True)
-        # A server hands a lock that is released now to a waiter that is still in its queue, and this process ends.
+        # Wait until the waiters have left: a server would hand a lock that is released now to a waiter of this process.
         end = clock.now() + LEAVE_WITHIN
         while self._queues.by_key and clock.now() < end:
             time.sleep(0.001)
 
     def _release_all_at_exit(self, dog: Watchdog) -> None:
-        # A connection that is there already: at this point no new thread may be started to make one.
+        # Use an existing connection: at this point Python starts no thread that could make a new one.
         io = self._idle.pop() if self._idle else None
         if io is not None and io.ready:
             for hold in dog.renewed(self._group):
@@ -493,7 +495,7 @@ def _close_all(idle: list[ThreadIO], pool: RoutedPool | None) -> None:
 
 
 def _refresh(io: ThreadIO) -> None:
-    """Before an operation: notice connections that the server has closed while they rested."""
+    """Notice connections that the server has closed while they were idle. Called before an operation."""
     tick = time.monotonic()
     if tick - io.used_at > IDLE_CHECK:
         io.wake()
@@ -502,12 +504,14 @@ def _refresh(io: ThreadIO) -> None:
 
 @explain_options(CLIENT_OPTIONS)
 def connect(servers: Servers = None, **options: Unpack[ClientOptions]) -> Client:
-    """A client for one server (a URL), a quorum of independent ones (a list), or $HANDFAST_URL. Sends nothing yet.
+    """Make a client for one server (a URL), for a quorum of independent servers (a list), or for $HANDFAST_URL. It sends
+    nothing yet.
 
     A URL begins with redis://, rediss:// (TLS), valkey://, valkeys://, unix://, redis+sentinel://, redis+cluster:// or
-    embedded://. Without $HANDFAST_URL it is embedded://, a server that this user's processes share on this machine.
+    embedded://. Without $HANDFAST_URL the default is embedded://, a server that this user's processes share on this
+    machine.
 
-    The options hold for all locks of the client; lock() may override all but `guard`:
+    The options apply to all locks of the client. lock() may override all of them but `guard`:
     """
     return Client(locate(servers), options)
 
@@ -516,13 +520,13 @@ _default = PerProcess(connect)
 
 
 def lock(name: str | Sequence[str], *, owner: str | None = None, **options: Unpack[LockOptions]) -> Lock:
-    """A lock for a script, without a client of its own: that of the process is made on first use, by `connect()`.
-    Options are those of `Client.lock()`."""
+    """Make a lock for a script, without a client of its own. All threads of the process share a client, which `connect()`
+    makes on first use. Options are those of `Client.lock()`."""
     return _default.get().lock(name, owner=owner, **options)
 
 
 def from_client(clients: object, **options: Unpack[ClientOptions]) -> Client:
-    """A client for the server of a redis-py client (several: a quorum), with its address and credentials.
+    """Make a client for the server of a redis-py client, with its address and credentials. Several clients are a quorum.
 
     The options are those of connect().
     """
@@ -530,9 +534,9 @@ def from_client(clients: object, **options: Unpack[ClientOptions]) -> Client:
 
 
 def bootstrap(client: Client) -> dict[str, str]:
-    """Open a new deployment: its nodes may vote at once, instead of after a quarantine. What happened, by node.
+    """Open a new deployment: its nodes may vote at once, instead of after a quarantine. Returns the outcome by node.
 
-    Only for servers on which no lease can be outstanding. On a deployment that is in use it changes nothing.
+    Only for servers on which no lease can be outstanding. On a deployment that is in use, this changes nothing.
     """
     if client._routes is not None:
         raise ConfigError("a cluster has no restart guard, so there is nothing to open")

@@ -1,4 +1,4 @@
-"""What `locked()` needs: names of locks made from the arguments of a call, and calls that are skipped."""
+"""Helpers of `locked()`: they make a lock's name from the arguments of a call, and read the options for skipped calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["skipping", "template_key"]
 
 
 def template_key(function: Callable[..., Any], template: object) -> Callable[..., str]:
-    """How to make a lock's name from a call's arguments; a bad template is found at decoration."""
+    """Return a function that makes a lock's name from a call's arguments. A bad template raises here, at decoration."""
     if not isinstance(template, str) or not template:
         raise ConfigError(f"locked() takes a name such as 'report:{{user_id}}', not {template!r}")
     import inspect
@@ -33,7 +33,7 @@ def template_key(function: Callable[..., Any], template: object) -> Callable[...
 
 
 def _fields(template: str) -> list[str]:
-    """The parameters that a template names, also inside format specifications."""
+    """The parameters that a template names, including those inside format specifications."""
     import string
 
     try:
@@ -49,7 +49,7 @@ def _fields(template: str) -> list[str]:
 
 
 def skipping(skip: object, value: object, options: LockOptions) -> tuple[object, LockOptions]:
-    """What a skipped call returns, and the options of the lock: a call that may be skipped does not wait by default."""
+    """The result of a skipped call, and the options of the lock. A call that may be skipped does not wait by default."""
     if not isinstance(skip, bool):
         raise ConfigError(f"skip must be True or False, not {skip!r}")
     if not skip and value is not ...:

@@ -1,18 +1,18 @@
-"""One renewal scheduler for each process, in a thread of its own.
+"""The watchdog: one thread per process that renews the leases of all clients.
 
-Its own thread, because a blocked event loop or a busy main thread must not lose a lock. The thread runs an asyncio
-loop, so that the renewals of one client never wait for the hung server of another. It has its own connections to
-every client's nodes. What is due when is decided in core/schedule.py.
+It is a thread, because a blocked event loop or a busy main thread must not lose a lock. The thread runs an asyncio loop,
+so that the renewals of one client never wait for a hung server of another. It has its own connections to every client's
+nodes. core/schedule.py decides when a hold is due.
 
-The thread also repeats releases that were cut short, releases leases that were dropped, and repairs nodes whose
-quarantine is over while somebody holds a lock.
+The thread also repeats interrupted releases, releases dropped leases, and re-admits nodes whose quarantine is over while
+a client holds a lock.
 """
 
 from __future__ import annotations
 
 import _thread
 import asyncio
-import concurrent.futures.thread  # with the executor: asyncio would import it at the first host name, see wire/dial.py
+import concurrent.futures.thread  # asyncio would import it at the first host name: see net/address.py
 import functools
 import logging
 import os
@@ -39,24 +39,25 @@ __all__ = ["Watchdog", "attach"]
 logger = logging.getLogger("handfast")
 
 BATCH: Final = 500
-"""Holds for each write: large enough to fill packets, small enough not to hold up a deadline."""
+"""The number of holds in one write: large enough to fill packets, small enough not to delay a deadline."""
 LONGEST_SLEEP: Final = 0.5
-"""Seconds between two looks at the clock while anything is held. The loop's timers stand still while the machine is
-suspended, and the clock of leases does not: a lease that ended meanwhile is noticed as soon after the suspend."""
+"""The longest sleep in seconds while there are holds. The loop's timers stop while the machine is suspended, but the
+clock of the leases does not. So a lease that ended during a suspend is noticed within this time after it."""
 REPAIR_SOONEST: Final = 0.5
 REPAIR_LATEST: Final = 2.0
-"""Seconds between two looks at nodes that may not vote; a node may forget again while others are waited for."""
+"""Seconds between two repairs of nodes that may not vote, at least and at most. A node may lose its data again at any
+time, so the watchdog does not simply wait for the end of a quarantine."""
 CONNECT_TIMEOUT: Final = 12.0
-"""Seconds; nobody waits for the watchdog to connect, and deadlines are kept meanwhile."""
+"""Seconds. It is long, because no caller waits for the watchdog to connect, and deadlines are kept meanwhile."""
 CLOSE_TIMEOUT: Final = 0.5
 """Seconds that a closing client or process waits for servers to accept its releases."""
 CLOSED: Final = "the client was closed"
-"""Why the holders of a client that closes lose their leases."""
+"""The reason of the loss for holders whose client is closed."""
 LATE_ARRIVAL: Final = 0.05
-"""Seconds after which a claim that was on its way when its connection was given up has surely been carried out."""
+"""Seconds after which a node has certainly carried out a claim whose connection was closed meanwhile."""
 RELEASE_SOONEST: Final = 0.02
 RELEASE_LATEST: Final = 1.0
-"""Seconds between two tries to release something at a node that cannot be asked: doubled from the one to the other."""
+"""Seconds between two tries of a release on an unreachable node. They start at RELEASE_SOONEST and double."""
 
 
 class Registration:
@@ -69,13 +70,13 @@ class Registration:
         self.io: AsyncIO | ClusterIO | None = None
         self.repairing: asyncio.Task[Any] | None = None
         self.releases: set[asyncio.Task[Any]] = set()
-        """Releases that were left to the watchdog."""
+        """The tasks of releases that were left to the watchdog."""
         self.looked_at: dict[AsyncIO, float] = {}
-        """By connections: when it was last asked whether their servers may evict keys."""
+        """When the servers of each set of connections were last asked for their eviction policy."""
 
 
 class Watchdog:
-    """The scheduler of this process; made when the first client needs it, ended when the last one is closed."""
+    """The watchdog of this process. It is made when the first client needs it, and ends when the last one is closed."""
 
     def __init__(self, first: Registration) -> None:
         self._lock = threading.RLock()
@@ -84,27 +85,27 @@ class Watchdog:
         self._registrations: dict[NodeGroup, Registration] = {first.group: first}
         self._ended = False
         self._to_finish: deque[Hold] = deque()
-        """Holds whose lease nobody has any more, or whose release was interrupted."""
+        """Holds to release: their lease was dropped, or their release was interrupted."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._wakeup = asyncio.Event()
-        # In two steps: Thread.start() waits for the thread, and an interrupt there leaves a broken lock behind.
+        # Thread.start() waits for the thread, and an interrupt there leaves a broken lock. So start it in two steps.
         _thread.start_new_thread(self._start_thread, ())
 
     # -- from any thread
 
     def finish(self, hold: Hold) -> None:
-        """Release from here what its owner cannot release. Takes no lock: finalizers may call it at any point."""
+        """Release a hold whose caller cannot. This takes no lock, because finalizers may call it at any point."""
         self._to_finish.append(hold)
         self._wake()
 
     def clock_stood_still(self, group: NodeGroup) -> None:
-        """This machine's clock has stood still: what the client holds is lost, and only that."""
+        """Mark the holds of one client lost, because this machine's clock has stood still."""
         lost = self.schedule.clock_stood_still(group)
         logger.warning("this machine's clock stood still: %d leases are lost", len(lost))
 
     def nudge(self, group: NodeGroup) -> None:
-        """See to nodes that may not vote yet."""
+        """Repair nodes that may not vote yet."""
         self._call(self._repair_soon, group)
 
     def _wake(self) -> None:
@@ -114,25 +115,25 @@ class Watchdog:
         try:
             self._loop.call_soon_threadsafe(what, *args)
         except RuntimeError:
-            pass  # the loop has ended: the last client was closed, so nothing is left to do
+            pass  # the loop has ended because the last client was closed; nothing is left to do
 
     def register(self, registration: Registration) -> bool:
-        """Watch over one more client; False if this watchdog has ended."""
+        """Add a client. False if this watchdog has ended."""
         with self._lock:
             if not self._ended:
                 self._registrations[registration.group] = registration
             return not self._ended
 
     def unregister(self, group: NodeGroup) -> concurrent.futures.Future[None]:
-        """A client closes: tell its holders, release its leases, end its connections. Once begun, this is not stopped: a
-        caller that waits for it may go, and it goes on."""
+        """Remove a client that closes: revoke its holds, release its leases, close its connections. If the caller stops
+        waiting for the future, this goes on."""
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
-        done.set_running_or_notify_cancel()  # so it cannot be cancelled
+        done.set_running_or_notify_cancel()  # now the future cannot be cancelled
         with self._lock:
             registration = self._registrations.get(group)
         if registration is None:
             done.set_result(None)
-        else:  # the loop goes on until it is removed
+        else:  # the loop runs until the client is removed
 
             def start() -> None:
                 self._start(self._unregister(registration)).add_done_callback(lambda _: done.set_result(None))
@@ -141,11 +142,11 @@ class Watchdog:
         return done
 
     def renewed(self, group: NodeGroup) -> list[Hold]:
-        """A client's holds that are renewed, for ever or for long."""
+        """The holds of a client that are renewed, with or without an end."""
         return [hold for hold in self.held(group) if hold.renew_until != 0.0]
 
     def held(self, group: NodeGroup) -> list[Hold]:
-        """A client's holds that are being watched."""
+        """The holds of a client that are in the schedule."""
         return [hold for hold in self.schedule.everything() if hold.state == HELD and hold.group is group]
 
     # -- in the watchdog's thread
@@ -154,7 +155,8 @@ class Watchdog:
         try:
             threading.Thread(target=self._run, name="handfast-watchdog", daemon=True).start()
         except RuntimeError:
-            # Python 3.12 starts no thread once the main thread has ended. This one runs, and leases must be released.
+            # Python 3.12 starts no thread after the end of the main thread. This thread runs already, and must still
+            # release the leases.
             self._run()
 
     def _run(self) -> None:
@@ -217,7 +219,7 @@ class Watchdog:
         await asyncio.gather(*work)
 
     def _batches(self, registration: Registration, holds: list[Hold]) -> list[tuple[AsyncIO, list[Hold]]]:
-        """What can leave in one write: holds on the same nodes."""
+        """Group holds on the same nodes, which can leave in one write."""
         io = self._io(registration)
         if isinstance(io, AsyncIO):
             return [(io, holds[i : i + BATCH]) for i in range(0, len(holds), BATCH)]
@@ -225,7 +227,7 @@ class Watchdog:
         alone: list[tuple[AsyncIO, list[Hold]]] = []
         for hold in holds:
             shard = io.at(hold.key)
-            # A renewal that failed may have to be sent on to another node, which only works one by one.
+            # A failed renewal may be redirected to another node, which works only for single requests.
             if hold.retrying:
                 alone.append((shard, [hold]))
             else:
@@ -236,7 +238,7 @@ class Watchdog:
 
     async def _renew(self, io: AsyncIO, group: NodeGroup, holds: list[Hold]) -> None:
         await self._connected(io, group)
-        # Past the deadline nothing is sent: connecting may have taken long.
+        # Connecting may have taken long, and nothing must be sent after a deadline.
         now = io.now()
         holds = [hold for hold in holds if hold.held_at(now)]
         if holds:
@@ -247,7 +249,7 @@ class Watchdog:
             self._look_at_eviction(io, group, min(hold.ttl for hold in holds))
 
     def _look_at_eviction(self, io: AsyncIO, group: NodeGroup, every: float) -> None:
-        """Ask the servers now and then whether they may evict keys: somebody may have changed their policy."""
+        """Ask the servers now and then whether they may evict keys: an operator may have changed their policy."""
         registration, now = self._registrations.get(group), io.now()
         if registration is not None and now >= registration.looked_at.get(io, 0.0) + every:
             registration.looked_at[io] = now
@@ -272,9 +274,9 @@ class Watchdog:
         return io
 
     async def _release(self, hold: Hold) -> None:
-        """Release what was dropped, or whose release was cut short. Harmless where it was not.
+        """Release a dropped lease, or repeat an interrupted release. This is harmless if it was released already.
 
-        A node that cannot be asked is asked again, until its key has ended by itself.
+        An unreachable node is tried again until its key has expired.
         """
         hold.begin_release()
         group = hold.group
@@ -288,7 +290,7 @@ class Watchdog:
             io = await self._io_for(registration, hold.key)
             unasked = await release.repeat(io, hold, unasked)
             if hold.may_arrive_late and not unasked:
-                # A server may read the connection that carried the claim after ours.
+                # The server may read the connection that carried the claim after this one, so release twice.
                 hold.may_arrive_late, unasked = False, set(range(group.n))
                 await io.sleep(io.now() + LATE_ARRIVAL)
                 continue
@@ -304,7 +306,7 @@ class Watchdog:
             registration.repairing = self._start(self._repair(registration))
 
     async def _repair(self, registration: Registration) -> None:
-        """Until every node votes that can be reached."""
+        """Repair until every reachable node votes."""
         group = registration.group
         try:
             while group.voters() < group.n:
@@ -322,28 +324,28 @@ class Watchdog:
         group = registration.group
         self._release_abandoned()
         renewed = self.renewed(group)
-        # Holders first: a body that still runs must hear of it before anybody else can take the lock.
+        # Revoke first: a body that still runs must learn of the loss before another client can take the lock.
         for hold in self.held(group):
             self.schedule.remove(hold)
             hold.revoke(CLOSED)
         if renewed or registration.releases:
             try:
                 async with asyncio.timeout(CLOSE_TIMEOUT):
-                    # Whatever becomes of one of them, the rest of the closing must come.
+                    # return_exceptions: if one release fails, the rest must still be closed.
                     await asyncio.gather(*map(self._release, renewed), *registration.releases, return_exceptions=True)
             except TimeoutError:
                 pass  # the servers do not answer; the ttl ends the leases
         with self._lock:
-            self._registrations.pop(group, None)  # from here on nothing is begun for it
+            self._registrations.pop(group, None)  # from here on, no work starts for this client
         if registration.repairing is not None:
             registration.repairing.cancel()
         if registration.io is not None:
             await registration.io.close()
 
     async def _finish_all(self, group: NodeGroup) -> None:
-        """Finish what was left to the watchdog, and release what a client still holds.
+        """Finish the releases that were left to the watchdog, and afterwards release the client's remaining holds.
 
-        In this order: claims that nobody waits for any more must be gone before a release hands the lock over.
+        The order matters: claims of waiters that are gone must be removed before a release hands a lock over.
         """
         self._release_abandoned()
         registration = self._registrations.get(group)
@@ -353,7 +355,7 @@ class Watchdog:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def release_all_at_exit(self, group: NodeGroup) -> None:
-        """The process ends: what was being renewed for its sake ends with it."""
+        """Release all renewed holds of a client at the end of the process."""
         if not self._ended:
             ended = asyncio.run_coroutine_threadsafe(self._finish_all(group), self._loop)
             try:
@@ -367,7 +369,7 @@ _current: Watchdog | None = None
 
 
 def attach(group: NodeGroup, addresses: Sequence[Address], shake: Callable[[int], Steps]) -> Watchdog:
-    """The process' watchdog, watching over this client from now on."""
+    """Add a client to the watchdog of this process, and return the watchdog."""
     global _current
     registration = Registration(group, addresses, shake)
     with _guard:
@@ -378,14 +380,14 @@ def attach(group: NodeGroup, addresses: Sequence[Address], shake: Callable[[int]
 
 
 def _forget_all() -> None:
-    """In a child after a fork: the leases are the parent's, so here they are lost, silently and for good."""
+    """Mark all leases lost in a child after a fork, silently: they belong to the parent."""
     global _current, _guard
     dog, _current, _guard = _current, None, threading.Lock()
     if dog is not None:
-        # The lock may have been held by a thread that does not exist here.
+        # A thread that does not exist in the child may hold the old lock.
         dog.schedule.lock = threading.RLock()
         for hold in dog.schedule.everything():
-            # Silently: a listener's lock may have been held by such a thread too.
+            # Call no listener: such a thread may also hold a lock that the listener needs.
             hold.forget("held by the parent process: a fork inherits no lease")
 
 

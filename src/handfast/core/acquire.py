@@ -1,11 +1,10 @@
 """From a call to a hold. Start reading here.
 
-An acquisition begins with one attempt (attempt.py). If that is refused, it waits: in the FIFO of its process
-(local_queue.py), and at the head of that in the queues of the nodes (queue.py). Keys that other programs hold are
-waited for by tracking them (foreign.py). Where nobody can queue, or the caller limits its tries, attempts are
-repeated.
+An acquisition begins with one attempt (attempt.py). If that is refused, the caller waits: first in the FIFO of its
+process (local_queue.py), and at the head of it in the queues of the nodes (queue.py). For keys that other programs hold,
+it tracks the keys instead (foreign.py). If the nodes cannot push, or the caller limits its tries, it repeats the attempt.
 
-`take` is the only place in which an acquisition that fails is taken back.
+`take` is the only place in which a failed acquisition is taken back.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from handfast.protocol.claims import Refused
 __all__ = ["acquire"]
 
 LOCAL_FIRST = 0.005
-"""Seconds for which the head of a cohort's queue relies on its sibling before it asks a server."""
+"""Seconds for which the head of a cohort's queue waits for its sibling before it asks a server."""
 
 
 async def acquire(access: Access, queues: WaitQueues, acquisition: Acquisition) -> Hold:
@@ -54,7 +53,7 @@ async def acquire(access: Access, queues: WaitQueues, acquisition: Acquisition) 
 
 
 def _keep(waiter: Waiter, hold: Hold) -> Hold:
-    """The waiter has its hold: from here on the caller answers for it."""
+    """Note that the waiter has its hold. From here on the caller must release it."""
     waiter.acquisition.hold = waiter.queue.holder = hold
     if waiter.given is hold:
         waiter.given = None
@@ -62,12 +61,12 @@ def _keep(waiter: Waiter, hold: Hold) -> Hold:
 
 
 def leave(queues: WaitQueues, waiter: Waiter) -> None:
-    """Out of the local queue. What a sibling handed over and the waiter did not take is released by the watchdog."""
+    """Leave the local queue. If a sibling has handed over a hold in vain, the watchdog releases it."""
     given: Hold | None = None
     try:
         given = queues.leave(waiter)
     except BaseException:
-        # Once more if an interrupt has struck here: a waiter that nobody has any more would block the queue.
+        # Leave again after an interrupt: a waiter that is left in the queue would block it.
         given = queues.leave(waiter)
         raise
     finally:
@@ -76,7 +75,7 @@ def leave(queues: WaitQueues, waiter: Waiter) -> None:
 
 
 async def _from_sibling(access: Access, queues: WaitQueues, waiter: Waiter) -> Hold | None:
-    """The usual way of a cohort's lock: a sibling hands it over, and no connection is needed."""
+    """Wait for a sibling of the cohort to hand the lock over. This is the usual case, and needs no connection."""
     config = waiter.acquisition.request.config
     if not config.cohort:
         return None
@@ -90,9 +89,9 @@ async def _from_sibling(access: Access, queues: WaitQueues, waiter: Waiter) -> H
 async def take(
     io: IO, access: Access, queues: WaitQueues, acquisition: Acquisition, waiter: Waiter | None
 ) -> Hold | None:
-    """An attempt, and the wait that follows it. None if others of this process wait already: the caller joins them.
+    """Make an attempt, and wait if it is refused. None if this process has waiters already: the caller queues with them.
 
-    `waiter`: the caller's place at the head of its queue; None if it is in no queue.
+    `waiter`: the caller's waiter at the head of its queue; None if it is in no queue.
     """
     done = False
     try:
@@ -142,7 +141,7 @@ async def _take(
 
 
 def _claims_first(io: IO, queues: WaitQueues, acquisition: Acquisition) -> bool:
-    """On a quorum: others want the lock, so an attempt without a ticket would only be refused."""
+    """Whether to claim without an attempt: on a quorum, if others want the lock, an attempt would only be refused."""
     request, config = acquisition.request, acquisition.request.config
     if acquisition.wait == 0 or not queues.is_wanted(request):
         return False
@@ -150,13 +149,13 @@ def _claims_first(io: IO, queues: WaitQueues, acquisition: Acquisition) -> bool:
 
 
 def _queues_on_arrival(acquisition: Acquisition) -> bool:
-    """The first attempt stands in the queue at once, if it is refused: on one node, for one name."""
+    """Whether a refused first attempt is in the queue at once: on one node, for one name."""
     config = acquisition.request.config
     return config.queues_on_arrival and acquisition.wait != 0 and len(acquisition.request.names) == 1
 
 
 async def _subscribed(io: IO, acquisition: Acquisition) -> bool:
-    """The node has a channel to push to."""
+    """Subscribe if necessary. True if the node has a channel for pushes."""
     node = acquisition.request.group.nodes[0]
     if node.no_push is None:
         await io.subscribe(acquisition.timeout(acquisition.timing.timeout, io.now()))
@@ -173,7 +172,7 @@ async def _raise_unless_worth_waiting(io: IO, acquisition: Acquisition, ballot: 
 
 
 async def _named_failure(io: IO, acquisition: Acquisition, ballot: Ballot) -> NotAcquired | ConfigError:
-    """The error for an attempt that failed. The published protocol does not tell the holder, so it is asked for."""
+    """The error for a failed attempt. The published protocol does not name the holder, so this asks the nodes."""
     request = acquisition.request
     if request.config.exact and explain.contended(request.group, ballot.answers, decided=ballot.decided):
         seen = await look(io, acquisition)
@@ -182,18 +181,18 @@ async def _named_failure(io: IO, acquisition: Acquisition, ballot: Ballot) -> No
 
 
 def failure(acquisition: Acquisition, ballot: Ballot) -> NotAcquired | ConfigError:
-    """The error for an attempt that failed."""
+    """The error for a failed attempt."""
     return explain.not_acquired(
         acquisition.request, ballot.answers, acquisition.timing.timeout, decided=ballot.decided, won=ballot.won
     )
 
 
 async def _wait_at_head(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot | None) -> Hold:
-    """Nobody of this process is before us: wait for the servers."""
+    """Wait for the servers, at the head of the local queue."""
     acquisition = waiter.acquisition
     config = acquisition.request.config
     if config.tries is None and not config.exact and not all(io.channels):
-        # A refusal shows which nodes cannot push.
+        # Subscribe first: a refusal shows which nodes cannot push.
         await io.subscribe(acquisition.timeout(acquisition.timing.timeout, io.now()))
     if config.tries is not None or not (config.exact or can_queue(io, acquisition)):
         return await _retry(io, queues, waiter, ballot or Ballot(config.group.n, config.group.need))
@@ -210,7 +209,7 @@ async def _wait_at_head(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ball
 
 
 async def _retry(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot) -> Hold:
-    """Repeat attempts with the caller's backoff: for a caller that limits its tries, and for servers that cannot push."""
+    """Repeat the attempt with the caller's backoff: if the caller limits its tries, or the servers cannot push."""
     acquisition = waiter.acquisition
     request = acquisition.request
     config, group = request.config, request.group
@@ -237,7 +236,7 @@ async def _retry(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot) -> 
 
 
 def _outage_since(acquisition: Acquisition, ballot: Ballot, since: float | None, now: float) -> float | None:
-    """Since when no majority answers. Raises NoQuorum if a caller that waits without end has waited too long for that."""
+    """The time since which no majority answers. Raises NoQuorum after OUTAGE seconds if the caller set no timeout."""
     group = acquisition.request.group
     if ballot.faults() <= group.n - group.need:
         return None

@@ -1,7 +1,7 @@
 """One attempt at a lock: a broadcast, and a hold if a majority grants it.
 
-Validity counts from the moment before the first byte was sent. An attempt that fails is taken back on every node that did
-not clearly refuse, on the connections that carried it.
+Validity counts from the moment before the first byte is sent. A failed attempt is taken back on every node that did not
+clearly refuse, on the connections that carried it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from handfast.protocol.commands import Identity
 __all__ = ["OUTAGE", "EarlyPushes", "admit", "attempt", "claim_payload", "prepare", "read_vote", "withdraw"]
 
 OUTAGE: Final = 5.0
-"""Seconds for which a caller that set no end to its waiting waits for servers that do not answer at all. Contention is
-waited for without end; an outage without end would be a hang."""
+"""Seconds for which a caller without a timeout waits for servers that do not answer at all. Such a caller waits for a
+contended lock for ever; to wait for ever in an outage would be a hang."""
 ARRIVAL: Final = b"0"
-"""The ticket of a claim on a single node: the time of its arrival."""
+"""The ticket of a claim on a single node: the server uses the time of arrival."""
 
 
 class EarlyPushes:
-    """Keeps what is pushed to an acquisition that has not begun to wait. A PushListener."""
+    """Keeps pushes to an acquisition that does not wait yet. A PushListener."""
 
     keys: tuple[bytes, ...] = ()
 
-    # Most acquisitions hear nothing early, so nothing is made for each.
+    # Class attributes instead of __init__: most acquisitions get no early push.
     _pushes: tuple[tuple[int, Any], ...] = ()
     _lost: tuple[int, ...] = ()
 
@@ -44,13 +44,13 @@ class EarlyPushes:
         self._pushes += ((node, push),)
 
     def on_change(self, node: int) -> None:
-        """It tracks nothing."""
+        """Never called: it tracks no keys."""
 
     def on_connection_lost(self, node: int) -> None:
         self._lost += (node,)
 
     def repeat_to(self, listener: PushListener) -> None:
-        """Tell the listener what was missed. A claim whose connection is lost reaches nobody: it must be sent again."""
+        """Give the listener the pushes that it has missed, and the lost connections: claims there must be sent again."""
         for node, push in self._pushes:
             listener.on_push(node, push)
         for node in self._lost:
@@ -58,7 +58,7 @@ class EarlyPushes:
 
 
 async def prepare(io: IO, acquisition: Acquisition) -> None:
-    """Connect, and let nodes vote whose quarantine is over."""
+    """Connect, and re-admit nodes whose quarantine is over."""
     group, until = acquisition.request.group, acquisition.until
     if not io.ready:
         wait = acquisition.wait
@@ -69,24 +69,24 @@ async def prepare(io: IO, acquisition: Acquisition) -> None:
 
 
 async def admit(io: IO, group: NodeGroup, until: float | None) -> None:
-    """Before voting on a quorum: nodes whose quarantine is over may vote, and nothing is misconfigured."""
+    """Re-admit nodes whose quarantine is over, and raise if the quorum is misconfigured."""
     if not group.all_nodes_vote and group.voters() < group.need:
         await guard.repair(io, group, until)
-    # Afterwards: what was wrong with a node may have been put right meanwhile.
+    # Check after the repair, which may have corrected a node.
     error = group.config_error()
     if error is not None:
         raise ConfigError(error)
 
 
 def attempt(io: IO, acquisition: Acquisition, *, queue: bool = False) -> Coroutine[Any, Any, Ballot | None]:
-    """One attempt. None if it succeeds, and `acquisition.hold` is set; otherwise the ballot tells why it did not.
+    """Make one attempt. If it succeeds, set `acquisition.hold` and return None; otherwise return the ballot.
 
-    `queue`: on a single node, a refused attempt stands in the node's queue at once.
+    `queue`: on a single node, a refused attempt is in the node's queue at once.
     """
     request, timing = acquisition.request, acquisition.timing
     channel = io.channels[0] if queue else b""
     if channel:
-        # Before the claim is sent: a push may come in the same packet as its reply.
+        # Listen before the claim is sent: a push may come in the same packet as its reply.
         io.mailbox[acquisition.identify(io.nonce).id] = EarlyPushes()
     if request.config.alone and len(request.names) == 1 and timing.copies is None:
         return _ask_one(io, acquisition, channel)
@@ -106,8 +106,8 @@ async def _ask_all(io: IO, acquisition: Acquisition, channel: bytes) -> Ballot |
 
 
 async def _ask_one(io: IO, acquisition: Acquisition, channel: bytes) -> Ballot | None:
-    """The same where one reply decides. The general way gives the same result at twice the cost; see docs/decisions.md,
-    Shortcuts."""
+    """A faster `_ask_all` for a single node, where one reply decides. `_ask_all` gives the same result at twice the cost;
+    see docs/decisions.md, Shortcuts."""
     request, timing = acquisition.request, acquisition.timing
     config, group = request.config, request.group
     who = acquisition.who or acquisition.identify(io.nonce)
@@ -126,13 +126,13 @@ async def _ask_one(io: IO, acquisition: Acquisition, channel: bytes) -> Ballot |
     if collected.decided:
         ballot.add(0, reply)
     _forget_refusals(acquisition, ballot, queued=bool(channel))
-    if ballot.won:  # an explicit owner's, or a claim that has found its own vote
+    if ballot.won:  # an explicit owner holds the lock already, or a repeated claim has found its own vote
         await _conclude(io, acquisition, ballot, sent, standstills)
     return ballot if acquisition.hold is None else None
 
 
 def _payloads(io: IO, acquisition: Acquisition, ballot: Ballot, channel: bytes, now: float) -> Payloads:
-    """What each node is sent. A node that may not vote is not asked, and its reason goes into the ballot."""
+    """The bytes for each node. A node that may not vote is not asked, and the ballot gets the reason."""
     request, copies = acquisition.request, acquisition.timing.copies
     group, who = request.group, acquisition.identify(io.nonce)
     proposal = proposal_for(io, request.config)
@@ -156,7 +156,7 @@ def _payloads(io: IO, acquisition: Acquisition, ballot: Ballot, channel: bytes, 
 
 
 def proposal_for(io: IO, config: LockConfig) -> bytes:
-    """The proposed token: a single node takes its own time."""
+    """The proposed token. A single node uses its own time instead."""
     group = config.group
     return b"%d" % group.proposal(io.wall()) if config.fence and group.n > 1 else b"0"
 
@@ -186,12 +186,12 @@ def claim_payload(
 
 
 def _read_unguarded(_: int, reply: Any) -> Any:
-    """The usual grant is an integer, the token, and stays one."""
+    """Decode a vote of an unguarded node. The usual grant is an integer, the token, and needs no decoding."""
     return reply if type(reply) is int else decode_vote(reply)
 
 
 def read_vote(io: IO, group: NodeGroup, sent: float) -> Callable[[int, Any], Any]:
-    """Turns a node's reply to a claim into Granted, Refused or a Fault."""
+    """Return a function that turns a node's reply to a claim into Granted, Refused or a Fault."""
     if not group.guard:
         return _read_unguarded
 
@@ -205,7 +205,7 @@ def read_vote(io: IO, group: NodeGroup, sent: float) -> Callable[[int, Any], Any
 
 
 def _ballot(io: IO, acquisition: Acquisition, sent: float) -> Ballot:
-    """The ballot of an attempt: it reads the vote, the seal of a published command, and the copies."""
+    """The ballot of an attempt. It reads the votes, the seal of a published command, and the copies."""
     request, copies = acquisition.request, acquisition.timing.copies
     group = request.group
     read = read_vote(io, group, sent)
@@ -241,7 +241,7 @@ def _read_published(io: IO, group: NodeGroup, sent: float) -> Callable[[int, Any
 
 
 def _forget_refusals(acquisition: Acquisition, ballot: Ballot, *, queued: bool) -> None:
-    """Nothing of ours is on a node that has clearly refused; except a claim, if we queue there."""
+    """Forget the nodes that have clearly refused: they have no vote to take back, and no claim unless it was `queued`."""
     for node, answer in enumerate(ballot.answers):
         if type(answer) is Refused and not queued:
             acquisition.touched &= ~(1 << node)
@@ -250,7 +250,8 @@ def _forget_refusals(acquisition: Acquisition, ballot: Ballot, *, queued: bool) 
 async def _conclude(
     io: IO, acquisition: Acquisition, ballot: Ballot, sent: float, standstills: int
 ) -> Callable[[int], None] | None:
-    """A majority has granted: agree on a token, and make the hold if it is still in time. Takes late votes."""
+    """Agree on a token after a majority has granted, and make the hold if the deadline is still ahead. Returns a function
+    that takes late votes."""
     request, timing = acquisition.request, acquisition.timing
     counters = {node: token_in(answer) for node, answer in enumerate(ballot.answers) if is_grant(answer)}
     token: int | None = 0
@@ -278,9 +279,9 @@ def make_hold(
 
 
 def withdraw(io: IO, acquisition: Acquisition) -> None:
-    """Take back what an acquisition may have left on the servers.
+    """Take back the votes and claims that an acquisition may have left on the servers.
 
-    A hold of its own ends with that. What a sibling has handed over is another acquisition's vote, and stays.
+    This ends the acquisition's own hold. A hold from a sibling belongs to another acquisition, and stays.
     """
     hold = acquisition.hold
     if hold is not None and hold.who is acquisition.who:
@@ -291,6 +292,6 @@ def withdraw(io: IO, acquisition: Acquisition) -> None:
         if not take_back(io, acquisition.request, acquisition.who, acquisition.touched):
             acquisition.left_behind += (acquisition.remains(),)
         acquisition.touched = 0
-        # A server may carry this out after a later claim, which comes on another connection. Under the same identity
-        # that claim, or the lock that it brought, would be taken back.
+        # Use a new identity from now on. A server may carry this out after a later claim that comes on another
+        # connection. With the old identity, that claim or its vote would be taken back.
         acquisition.who = None

@@ -1,20 +1,20 @@
-"""Steps of clocks: a node's time is compared with ours whenever the node tells it.
+"""Notices steps of clocks: whenever a node tells its time, it is compared with this machine's.
 
-Time is told with votes, renewals and handshakes. Between two readings the offset of a node's clock to ours may move as
-far as their rates may differ. If it moves further, one of the two clocks has stepped. A vote that was given meanwhile
-does not count.
+Nodes tell their time with votes, renewals and handshakes. Between two readings the offset between a node's clock and this
+machine's may move as far as their rates may differ. If it moves further, one of the two clocks has stepped. A vote that
+was given meanwhile does not count.
 
-**A node's clock stepped forward** if it stepped alone: its keys ended early, so it has forgotten leases, and it goes
-into quarantine.
+**A node's clock stepped forward** if it stepped alone. Its keys expired early, so the node has forgotten leases, and it
+goes into quarantine.
 
-**Our own clock stood still** if most nodes stepped alike: by the same amount, at a time that all their readings allow.
-A virtual machine that is paused does that. The deadlines of our holds are too late then, so all of them are lost. The
-nodes are well: to put them in quarantine would stop every other client. The offsets of the nodes that have not told
-their time since are corrected, or they would look as if they had stepped alone later.
+**This machine's clock stood still** if most nodes stepped alike: by the same amount, at a time that all their readings
+allow. A paused virtual machine does that. The deadlines of this client's holds are too late, so all of them are lost. The
+nodes are well: a quarantine would stop every other client. The offsets of nodes that have not told their time since are
+corrected. Otherwise these nodes would later look as if they had stepped alone.
 
-If most nodes really step alike at one time, this client takes it for a pause of its own. Fewer than a majority of
-nodes may be suspect at once for exclusion to hold, so that is outside the promise; tokens still protect the data. With
-a single node the two cases cannot be told apart, and the node goes into quarantine.
+If the clocks of most nodes really step alike at one time, this client takes it for a pause of its own. Exclusion is
+promised only while fewer than a majority of nodes are suspect, so this case is outside the promise; tokens still protect
+the data. With a single node the two cases look the same, and the node goes into quarantine.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from handfast.core.nodes import ClockStep, Node, NodeGroup
 __all__ = ["clock_stepped", "known_times", "read_clock"]
 
 STEP_MARGIN: Final = 0.02
-"""Seconds by which a clock may be set right without being called stepped; less than the drift of a ttl of 2 s."""
+"""Seconds by which a clock may be corrected without counting as stepped; less than the drift of a ttl of 2 s."""
 
 
 def read_clock(group: NodeGroup, index: int, sent: float, received: float, server_us: int) -> bool:
-    """A node has told its time. True if a clock has stepped: what the node said with it does not count as a vote."""
+    """Compare a time that a node has told. True if a clock has stepped: the node's answer does not count as a vote."""
     node = group.nodes[index]
     if not clock_stepped(node, sent, received, server_us, group.policy.drift):
         return False
@@ -43,14 +43,14 @@ def read_clock(group: NodeGroup, index: int, sent: float, received: float, serve
 
 
 def clock_stepped(node: Node, sent: float, received: float, server_us: int, drift: float) -> bool:
-    """Notice a forward step of a node's clock against ours, beyond drift and the round trip; `node.step` tells it."""
+    """Whether a node's clock stepped forward against this machine's, beyond drift and round trip. Sets `node.step`."""
     low, high = server_us / 1e6 - received, server_us / 1e6 - sent
     known = node.clock
     if known is None:
         node.clock = (low, high, received)
         return False
-    # Between two readings the offset may move as far as the rates may differ. A slow round trip tells little: what was
-    # known before may still be known better.
+    # Between two readings the offset may move as far as the rates may differ. A slow round trip gives wide bounds, so the
+    # earlier bounds may still be better.
     moved = drift * max(0.0, received - known[2])
     most = known[1] + moved
     stepped = low > most + STEP_MARGIN
@@ -61,7 +61,7 @@ def clock_stepped(node: Node, sent: float, received: float, server_us: int, drif
 
 
 def _alike(nodes: list[Node], need: int) -> list[Node]:
-    """As many nodes whose steps may be one and the same event; empty if fewer than `need` are."""
+    """At least `need` nodes whose steps may be one event; empty if there are fewer."""
     steps = [node.step for node in nodes if node.step is not None]
     for amount in {step.least for step in steps}:
         for moment in {step.after for step in steps}:
@@ -72,7 +72,7 @@ def _alike(nodes: list[Node], need: int) -> list[Node]:
 
 
 def _stood_still(group: NodeGroup, alike: list[Node]) -> None:
-    """Our own clock is what stepped."""
+    """Correct the offsets and drop the suspicions: this machine's clock stood still."""
     steps = [node.step for node in alike if node.step is not None]
     least, most = max(step.least for step in steps), min(step.most for step in steps)
     noticed = min(step.before for step in steps)
@@ -87,5 +87,5 @@ def _stood_still(group: NodeGroup, alike: list[Node]) -> None:
 
 
 def known_times(group: NodeGroup, now: float) -> list[int]:
-    """The time of each node whose clock is known, in µs, by what it last told."""
+    """The present time of each node whose clock is known, in µs."""
     return [round((now + sum(node.clock[:2]) / 2) * 1e6) for node in group.nodes if node.clock is not None]

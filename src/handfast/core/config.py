@@ -1,4 +1,4 @@
-"""What an acquisition is made of: its settings, its timing, its keys. Worked out once and shared by many acquisitions."""
+"""The settings, the timing and the keys of an acquisition. They are computed once and shared by many acquisitions."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Copies:
 
 
 SERVER_TIMER: Final = 0.12
-"""Seconds: an idle server looks at the timeouts of WAIT ten times a second."""
+"""Seconds. An idle server checks the timeouts of WAIT ten times a second."""
 
 
 class Timing:
-    """A ttl and what follows from it: how long a grant is believed and a node waited for, and the copies it must have."""
+    """The values that follow from a ttl: how long a grant is valid, how long to wait for a node, which copies to need."""
 
     __slots__ = ("claim_terms", "copies", "timeout", "ttl", "ttl_ms", "validity")
 
@@ -53,12 +53,12 @@ class Timing:
         self.ttl = ttl
         self.ttl_ms = b"%d" % round(ttl * 1000)
         self.claim_terms = commands.claim_terms(self.ttl_ms, 1 + policy.cohort if policy.fence else 0)
-        """ttl and tokens, as arguments of a claim."""
+        """The ttl and the number of tokens, as arguments of a claim."""
         self.validity = policy.validity(ttl)
         """How long after the send a grant may be believed, if clock rates differ by less than `drift`."""
         timeout = policy.node_timeout
         if timeout is None:
-            # On a quorum a slow node must not use up the lease's validity. One node has to be waited for.
+            # On a quorum a slow node must not use up the lease's validity. A single node gets more time.
             timeout = min(0.05, ttl * 0.05) if nodes > 1 else min(1.0, ttl * 0.25)
         self.timeout = timeout
         """How long one round trip may take."""
@@ -69,7 +69,7 @@ class Timing:
 
 
 class LockConfig:
-    """A policy on a group of nodes, with what follows from both: shared by all locks with the same options."""
+    """A policy on a group of nodes, and the values that follow from both. All locks with the same options share it."""
 
     __slots__ = (
         "_key_start",
@@ -105,31 +105,31 @@ class LockConfig:
         self.tries = policy.tries
         self.wait = policy.wait
         self.step = 1 + policy.cohort if policy.fence else 0
-        """Tokens that each acquisition takes."""
+        """The number of tokens that each acquisition takes."""
         self.foreign = not policy.prefix
         """The keys are shared with other programs, which neither queue nor hand over."""
         self.exact = self.foreign and not policy.fence
-        """The key is exactly the name, and the protocol the published one."""
+        """The key is exactly the name, and the published protocol is used."""
         self.slowest = 1 - policy.drift
-        """Seconds of ours in which a server may count one of its own, at least."""
+        """A second of a server's clock takes at least so many seconds of this machine's."""
         self.owner_start = owner_start
-        """How the owners of its leases begin; a nonce follows."""
+        """The beginning of the owners of its leases. A nonce follows it."""
         self.renewed_for_ever = policy.renew and policy.max_hold is None
         self.guard_key_list = (group.marker_key, group.mark_key) if group.guard else ()
         self.guard_keys = b"".join(map(bulk, self.guard_key_list))
         """Marker and high-water mark, as arguments of a command."""
         self.mark_keys = (group.mark_key,) if group.guard and policy.fence else ()
         # Only the guard makes sure that all clients of a namespace have the same max_ttl. Without it, and for keys that
-        # other programs share, nothing is too long.
+        # other programs share, any ttl is allowed.
         self.longest_ms = group.max_ttl_ms if group.guard and policy.prefix else 1 << 52
         self.retention = round(policy.token_memory)
         self.retention_arg = bulk(b"%d" % self.retention)
         self.limits = commands.limits(self.retention, self.longest_ms)
         self.timing = self.timing_for(policy.ttl)
         self.queues_on_arrival = group.n == 1 and not self.exact and policy.tries is None and self.timing.copies is None
-        """A refused attempt can be a claim at the same time: there is one node, whose time of arrival is the ticket."""
+        """An attempt is a claim as well: there is a single node, and the ticket is the time of arrival there."""
         self.alone = group.n == 1 and not group.guard and not self.exact
-        """One reply decides: there is one node, and it has nothing to show with its vote."""
+        """One reply decides: there is a single node without a guard."""
         self._key_start = policy.prefix.encode() + b"{"
 
     def key_of(self, name: str) -> bytes:
@@ -151,13 +151,13 @@ class LockKeys:
         self.group = config.group
         self.names = names
         self.key = config.key_of(names[0])
-        """The key of the first name: it decides where in a cluster the lock lives."""
+        """The key of the first name. It decides which node of a cluster has the lock."""
         self.queue_keys = keys.queue_keys(self.key)
         """The five keys of the first name, as arguments of a command."""
 
     @property
     def name(self) -> str:
-        """The name; several are joined by a comma."""
+        """The name. Several names are joined by commas."""
         return self.names[0] if len(self.names) == 1 else ", ".join(self.names)
 
     @property
@@ -166,7 +166,7 @@ class LockKeys:
 
 
 class LockRequest(LockKeys):
-    """What a lock asks for. `owner` is None where each acquisition makes its own."""
+    """The keys and the owner of a lock. `owner` is None if each acquisition makes its own."""
 
     __slots__ = ("owner",)
 

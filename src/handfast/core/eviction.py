@@ -1,4 +1,4 @@
-"""A server that may evict keys may evict locks. That is reported when it is connected, and while a lock is held there."""
+"""Warns about servers that may evict keys, and with them locks: when they are connected, and while a lock is held."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from handfast.protocol.resp import encode
 __all__ = ["ABOUT", "ABOUT_REPLIES", "fields", "look", "note"]
 
 ABOUT: Final = encode(b"INFO", b"server") + encode(b"INFO", b"memory")
-"""Asks a server which process it is, and whether it may evict keys."""
+"""The commands that ask a server for its run_id and its maxmemory-policy."""
 ABOUT_REPLIES: Final = 2
 TIMEOUT: Final = 0.5
 
 
 def fields(replies: Sequence[Any]) -> dict[str, str]:
-    """What a server says of itself, from replies to INFO; nothing from a server that will not tell."""
+    """The fields in the replies to INFO; empty for a server that refuses INFO."""
     lines = [line for text in replies if type(text) is bytes for line in text.decode(errors="replace").splitlines()]
     return dict(line.split(":", 1) for line in lines if ":" in line)
 

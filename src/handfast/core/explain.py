@@ -1,4 +1,4 @@
-"""Errors for acquisitions that failed: who holds the lock, and what each node said."""
+"""Errors for acquisitions that failed: they name the holder, and the answer of each node."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ __all__ = ["cannot_succeed", "contended", "describe", "not_acquired"]
 
 
 def contended(group: NodeGroup, answers: Sequence[Any], *, decided: bool = False) -> bool:
-    """Somebody else has what we want, and enough nodes are there to say so: faults alone do not explain the failure."""
+    """Whether another owner has the lock, and enough nodes say so. Faults alone do not explain such a failure."""
     refused = any(a is not None and type(a) is not Fault and not is_grant(a) for a in answers)
     faults = sum(1 for a in answers if type(a) is Fault or (a is None and not decided))
     return refused and faults <= group.n - group.need
 
 
 def cannot_succeed(group: NodeGroup, answers: Sequence[Any]) -> bool:
-    """So many nodes gave a lasting reason that no majority is left."""
+    """Whether so many nodes have a lasting fault that the others are no majority."""
     return sum(1 for a in answers if type(a) is Fault and a.lasting) > group.n - group.need
 
 
 def describe(group: NodeGroup, answers: Sequence[Any], timeout: float, *, decided: bool = False) -> dict[str, str]:
-    """What each node said, in words."""
+    """The answer of each node, in words."""
     said: dict[str, str] = {}
     for node, answer in zip(group.nodes, answers, strict=True):
         if answer is None:
-            # Where the others had decided already, it had no time to answer.
+            # If the other nodes have decided already, this one had no time to answer.
             silent = "not waited for" if decided else f"no answer in {timeout * 1000:.0f} ms"
             text = node.fault.text if node.fault is not None else silent
         elif type(answer) is Fault:
@@ -48,7 +48,7 @@ def describe(group: NodeGroup, answers: Sequence[Any], timeout: float, *, decide
 
 
 def _bootstrap_hint(group: NodeGroup, answers: Sequence[Any]) -> str:
-    """What to do if no node votes, as in a new deployment."""
+    """A hint if no node votes, as in a new deployment."""
     quarantined = sum(1 for a in answers if type(a) is Fault and a.kind == "quarantine")
     if group.voters() or quarantined < group.need:
         return ""
@@ -64,7 +64,7 @@ def not_acquired(
     decided: bool = False,
     won: bool = False,
 ) -> NotAcquired | ConfigError:
-    """The error for these answers, which are `age` seconds old. `won`: a majority granted, and it was of no use."""
+    """The error for these answers, which are `age` seconds old. `won`: a majority granted, but the hold failed."""
     group, name = target.group, target.name
     for node, answer in zip(group.nodes, answers, strict=True):
         if type(answer) is Fault and answer.kind == "config":

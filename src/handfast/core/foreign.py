@@ -1,13 +1,12 @@
-"""Waiting for keys that other programs hold: nobody hands them over, so they are tracked.
+"""Waiting for keys that other programs hold. These programs do not hand over, so the waiter tracks the keys.
 
-The waiter reads the keys on every node and asks, by the same read, to be told when they change (client tracking). A
-release, an expiry and a plain DEL by any program all end its wait. What changed before the read is seen by the read,
-what changes after it is pushed: no wake-up can be lost. A timer at the end of the holder's ttl is a second way to
-notice.
+The waiter reads the keys on every node, and with this read asks for a push when they change (client tracking). A release,
+an expiry and a plain DEL by any program all end its wait. The read shows every earlier change, and every later change is
+pushed, so no wake-up is lost. A timer at the end of the holder's ttl is a second way to notice.
 
-A push may also mean that the holder has renewed. The attempt is then refused, and another look follows. A holder that
-renews many times a second slows its waiters down, not the server. Where a server refuses tracking, the waiter looks again
-after a random pause.
+A push may also mean that the holder has renewed. In this case the attempt is refused, and the waiter reads the keys once
+more. A holder that renews many times a second slows down its waiters, not the server. If a server refuses tracking, the
+waiter reads the keys again after a random pause.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from handfast.protocol.claims import Refused
 __all__ = ["look", "wait_for_change"]
 
 LOOK_AGAIN: Final = 5.0
-"""Seconds after which to look again at a key that has no end, or whose node has not answered."""
+"""Seconds after which to read a key again that has no ttl, or whose node has not answered."""
 OVERDUE: Final = 0.001
-"""Seconds after the end of a ttl at which the key is surely gone: servers count whole milliseconds."""
+"""Seconds after the end of a ttl at which the key is certainly gone: servers count whole milliseconds."""
 CALM: Final = 2
-"""How many renewals in a row a waiter follows at once; after that it takes its time."""
+"""After so many renewals in a row a waiter pauses before it reads the keys again."""
 
 
 class Tracker:
-    """What is known of the tracked keys on each node. A PushListener."""
+    """The state of the tracked keys on each node. A PushListener."""
 
     def __init__(self, waiter: Waiter) -> None:
         self.keys = waiter.acquisition.request.keys
         self.changed: set[int] = set()
-        """Nodes on which a key may have become free."""
+        """Nodes on which the lock may have become free."""
         self._wakeup = waiter.wakeup
 
     def on_push(self, node: int, push: Any) -> None:
-        """Nobody hands such a lock over."""
+        """Ignore messages: such a lock is never handed over."""
 
     def on_change(self, node: int) -> None:
         self.changed.add(node)
@@ -54,22 +53,22 @@ class Tracker:
 
 
 async def wait_for_change(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot) -> Hold:
-    """Wait until the lock looks free, attempt it, and so on."""
+    """Wait until the lock looks free, make an attempt, and repeat until one succeeds."""
     acquisition = waiter.acquisition
     group, policy = acquisition.request.group, acquisition.request.config.policy
     tracker = Tracker(waiter)
     io.track(tracker)
     tried, renewed, seen = 1, 0, b""
-    # The first attempt may have waited for connections as long as an outage is waited for.
+    # The first attempt may already have waited OUTAGE seconds for connections.
     unreachable_since = _outage_since(waiter, ballot.answers, acquisition.began, io.now())
     try:
         while True:
-            # Before any pause: rivals that keep their votes meanwhile could keep each other out for ever.
+            # Withdraw before any pause: clients that keep their votes meanwhile could block each other for ever.
             withdraw(io, acquisition)
-            # A vote may have come after the others had decided.
+            # A missing answer may be a vote that came after the decision.
             split = any(answer is None or is_grant(answer) for answer in ballot.answers)
             if split or renewed > CALM:
-                # Rivals whose votes were split must not meet again at once.
+                # Clients with split votes must not try again at the same time.
                 pause = policy.backoff(tried, io.random()) if split else min(0.05, 0.001 * 2.0 ** min(renewed, 6))
                 await io.sleep(acquisition.earlier(io.now() + pause))
             answers = await _look(io, waiter, tracker)
@@ -101,19 +100,19 @@ async def wait_for_change(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ba
 
 
 async def _look(io: IO, waiter: Waiter, tracker: Tracker) -> list[Any]:
-    """Look at the keys, and track them from now on."""
+    """Read the keys, and track them from now on."""
     acquisition = waiter.acquisition
     if not io.ready:
         await prepare(io, acquisition)
     tracker.changed.clear()
     answers = await look(io, acquisition, tracked=True)
-    # A node that is free already pushes nothing.
+    # If the lock is already free on a node, nothing changes there and no push follows.
     tracker.changed.update(node for node, answer in enumerate(answers) if answer == 1)
     return answers
 
 
 async def look(io: IO, acquisition: Acquisition, *, tracked: bool = False) -> list[Any]:
-    """By node: Refused with the holder, 1 if the lock is free, a Fault, or None."""
+    """The state on each node: Refused with the holder, 1 if the lock is free, a Fault, or None."""
     group, keys = acquisition.request.group, acquisition.request.keys
 
     def read(_: int, replies: list[Any]) -> Any:
@@ -156,12 +155,12 @@ async def _until_free(
 
 
 def _pushes(tracks: bool, answer: Any) -> bool:
-    """The node will push when the keys change: it was asked to, and has answered."""
+    """Whether the node will push when the keys change: it supports tracking, and has answered the read."""
     return tracks and answer is not None and type(answer) is not Fault
 
 
 def _end(answer: Any) -> float:
-    """Seconds until the keys on this node end by themselves."""
+    """Seconds until the keys on this node expire."""
     if answer == 1:
         return 0.0
     if type(answer) is Refused and answer.left_ms >= 0:
@@ -180,7 +179,7 @@ def _explainer(waiter: Waiter, answers: list[Any], seen_at: float) -> Any:
 
 
 def _outage_since(waiter: Waiter, answers: list[Any], since: float | None, now: float) -> float | None:
-    """Since when no majority answers. Raises NoQuorum if a caller that waits without end has waited too long for that."""
+    """The time since which no majority answers. Raises NoQuorum after OUTAGE seconds if the caller set no timeout."""
     acquisition = waiter.acquisition
     group = acquisition.request.group
     if sum(1 for answer in answers if answer is None or type(answer) is Fault) <= group.n - group.need:

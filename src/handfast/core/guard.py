@@ -1,32 +1,33 @@
-"""The restart guard: a node that lost its memory must not vote until every lease that it may have forgotten is over.
+"""The restart guard: a node that has lost data must not vote until every lease that it may have forgotten has expired.
 
-Each node carries a marker: `1 <incarnation> <ready-at, server µs> <max_ttl ms> <floor>`. The incarnation is the server's
-run_id and its last promotion. A connection reads both when it is made, and the promotion again when it has rested; a
-marker of another incarnation, or none (FLUSHALL), starts a quarantine of Q = max_ttl * (1 + 2*drift) + margin. The
-floor is a number once the node's counters are repaired; only a marker with a floor lets a node vote. Before that it is
-`-` if the node had no marker, so it has forgotten for certain (an empty restart, FLUSHALL), or `?` if the node still had
-a marker of an earlier incarnation, so it kept its data, perhaps without the last writes (a restart from an append-only
-file or a snapshot, a promotion). The marker is read behind the votes of every write, so forgetting on a live connection
-shows: had the node forgotten before a vote, the marker behind it would be gone, or another.
+Each node has a marker: `1 <incarnation> <ready-at, server µs> <max_ttl ms> <floor>`. The incarnation is the server's
+run_id and its last promotion. A connection reads both when it is made, and the promotion again after a rest. A marker of
+another incarnation, or none (FLUSHALL), starts a quarantine of Q = max_ttl * (1 + 2*drift) + margin. The floor is a
+number once the node's counters are repaired, and only such a marker lets a node vote. Before that, the floor is
+- `-` if the node had no marker, so it has forgotten for certain (an empty restart, FLUSHALL);
+- `?` if the node still had a marker of an earlier incarnation, so it kept its data, perhaps without the last writes (a
+  restart from an append-only file or a snapshot, a promotion).
+The marker is read together with each vote. So a loss of data on a live connection shows: the marker is gone, or another.
 
-Waiting heals locks, never counters. After Q the largest token known to enough nodes becomes the floor of this one's
-counters, before its first vote. The promise is that tokens stay in order while fewer than M nodes forget. A token was
-stored by M nodes, so N-M+1 nodes that remember are enough: one of them has it. Of the nodes that answer:
+Waiting heals locks, but not counters. After Q, before the node's first vote, the largest token that enough other nodes
+know becomes the floor of its counters. The promise is that tokens stay in order while fewer than M nodes forget. M nodes
+have stored each token, so N-M+1 nodes that remember are enough: one of them has it. Of the nodes that answer:
 - a node that votes remembers;
 - a node with `-` has forgotten;
 - of the nodes with `?` as many may have forgotten as the promise allows beside those with `-`. A durable restart
   loses nothing, but a node cannot prove that its last writes are there.
-If too few remember, the node waits for the others, which may only be out of reach. Where M nodes have `-`, a majority
-forgot for certain. Then nothing is promised, and waiting would be for ever: the maximum of whatever answers must do.
+If too few nodes remember, the node waits for the others, which may only be unreachable. If M nodes have `-`, a majority
+has forgotten for certain. In this case nothing is promised, and waiting would never end: the maximum of the nodes that
+answer is used.
 
 All clients of a namespace must have the same max_ttl, or Q would be too short for some leases. A client counts no votes
 of a node whose marker has another max_ttl. If no majority can agree with the client, it is the odd one: it gets a
 ConfigError and writes nothing. If a majority agrees with it, the odd marker is the mistake of a client that met the node
 first after a restart: a new quarantine with the majority's max_ttl replaces it.
 
-A node whose clock stepped forward has forgotten too: its keys ended early. So its time is read with the marker, behind
-votes and renewals. A client that has met the node before notices the step (clocks.py), does not count the votes, and
-puts the node in quarantine again.
+A node whose clock stepped forward has forgotten leases too: its keys expired early. So the node's time is read with the
+marker, together with votes and renewals. A client that has talked to the node before notices the step (clocks.py), does
+not count the votes, and puts the node in quarantine again.
 """
 
 from __future__ import annotations
@@ -55,19 +56,19 @@ __all__ = [
 ]
 
 MARGIN: Final = 0.1
-"""Seconds added to Q for the roundings of both sides."""
+"""Seconds added to Q for rounding on both sides."""
 TIMEOUT: Final = 0.5
 BOOTSTRAP_TIMEOUT: Final = 12.0
-"""Seconds: an embedded server may have to be started first."""
+"""Seconds. An embedded server may have to start first."""
 
 
 FORGOT: Final = b"-"
 KEPT: Final = b"?"
-"""Instead of a floor, in the marker of a node in quarantine."""
+"""The two words that stand for the floor in the marker of a node in quarantine."""
 
 
 class Marker(NamedTuple):
-    """What a node's marker says."""
+    """The fields of a node's marker."""
 
     incarnation: bytes
     ready_at: int
@@ -76,7 +77,7 @@ class Marker(NamedTuple):
 
     @classmethod
     def parse(cls, text: bytes | None) -> Marker | None:
-        """None for no marker, or one that no version of this library wrote."""
+        """Parse a marker. None if there is none, or if no version of handfast wrote it."""
         words = (text or b"").split(b" ")
         if len(words) != 5 or words[0] != b"1" or not words[2].isdigit() or not words[3].isdigit():
             return None
@@ -94,12 +95,12 @@ def text(incarnation: bytes, ready_at: bytes, max_ttl_ms: int, floor: bytes) -> 
 
 
 def period(group: NodeGroup) -> float:
-    """Q: the longest that a forgotten lease can still be valid for somebody."""
+    """Q in seconds: the longest time for which a forgotten lease can still be valid."""
     return group.policy.max_ttl * (1 + 2 * group.policy.drift) + MARGIN
 
 
 def memory(seen: bytes | None) -> bytes:
-    """What a node remembers that shows this marker, of whichever incarnation: FORGOT, or KEPT if it may be everything."""
+    """FORGOT or KEPT, by the marker that a node shows: a node with a marker may remember everything."""
     marker = Marker.parse(seen)
     return FORGOT if marker is None or marker.floor == FORGOT else KEPT
 
@@ -111,7 +112,7 @@ def quarantine(group: NodeGroup, node: Node, seen: bytes | None) -> bytes:
 
 
 def adopt(group: NodeGroup, node: Node, raw: bytes | None, server_us: int, now: float) -> bool:
-    """Take over what a marker says of this node; False if it is not of this incarnation."""
+    """Copy a marker into the node's fields. False if it is not of the node's present incarnation."""
     marker = Marker.parse(raw)
     node.other_max_ttl = 0
     if marker is None or raw is None or marker.incarnation != node.incarnation:
@@ -119,11 +120,11 @@ def adopt(group: NodeGroup, node: Node, raw: bytes | None, server_us: int, now: 
         return False
     if marker.max_ttl_ms != group.max_ttl_ms:
         node.other_max_ttl = marker.max_ttl_ms
-        node.opens_at = now  # nothing to wait for: either we are the odd one, or the marker is replaced
+        node.opens_at = now  # no wait: either this client's max_ttl is wrong, or the marker will be replaced
         group.set_marker(node, b"")
         return True
     if raw != node.waiting:
-        # Counted on our own clock from the first sight: a step of the server's clock does not end a quarantine.
+        # Count on this machine's clock from the first reading: a step of the server's clock must not end a quarantine.
         node.opens_at = now + (marker.ready_at - server_us) / 1e6
         node.waiting = raw
     if marker.votes and node.index not in group.suspects:
@@ -134,11 +135,11 @@ def adopt(group: NodeGroup, node: Node, raw: bytes | None, server_us: int, now: 
 
 
 class _State(NamedTuple):
-    """What one node says of itself."""
+    """The state of one node, as it replied."""
 
     raw: bytes
     marker: Marker | None
-    """None unless it is of the node's present incarnation."""
+    """The marker, if it is of the node's present incarnation; else None."""
     mark: int
     server_us: int
 
@@ -152,7 +153,7 @@ class _State(NamedTuple):
 
 
 async def _survey(io: IO, group: NodeGroup, timeout: float = TIMEOUT) -> tuple[dict[int, _State], Ballot]:
-    """Marker, high-water mark and time of every node that answers."""
+    """Read marker, high-water mark and time of every node that answers."""
     question = encode(b"GET", group.marker_key) + encode(b"GET", group.mark_key) + encode(b"TIME")
     question += encode(b"INFO", b"replication")
     states: dict[int, _State] = {}
@@ -164,7 +165,7 @@ async def _survey(io: IO, group: NodeGroup, timeout: float = TIMEOUT) -> tuple[d
                 return reply
         raw, mark, time, info = replies
         node = group.nodes[index]
-        # A promotion changes it, without a new connection.
+        # A promotion changes the incarnation without a new connection.
         node.incarnation = incarnation(node.run_id, info)
         marker = Marker.parse(raw)
         if marker is not None and marker.incarnation != node.incarnation:
@@ -189,7 +190,7 @@ STEPPED: Final = Fault(
 def check_vote(
     group: NodeGroup, index: int, proof: Proof | None, server_us: int, sent: float, received: float
 ) -> Fault | None:
-    """Why a vote does not count, or None. The node showed `proof` in the same step in which it gave the vote."""
+    """Why a vote does not count, or None. The node has read `proof` in the same step in which it gave the vote."""
     if not group.guard:
         return None
     node = group.nodes[index]
@@ -201,7 +202,7 @@ def check_vote(
 
 
 def sealed_proof(replies: list[Any]) -> tuple[Proof, int]:
-    """Proof and server time from the replies to `commands.seal`."""
+    """Read proof and server time from the replies to `commands.seal`."""
     marker, time, info = replies
     fields = incarnation("", info)
     if b"role:master" not in info:
@@ -210,10 +211,10 @@ def sealed_proof(replies: list[Any]) -> tuple[Proof, int]:
 
 
 def incarnation(run_id: str, info: bytes) -> bytes:
-    """Which life of which server this is: its run_id and, if it was promoted from a replica, that promotion.
+    """The incarnation of a server: its run_id and, if it was promoted from a replica, that promotion.
 
-    A replication id alone will not do: a master takes a new one when its first replica comes, and forgets nothing.
-    The second id is that of the master it followed before a promotion, and zeros if there was none.
+    The first replication id is not used: a master takes a new one when its first replica connects, and loses nothing.
+    The second one is the id of the master that it followed before its promotion; zeros if there was no promotion.
     """
     fields = dict(line.split(b":", 1) for line in info.split(b"\r\n") if b":" in line)
     promoted = fields.get(b"master_replid2", b"0").strip(b"0")
@@ -221,7 +222,7 @@ def incarnation(run_id: str, info: bytes) -> bytes:
 
 
 def _stuck(group: NodeGroup, state: _State) -> bool:
-    """A quarantine that ends later than one that begins now: the server's clock was set back since."""
+    """Whether a quarantine ends later than one that begins now. If so, the server's clock was set back."""
     marker = state.marker
     if marker is None or marker.votes:
         return False
@@ -229,15 +230,15 @@ def _stuck(group: NodeGroup, state: _State) -> bool:
 
 
 def floor_for(group: NodeGroup, states: dict[int, _State], ready: int) -> int | None:
-    """The floor that makes a node safe to vote whose quarantine is over, or None if too little is known.
+    """The floor with which a node may vote after its quarantine, or None if too little is known.
 
-    `ready`: how many nodes have waited for their Q.
+    `ready`: the number of nodes whose quarantine is over.
     """
     known = max(state.mark for state in states.values())
     forgot = sum(1 for state in states.values() if state.forgot)
     if forgot >= group.need:
-        # As many as make a majority open together: of one that opened earlier the next could not tell that it had
-        # forgotten. A node that is about to be put in quarantine is none of them.
+        # Enough nodes for a majority are re-admitted together. If one came earlier, it would look to the next ones as if
+        # it had not forgotten. A node that is about to go into quarantine does not count.
         voting = sum(1 for i, state in states.items() if state.votes and i not in group.suspects)
         return known if voting + ready >= group.need else None
     doubtful = sum(1 for state in states.values() if not state.votes and not state.forgot)
@@ -246,7 +247,7 @@ def floor_for(group: NodeGroup, states: dict[int, _State], ready: int) -> int | 
 
 
 def _to_quarantine(group: NodeGroup, node: Node, state: _State, states: dict[int, _State]) -> bool:
-    """Its quarantine begins now, or anew."""
+    """Whether the node's quarantine must begin, or begin again."""
     if node.other_max_ttl:
         agreeing = sum(1 for each in states.values() if each.marker and each.marker.max_ttl_ms == group.max_ttl_ms)
         return agreeing >= group.need
@@ -254,7 +255,7 @@ def _to_quarantine(group: NodeGroup, node: Node, state: _State, states: dict[int
 
 
 def _is_over(node: Node, marker: Marker, server_us: int, now: float) -> bool:
-    """It is in quarantine, and the quarantine is over, by the node's clock and by ours."""
+    """Whether the node's quarantine has ended, by the node's clock and by this machine's."""
     if marker.votes or node.other_max_ttl:
         return False
     return server_us >= marker.ready_at and now >= node.opens_at
@@ -266,7 +267,7 @@ def _adopt_all(group: NodeGroup, states: dict[int, _State], now: float) -> None:
 
 
 async def repair(io: IO, group: NodeGroup, until: float | None = None) -> None:
-    """Let nodes vote whose quarantine is over. Safe to run at any time, by any number of clients."""
+    """Re-admit nodes whose quarantine is over. Any number of clients may run this at any time."""
 
     def timeout() -> float:
         return TIMEOUT if until is None else max(0.0, min(TIMEOUT, until - io.now()))
@@ -300,7 +301,7 @@ async def _write(
     states: dict[int, _State],
     timeout: float = TIMEOUT,
 ) -> list[int]:
-    """Send marker changes, take over what is there afterwards; the nodes that were asked."""
+    """Send changes of markers, and read the resulting markers. Returns the nodes that were asked."""
     asked = [i for i, payload in enumerate(payloads) if payload is not None]
     if asked:
         poll = Ballot(group.n, len(asked), len(asked))
@@ -313,12 +314,12 @@ async def _write(
 
 
 async def bootstrap(io: IO, group: NodeGroup) -> dict[str, str]:
-    """Open a new deployment: let its nodes vote at once. Only where no lease can be outstanding.
+    """Open a new deployment: let its nodes vote at once. Only allowed if no lease can be outstanding.
 
-    A deployment in which some node votes already is not new: its other nodes open by themselves, after Q and repair.
+    A deployment in which a node votes already is not new: its other nodes open by themselves, after Q and repair.
     """
     if not group.guard:
-        # Not even a look at the marker: on a member of a quorum there is one, and it is not this client's.
+        # Do not even read the marker: a member of a quorum has one, and it does not belong to this client.
         raise ConfigError("this client has no restart guard, so there is nothing to open: name all members of the quorum")
     await io.connect(group.n, BOOTSTRAP_TIMEOUT)
     states, poll = await _survey(io, group)
@@ -326,7 +327,7 @@ async def bootstrap(io: IO, group: NodeGroup) -> dict[str, str]:
     error = group.config_error()
     if error is not None:
         raise ConfigError(error)
-    # As many answers as meet every majority: if the deployment were in use, one of them would vote.
+    # So many answers share a node with every majority. If the deployment were in use, one of them would vote.
     seen = len(states) > group.n - group.need
     in_use = any(state.votes for state in states.values())
     result: dict[str, str] = {}
@@ -353,5 +354,5 @@ async def bootstrap(io: IO, group: NodeGroup) -> dict[str, str]:
 
 
 def server_time(reply: Any) -> int:
-    """TIME's reply, in µs."""
+    """The reply to TIME, in µs."""
     return int(reply[0]) * 1_000_000 + int(reply[1])

@@ -1,7 +1,7 @@
-"""What a new connection says before it carries votes.
+"""The first commands of a new connection.
 
-A generator without I/O: it yields batches of commands and is sent their replies, for whichever driver makes the
-connection. It ends when the connection may be used, or raises `Rejected` with the node's reason.
+The handshake is a generator without I/O. It yields batches of commands and receives their replies from the driver that
+makes the connection. It ends when the connection may be used, or raises `Rejected` with the reason.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["Login", "Rejected", "Steps", "handshake"]
 
 NO_RESP3: Final = Fault("RESP2", "speaks RESP2 only, so it cannot push to waiters")
 Steps = Generator[tuple[bytes, int], list[Any], None]
-"""Yields (commands, how many), receives as many replies."""
+"""Yields (commands, number of replies), and receives that many replies."""
 
 
 class Rejected(Exception):
-    """The node will not do, for a reason of its own."""
+    """The node cannot be used; `fault` says why."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.text)
@@ -33,7 +33,7 @@ class Rejected(Exception):
 
 
 class Login:
-    """Who we are to a server."""
+    """The user, the password, the database and the name with which a client logs in."""
 
     __slots__ = ("client_name", "db", "password", "username")
 
@@ -47,7 +47,8 @@ class Login:
 def handshake(
     group: NodeGroup, node: Node, login: Login, now: Callable[[], float], warn: Callable[[str], None], moves: bool = False
 ) -> Steps:
-    """`moves`: this is only where the node was last seen, so it has to show that it is a master."""
+    """Log in, learn what the server can do, and identify it. `moves`: a resolver found this server, so it must show that
+    it is a master."""
     name, password = (login.username or "default").encode(), login.password.encode()
     hello = [b"HELLO", b"3"]
     if login.password or login.username:
@@ -60,7 +61,7 @@ def handshake(
     if type(replies[0]) is Fault:
         if not _old(replies[0]):
             _refuse(replies)
-        # A proxy, or a server without RESP3: it can do all but push.
+        # A proxy, or a server without RESP3: everything works but pushes.
         node.no_push = NO_RESP3
         if login.password or login.username:
             select.insert(0, encode(b"AUTH", name, password) if login.username else encode(b"AUTH", password))
@@ -70,9 +71,9 @@ def handshake(
         replies = yield b"".join(select), len(select)
         _refuse(replies)
     probe = group.marker_key + b":probe"
-    # Asked for rather than guessed from a version: an absent key is compared and not deleted.
+    # Try the commands instead of guessing from a version. The key does not exist, so nothing is deleted.
     questions = encode(b"DELIFEQ", probe, b"-") + encode(b"DELEX", probe, b"IFEQ", b"-")
-    # For waiters; it costs nothing until a read asks for it.
+    # For waiters. Tracking costs nothing until a read asks for it.
     questions += encode(b"CLIENT", b"TRACKING", b"ON", b"OPTIN")
     replies = yield questions + load_scripts() + ABOUT, 3 + LOAD_REPLIES + ABOUT_REPLIES
     about = replies[-ABOUT_REPLIES:]
@@ -85,17 +86,17 @@ def handshake(
         (role,) = yield encode(b"ROLE"), 1
         if type(role) is list and role[0] != b"master":
             raise Rejected(Fault("replica", "is a replica, not a master: it cannot vote"))
-        # A user who may not ask meets the replica's errors instead.
+        # A user without the right to ask gets the replica's errors later.
     if group.n > 1 or group.guard:
         _refuse(about)
         yield from _identify(group, node, info.get("run_id", ""), now)
     else:
-        # A server that will not tell, or a proxy that does not know the question, will do.
+        # A server that refuses INFO, or a proxy that does not know it, can still be used.
         node.run_id = info.get("run_id", "")
 
 
 def _identify(group: NodeGroup, node: Node, run_id: str, now: Callable[[], float]) -> Steps:
-    """Which incarnation of which server this is, and whether it may vote."""
+    """Find out which incarnation of which server this is, and whether it may vote."""
     asked = INFO_REPLICATION
     if group.guard:
         asked += encode(b"TIME") + encode(b"GET", group.marker_key)
@@ -104,7 +105,7 @@ def _identify(group: NodeGroup, node: Node, run_id: str, now: Callable[[], float
     _refuse(replies)
     if eviction.fields(replies[:1]).get("role") != "master":
         raise Rejected(Fault("replica", "is a replica, not a master: it cannot vote"))
-    # First said, then compared: of two connections at the same time at least one sees the other.
+    # Store first and compare afterwards: of two connections at the same time, at least one sees the other.
     node.run_id = run_id
     for other in group.nodes:
         if other is not node and other.run_id == run_id:
@@ -123,12 +124,12 @@ def _identify(group: NodeGroup, node: Node, run_id: str, now: Callable[[], float
 
 
 def _knows(reply: Any) -> bool:
-    """The server has the command; one of a cluster may say that the probe's key lives elsewhere, or nowhere."""
+    """Whether the server has the command. A server of a cluster may reply that the probe's key is on another one."""
     return type(reply) is int or (type(reply) is Fault and reply.kind in ("MOVED", "ASK", "CLUSTERDOWN"))
 
 
 def _old(fault: Fault) -> bool:
-    """It does not know HELLO, or not RESP3."""
+    """Whether the server does not know HELLO, or not RESP3."""
     return fault.kind == "NOPROTO" or "unknown command" in fault.text.lower()
 
 

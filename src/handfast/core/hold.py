@@ -4,12 +4,12 @@
      ├──mark_lost──> LOST
      └──revoke──> REVOKED
 
-RELEASED, LOST and REVOKED are final: none is ever renewed or held again, even if the key is still there. Nothing is
-sent for a LOST hold. A hold is REVOKED when its client closes: the holder is told as of a loss, and the client releases
-the keys. `TRANSITIONS` is the table that `Hold._move` looks up.
+RELEASED, LOST and REVOKED are final: such a hold is never renewed or held again, even if its key is still there. Nothing
+is sent for a LOST hold. A hold is REVOKED when its client closes: to the holder this looks like a loss, and the client
+releases the keys. `TRANSITIONS` is the table that `Hold._move` looks up.
 
-The caller's thread and the watchdog's may leave HELD at the same moment, one to release and one to declare a loss. There
-is one permit to leave it, and taking the permit is atomic.
+The caller's thread and the watchdog's may try to leave HELD at the same moment, one to release and one to declare a
+loss. There is one permit to leave HELD, and taking it is atomic.
 """
 
 from __future__ import annotations
@@ -40,22 +40,23 @@ TRANSITIONS: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
 
 
 class CohortTurn:
-    """What a cohort took from the servers, and hands over from one of its holds to the next."""
+    """One acquisition from the servers by a cohort, handed over from one of its holds to the next."""
 
     __slots__ = ("__weakref__", "ends", "over", "owner")
 
     def __init__(self, owner: bytes, ends: float) -> None:
         self.owner = owner
         self.ends = ends
-        """Until when it may be handed over inside the process."""
+        """The time until which the turn may be handed over inside the process."""
         self.over = False
-        """The same client has acquired the lock anew: what is left of this turn is lost, though it does not know yet."""
+        """This client has acquired the lock from the servers again, so a hold that is left of this turn is lost."""
 
 
 class Hold(LockKeys):
-    """What is held, until when, and on which nodes. Times are on the driver's `now` clock."""
+    """One lock that is held: its keys, its deadline and its nodes. Times are on the driver's `now` clock."""
 
-    # Only what every hold needs has a slot. The rest are class attributes until one differs: there may be 100,000 holds.
+    # There may be 100,000 holds. So only attributes that every hold sets have a slot; the others are class attributes
+    # until a hold needs another value.
     __slots__ = (
         "__dict__",
         "__weakref__",
@@ -72,45 +73,45 @@ class Hold(LockKeys):
     )
 
     reason = ""
-    """Why it was lost or revoked, or found to have ended when it was released."""
+    """Why the hold was lost or revoked, or had ended before its release."""
     renew_until: float | None = None
-    """End of renewal: None never, 0.0 is not renewed at all, else the time set by max_hold."""
+    """When renewal ends: None for never, 0.0 for a hold that is not renewed, else the time set by max_hold."""
     retrying = False
     """The last renewal was not confirmed."""
     renewal_replies: Mapping[str, str] = MappingProxyType({})
-    """What each node said to a renewal that was not confirmed."""
+    """The reply of each node to a renewal that was not confirmed."""
     standstills = 0
-    """How often this machine's clock had stood still when the deadline was worked out: see NodeGroup."""
+    """The group's count of standstills when the deadline was computed: see NodeGroup."""
     extended_at = 0.0
     """When the caller last sent an extension of its own."""
     nodes_to_heal = 0
-    """Nodes that said "not yours" too late to be healed at once, as bits."""
+    """Nodes, as bits, that said "not yours" too late to be healed at once."""
     healed = False
-    """A vote was restored on the watchdog's connections, so the release must follow it there too."""
+    """The watchdog has restored a vote. The release must follow it on the watchdog's connections as well."""
     release_unconfirmed = False
-    """Some node may not have carried out the release: the watchdog repeats it."""
+    """A node may not have carried out the release, so the watchdog repeats it."""
     carrier: Any = None
-    """The connections that carried its acquisition. A release on others may overtake a request that is under way."""
+    """The connections that carried the acquisition. A release on others may overtake a request that is under way."""
     asked = 0
     """Nodes, as bits, that were asked for a vote."""
     may_arrive_late = False
-    """Its claim may still be on its way, on a connection that was given up: the watchdog releases it twice."""
+    """The claim may still be under way on a connection that was closed, so the watchdog releases it twice."""
     repeat_release: Callable[[Hold], Any] | None = None
-    """Has the watchdog repeat the release, if a node fails after a majority has confirmed it."""
+    """Makes the watchdog repeat the release. Called if a node fails after a majority has confirmed it."""
     handed_over = False
-    """Its release has given a vote to a waiter: others want this lock."""
+    """The release has given a vote to a waiter, so other clients want this lock."""
     claimed = 0
-    """Nodes, as bits, in whose queues it waited: a claim may be left there."""
+    """Nodes, as bits, in whose queues the acquisition waited: a claim may be left there."""
     on_lost: tuple[Callable[[], Any], ...] = ()
     """Called, in the thread that notices, when the hold is lost or revoked."""
     reserved_tokens = 0
-    """Of a cohort's lock: tokens beyond its own, for the holds that it may be handed over to."""
+    """In a cohort: tokens beyond its own, for the holds that follow it."""
     handovers = 0
-    """How often it was handed over inside the process since it was acquired from the servers."""
+    """The number of hand-overs inside the process since the acquisition from the servers."""
     next_hold: Hold | None = None
-    """The hold that it was handed over to."""
+    """The hold to which this one was handed over."""
     turn: CohortTurn | None = None
-    """Of a cohort's lock."""
+    """The cohort's turn; None without a cohort."""
 
     def __init__(
         self, target: LockKeys, who: Identity, ttl: float, deadline: float, renew_from: float, votes: int, token: int
@@ -126,31 +127,31 @@ class Hold(LockKeys):
         self.renew_from = renew_from
         """When the last successful grant or renewal was sent."""
         self.granted_at = renew_from
-        """When it began."""
+        """When the hold began."""
         self.votes = votes
-        """The nodes known to hold it, as bits."""
+        """Nodes, as bits, that are known to have given their vote."""
         self.token = token
-        """0 when unfenced."""
+        """The fencing token; 0 when unfenced."""
         self.slot = 0
-        """The schedule's own."""
+        """The slot in the schedule. Only the schedule uses it."""
         self.state = HELD
         self._permit = [True]
 
     @property
     def explicit_owner(self) -> bool:
-        """The caller chose the owner: others may hold under it too."""
+        """Whether the caller chose the owner. Other acquisitions may hold the lock under that owner as well."""
         return self.who.generation != NO_GENERATION
 
     @property
     def token_floor(self) -> int:
-        """No token of a later acquisition may be at or below this; 0 when unfenced."""
+        """Tokens of later acquisitions must be larger than this; 0 when unfenced."""
         return self.token + self.reserved_tokens
 
     # -- transitions
 
     def _move(self, event: str) -> bool:
-        """Make a transition; False if the table has none, or another thread was first."""
-        state = self.state  # read once: another thread may leave it between two looks
+        """Make a transition. False if the table has none, or another thread was first."""
+        state = self.state  # read once: another thread may change it between two reads
         target = TRANSITIONS.get((state, event))
         if target is None:
             return False
@@ -163,24 +164,23 @@ class Hold(LockKeys):
         return True
 
     def begin_release(self) -> bool:
-        """True for the one caller that made the move."""
+        """Begin the release. True for the one caller that made the transition."""
         return self._move("begin_release")
 
     def finish_release(self) -> None:
         self._move("finish_release")
 
     def mark_lost(self, reason: str) -> bool:
-        """The lease is over, and nobody released it. True for the one caller that made the move, after all listeners were
-        told."""
+        """Mark the hold lost. True for the one caller that made the transition, after all listeners were called."""
         return self._end_early("mark_lost", reason)
 
     def revoke(self, reason: str) -> bool:
-        """Take it from its holder, who is told as of a loss. True for the one caller that made the move; it sees to the
-        release on the servers."""
+        """Take the hold from its holder, to whom this looks like a loss. True for the one caller that made the
+        transition. That caller must release it on the servers."""
         return self._end_early("revoke", reason)
 
     def forget(self, reason: str) -> None:
-        """Mark it lost and tell nobody: in the child after a fork, where a listener may wait for a lock for ever."""
+        """Mark the hold lost in the child after a fork. No listener is called: it might wait for a lock for ever."""
         self.on_lost = ()
         self._end_early("mark_lost", reason, silently=True)
 
@@ -197,17 +197,17 @@ class Hold(LockKeys):
 
     @property
     def ended_early(self) -> bool:
-        """It ended before its holder released it."""
+        """Whether the hold was lost or revoked."""
         return self.state in (LOST, REVOKED)
 
     def give_up(self) -> None:
-        """Move to RELEASED from wherever an interrupt has left it, unless it ended early. The caller sees to the
-        release."""
+        """Move to RELEASED from any state in which an interrupt has left it, unless it ended early. The caller must
+        release it on the servers."""
         self.begin_release()
         self.finish_release()
 
     def when_lost(self, listener: Callable[[], Any]) -> None:
-        """Call `listener` when it ends early, or now if it has. The listener must bear being called twice."""
+        """Call `listener` when the hold ends early, or now if it has. It may be called twice."""
         self.on_lost += (listener,)
         if self.state != HELD and self.ended_early:
             listener()
@@ -215,31 +215,32 @@ class Hold(LockKeys):
     # -- votes and renewal
 
     def late_vote(self, node: int) -> None:
-        """A node granted after the majority was reached: one more vote."""
+        """Add the vote of a node that granted after the majority was reached."""
         self.votes |= 1 << node
 
     def is_on(self, node: int) -> bool:
-        """A vote or a claim of it may be on this node."""
+        """Whether a vote or a claim of this hold may be on the node."""
         return bool((self.votes | self.claimed) >> node & 1)
 
     def release_failed(self, node: int) -> None:
-        """A node failed after a majority had confirmed the release. It may keep a dead vote, and with it its queue."""
+        """Repeat the release: a node failed after a majority had confirmed it. The node may keep the vote, and its queue
+        would wait."""
         if self.repeat_release is not None and self.is_on(node):
             self.repeat_release(self)
 
     def late_loss(self, node: int) -> None:
-        """A node said "not yours" after the round was decided: the next round heals it."""
+        """Note a node that said "not yours" after the round was decided. The next round heals it."""
         self.nodes_to_heal |= 1 << node
 
     def promise(self, sent: float, ttl: float, deadline: float) -> None:
-        """An extension that the caller asked for is about to be sent. Nothing older counts, and a shorter ttl holds from
-        now on, since a node may carry it out though nobody confirms it."""
+        """Note that the caller's own extension is about to be sent. Earlier renewals do not count any more. A shorter ttl
+        applies at once, because a node may carry the extension out without confirming it."""
         self.ttl = ttl
         self.extended_at = sent
         self.deadline = min(self.deadline, deadline)
 
     def confirm(self, sent: float, deadline: float, votes: int) -> None:
-        """A renewal sent at `sent` was confirmed in time."""
+        """Apply a renewal that was sent at `sent` and confirmed in time."""
         if self.retrying:
             self.retrying = False
         self.votes = votes
@@ -250,14 +251,14 @@ class Hold(LockKeys):
     # -- cohort
 
     def form_cohort(self) -> None:
-        """It may be handed over inside the process; the servers have counted a token for each time."""
+        """Allow hand-overs inside the process. The servers have counted a token for each of them."""
         self.turn = CohortTurn(self.who.owner, self.renew_from + self.ttl)
         if self.token:
             self.reserved_tokens = self.config.cohort
             self.token -= self.reserved_tokens
 
     def successor(self) -> Hold:
-        """The same for the next hold of its cohort: the servers see no difference, but the token is a new one."""
+        """Make the next hold of the cohort. The servers see no difference, but it has a new token."""
         hold = Hold(self, self.who, self.ttl, self.deadline, self.renew_from, self.votes, self.token)
         hold.handovers = self.handovers + 1
         hold.turn = self.turn

@@ -1,4 +1,4 @@
-"""Who holds a lock and who waits for it, for people who ask."""
+"""Finds the holder and the waiters of a lock, for people and tools. No acquisition depends on it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from handfast.protocol.resp import encode
 __all__ = ["Holder", "holder", "waiters"]
 
 PEEK_REPLIES = 4
-"""Replies to `commands.peek` for each key."""
+"""The number of replies to `commands.peek` for each key."""
 
 
 class Holder(NamedTuple):
-    """Who holds a lock, as a majority of its nodes sees it."""
+    """The holder of a lock, as a majority of its nodes sees it."""
 
     owner: str
     remaining: float | None
-    """Seconds until it ends on the servers unless renewed; None if its key has no end."""
+    """Seconds until the lease ends on the servers unless it is renewed; None if its key has no ttl."""
     token: int | None
-    """Its fencing token, where that can be known; in a cohort the last token that may be given out in this turn."""
+    """The holder's fencing token, if the servers know it. In a cohort, the last token of its turn."""
     since: float | None = None
-    """For how many seconds it has been held, as far as the servers can tell."""
+    """Seconds since the holder got the lock, if the servers know it."""
 
 
 async def _ask(io: IO, request: LockRequest, payload: bytes, width: int) -> dict[int, list[Any]]:
-    """What each node answered; NoQuorum unless a majority did."""
+    """The replies of each node that answered. Raises NoQuorum unless a majority did."""
     group = request.group
     answered: dict[int, list[Any]] = {}
 
@@ -58,7 +58,7 @@ async def _ask(io: IO, request: LockRequest, payload: bytes, width: int) -> dict
 
 
 async def holder(io: IO, request: LockRequest) -> Holder | None:
-    """The owner that has all names on a majority of the nodes; None if nobody has."""
+    """The owner that has all names on a majority of the nodes; None if there is none."""
     group, names = request.group, len(request.keys)
     payload = commands.peek(request.keys) + encode(b"TIME")
     answered = await _ask(io, request, payload, PEEK_REPLIES * names + 1)
@@ -77,7 +77,7 @@ async def holder(io: IO, request: LockRequest) -> Holder | None:
 
 
 def _remaining(votes: Sequence[list[Any]], names: int, need: int) -> float | None:
-    """Seconds for which a majority keeps it."""
+    """Seconds for which a majority of the nodes keeps the lease."""
     infinite = float("inf")
     lefts = [
         min(infinite if replies[PEEK_REPLIES * i + 1] < 0 else replies[PEEK_REPLIES * i + 1] for i in range(names))
@@ -94,7 +94,7 @@ def _token(votes: Sequence[list[Any]], names: int, need: int) -> int | None:
 
 
 def _age(votes: Sequence[list[Any]], token: int | None) -> float | None:
-    """Seconds since the vote was given: by the record of the hand-over, or by the token, which is a time."""
+    """Seconds since the vote was given, from the record of the hand-over, or from the token, which is a time."""
     ages: list[float] = []
     for replies in votes:
         record = decode_record(replies[3])
@@ -105,9 +105,9 @@ def _age(votes: Sequence[list[Any]], token: int | None) -> float | None:
 
 
 async def waiters(io: IO, request: LockRequest, name_of: Callable[[Any], str], local: Sequence[Any]) -> list[str]:
-    """All waiters, the next one first: one for each process, and this client's own behind its first.
+    """All waiters, the next one first: the head of each process, and behind this client's head its other waiters.
 
-    On a quorum the order is that of the tickets, and a waiter counts if one node knows it.
+    On a quorum the tickets give the order, and a waiter counts if one node knows it.
     """
     start = request.config.owner_start.decode(errors="replace")
     mine = [start + name_of(caller) for caller in local]
@@ -122,12 +122,12 @@ async def waiters(io: IO, request: LockRequest, name_of: Callable[[Any], str], l
             if claim is not None:
                 claims.setdefault(key, claim)
     queued = [claim.owner.decode(errors="replace") for claim in sorted(claims.values())]
-    # The head of our own queue stands in the servers' queues already.
+    # The head of the local queue is in the servers' queues already.
     return queued + (mine[1:] if queued else mine)
 
 
 def _pairs(reply: Any) -> dict[bytes, bytes]:
-    """A map, a list of pairs or a flat list, as the protocol's versions have it."""
+    """Read a map, a list of pairs or a flat list: the protocol's versions differ."""
     if isinstance(reply, dict):
         return dict(reply)
     if reply and isinstance(reply[0], list):

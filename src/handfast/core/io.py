@@ -1,12 +1,11 @@
-"""The interface between the algorithms and the world.
+"""The interface between the algorithms and the drivers.
 
-An algorithm awaits few operations. `connect` makes connections, `broadcast` is one round trip to all nodes, `send`
-starts one without waiting for it, `wait` is a pause that a reply, a push or another thread may end. Time, wall time
-and randomness come from here too, so a simulator decides about them.
+An algorithm awaits few operations. `connect` makes connections. `broadcast` is one round trip to all nodes. `send` starts
+a round trip without waiting for it. `wait` is a pause that a reply, a push or another thread may end. Time, wall time and
+randomness also come from the driver, so a simulator controls them.
 
-`send_and_forget` is not awaited: it hands bytes to the connections that carried the earlier requests and returns. So
-undoing needs no shield: a second cancellation has no point at which it could strike, and the bytes cannot overtake what
-they undo.
+`send_and_forget` is not awaited: it hands bytes to the connections that carried the earlier requests, and returns. So
+undoing a request needs no shield: no cancellation can interrupt it, and the bytes cannot overtake that request.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Payloads = bytes | Sequence[bytes | None]
 
 
 class Fault:
-    """Why a node has no answer to give. `lasting`: trying again does not help until somebody changes something."""
+    """The reason why a node gave no answer. `lasting`: a retry does not help until a person changes something."""
 
     __slots__ = ("detail", "kind", "lasting", "text")
 
@@ -42,7 +41,7 @@ class Fault:
         self.text = text
         self.lasting = lasting
         self.detail = detail
-        """The rest of the server's error, word for word."""
+        """The rest of the server's error text."""
 
     def __repr__(self) -> str:
         return f"Fault({self.kind}: {self.text})"
@@ -53,12 +52,12 @@ CLOSED: Final = Fault("closed", "closed the connection")
 
 
 def payload_for(payloads: Payloads, node: int) -> bytes | None:
-    """What one node is sent."""
+    """The bytes for one node."""
     return payloads if isinstance(payloads, bytes) else payloads[node]
 
 
 class CappedTimeout(float):
-    """The timeout of a request whose caller has a deadline: a driver stretches it for slow nodes, but not past `most`."""
+    """The timeout of a request whose caller has a deadline. A driver extends it for slow nodes, but not past `most`."""
 
     __slots__ = ("most",)
 
@@ -71,59 +70,59 @@ class CappedTimeout(float):
 
 
 class Collector(Protocol):
-    """What the replies of one request are collected into; see votes.py for the implementations."""
+    """Collects the replies to one request. votes.py has the implementations."""
 
     @property
     def width(self) -> int:
-        """Replies that each node sends for its payload."""
+        """The number of replies that each node sends to its payload."""
         ...
 
     decided: bool
     over: bool
-    """Nobody waits for it any more: set at the end of a broadcast by a driver that completes no `waiter`."""
+    """The caller does not wait any more. A driver that uses no `waiter` sets it at the end of a broadcast."""
     until: float
-    """By the driver's clock: from this time on the request must not be sent again."""
+    """The time, on the driver's clock, from which on the request must not be sent again."""
     waiter: Any
-    """Set by a driver that needs to be told (a future). It is completed when `add` returns True."""
+    """A future that the driver may set. It is completed when `add` returns True."""
 
     def add(self, node: int, reply: Any) -> bool:
-        """Count a node's reply (a Fault if there is none). Returns True at the moment the outcome becomes certain.
+        """Count a node's reply, or its Fault. Returns True for the reply that decides the outcome.
 
-        It may be called after the decision too: late replies are still votes.
+        This is also called after the decision: late replies are still votes.
         """
         ...
 
 
 class Wakeup(Protocol):
-    """Ends a `wait`, or the next one if nothing waits."""
+    """Ends a `wait`; if none is under way, the next one."""
 
     def set(self) -> None:
-        """May be called from any thread that uses the driver."""
+        """End the wait. May be called from any thread that uses the driver."""
 
     def set_here(self) -> None:
-        """The same, called by the thread that may be waiting."""
+        """End the wait, called by the waiting thread itself."""
 
 
 class PushListener(Protocol):
-    """Gets what the nodes push to one waiter."""
+    """Receives the pushes of the nodes for one waiter."""
 
     @property
     def keys(self) -> Sequence[bytes]:
-        """The keys whose changes it wants to hear of."""
+        """The keys whose changes concern this listener."""
         ...
 
     def on_push(self, node: int, push: Any) -> None:
-        """A message for this waiter: see protocol/claims.py."""
+        """Called with a message for this waiter: see protocol/claims.py."""
 
     def on_change(self, node: int) -> None:
-        """One of its keys may have changed."""
+        """Called when one of the keys may have changed."""
 
     def on_connection_lost(self, node: int) -> None:
-        """The node pushes nothing more until the waiter has subscribed again."""
+        """Called when a connection is lost. The node pushes nothing until the waiter has subscribed again."""
 
 
 class Access(Protocol):
-    """How a caller reaches the nodes. A thread that waits in line borrows connections only when it is its turn."""
+    """How a caller reaches the nodes. A thread in a local queue borrows connections only when it is its turn."""
 
     def now(self) -> float: ...
 
@@ -132,25 +131,25 @@ class Access(Protocol):
         ...
 
     def wakeup(self) -> Any:
-        """A new Wakeup for it."""
+        """A new Wakeup for the caller."""
         ...
 
     def wait(self, wakeup: Any, until: float | None) -> Awaitable[None]:
-        """Wait without connections."""
+        """Wait without connections until the wakeup is set, or until `until`."""
         ...
 
     def use(self, operation: Callable[..., Any], *args: Any) -> Awaitable[Any]:
-        """Run `operation(io, *args)`."""
+        """Run `operation(io, *args)` with a borrowed IO."""
         ...
 
 
 class IO(Protocol):
-    """What a driver provides."""
+    """The interface that a driver implements."""
 
     # -- environment
 
     def now(self) -> float:
-        """Seconds on a clock that only this machine's deadlines use. It runs during suspend where the system can."""
+        """Seconds on the clock of this machine's deadlines. It runs during suspend if the system has such a clock."""
         ...
 
     def wall(self) -> int:
@@ -158,7 +157,7 @@ class IO(Protocol):
         ...
 
     def random(self) -> float:
-        """In [0, 1)."""
+        """A random number in [0, 1)."""
         ...
 
     def nonce(self) -> bytes:
@@ -169,14 +168,14 @@ class IO(Protocol):
 
     @property
     def ready(self) -> bool:
-        """A majority is connected."""
+        """Whether a majority is connected."""
         ...
 
     async def connect(self, need: int, within: float) -> None:
         """Connect the nodes that are not connected.
 
-        Returns when all tries have ended, after a short grace once `need` nodes are connected, and in any case after
-        `within` seconds. The tries then go on in the background.
+        Returns when all tries have ended, shortly after `need` nodes are connected, and in any case after `within`
+        seconds. Unfinished tries go on in the background.
         """
 
     def broadcast(self, payloads: Payloads, collector: Collector, timeout: float) -> Awaitable[None]:
@@ -187,36 +186,36 @@ class IO(Protocol):
         ...
 
     def send(self, payloads: Payloads, collector: Collector) -> None:
-        """Send, and return at once. Replies reach the collector during later calls of `wait`; so does a Fault."""
+        """Send, and return at once. Replies and Faults reach the collector during later calls of `wait`."""
 
     def send_and_forget(self, payloads: Payloads, width: int = 1) -> bool:
-        """Send on the same connections and drop the replies, `width` for each payload. False if a connection is gone."""
+        """Send on the present connections and drop the replies, `width` per payload. False if a connection is lost."""
         ...
 
     async def sleep(self, until: float) -> None:
-        """Until `now()` is there."""
+        """Sleep until the time `until`."""
 
     def wakeup(self) -> Any:
         """A new Wakeup for `wait`."""
         ...
 
     def wait(self, wakeup: Any, until: float | None) -> Awaitable[None]:
-        """Receive replies and pushes until the wakeup is set or `now()` is there."""
+        """Receive replies and pushes until the wakeup is set, or until the time `until`."""
         ...
 
     # -- pushes
 
     channels: list[bytes]
-    """By node: the channel on which the node reaches this connection. Empty without a subscription."""
+    """The channel of each node's connection, on which the node pushes; empty without a subscription."""
 
     mailbox: dict[bytes, PushListener]
-    """By the id of an acquisition: the listener for its pushes."""
+    """The listener for the pushes to each acquisition, by its id."""
 
     def subscribe(self, timeout: float) -> Awaitable[None]:
-        """Subscribe wherever a connected node has no channel. A refusal is kept in `Node.no_push`."""
+        """Subscribe on every connected node that has no channel. `Node.no_push` keeps a refusal."""
         ...
 
     def track(self, listener: PushListener) -> None:
-        """From now on tell the listener when its keys change."""
+        """Tell the listener from now on when its keys change."""
 
     def untrack(self, listener: PushListener) -> None: ...

@@ -1,10 +1,10 @@
-"""Who waits for what in this process, in order of arrival.
+"""The wait queues of one process, in order of arrival.
 
-There is one wait queue for each lock that somebody waits for. Only its head talks to the servers. All others sleep
-until it is their turn, so ten thousand waiting tasks are one waiter to a server. A waiter that leaves, for whatever
-reason, wakes the next one if it was the head.
+There is one wait queue for each lock that has waiters. Only its head talks to the servers. All other waiters sleep until
+it is their turn, so a server sees ten thousand waiting tasks as one waiter. If the head leaves, for whatever reason, it
+wakes the next waiter.
 
-A cohort's lock may also be handed over from its holder to the head of its queue, without a word to any server
+A cohort's lock may also be handed over from its holder to the head of its queue, without contacting a server
 (`hand_over`).
 
 Several threads may use the same queues. Every change is made under `WaitQueues.lock`. Nothing is awaited or sent
@@ -27,18 +27,18 @@ from handfast.errors import ConfigError, NotAcquired
 from handfast.protocol.commands import Identity
 
 MOST_WANTED: Final = 1000
-"""Locks that are remembered as wanted by others."""
+"""How many locks a client remembers as wanted by others."""
 
 __all__ = ["Acquisition", "WaitQueue", "WaitQueues", "Waiter"]
 
 LONG_WAIT: Final = 30.0
 """Seconds after which a wait is logged, with the holder."""
 REPORT_EVERY: Final = 60.0
-"""Seconds between two such lines about one lock."""
+"""Seconds between two log lines about one lock."""
 
 
 class Acquisition:
-    """One call of acquire: what it wants, until when it waits, and what it may have left on the servers."""
+    """One call of acquire: its request, the end of its wait, and where it may have left votes or claims."""
 
     __slots__ = ("began", "hold", "left_behind", "request", "sent", "timing", "touched", "until", "wait", "who")
 
@@ -50,16 +50,16 @@ class Acquisition:
         self.until = None if wait is None else began + wait
         self.who: Identity | None = None
         self.touched = 0
-        """Nodes, as bits, where a vote or a claim of it may be that was not taken back."""
+        """Nodes, as bits, that may have a vote or a claim of this acquisition."""
         self.left_behind: tuple[Hold, ...] = ()
-        """What could not be taken back on its own connections: the watchdog has to do it."""
+        """Votes and claims that could not be taken back on the acquisition's connections. The watchdog does it."""
         self.sent = began
-        """When its last attempt was sent."""
+        """When the last attempt was sent."""
         self.hold: Hold | None = None
-        """What it came to."""
+        """The hold, if the acquisition has succeeded."""
 
     def identify(self, nonce: Callable[[], bytes]) -> Identity:
-        """Its identity on the servers: a new one after what it left there was taken back."""
+        """The acquisition's identity on the servers. It gets a new one after `withdraw`."""
         if self.who is None:
             owner = self.request.owner
             if owner is None:
@@ -70,17 +70,17 @@ class Acquisition:
         return self.who
 
     def timeout(self, seconds: float, now: float) -> float:
-        """`seconds`, but no longer than it waits."""
+        """A timeout of `seconds`, but not past the end of the wait."""
         if not self.wait or self.until is None:
             return seconds
         return CappedTimeout(seconds, max(0.0, self.until - now))
 
     def earlier(self, at: float) -> float:
-        """That moment, or the end of its waiting."""
+        """The earlier of `at` and the end of the wait."""
         return at if self.until is None else min(at, self.until)
 
     def remains(self) -> Hold:
-        """A hold that stands for what it may have left on the servers."""
+        """A hold that stands for the votes and claims that may be left on the servers, so that it can be released."""
         assert self.who is not None
         hold = Hold(self.request, self.who, self.timing.ttl, 0.0, self.began, 0, 0)
         hold.give_up()
@@ -98,19 +98,19 @@ class Waiter:
         self.acquisition = acquisition
         self.wakeup = wakeup
         self.caller = caller
-        """The thread or task."""
+        """The waiting thread or task."""
         self.given: Hold | None = None
-        """What a sibling has handed over to it."""
+        """The hold that a sibling has handed over to this waiter."""
         self.announced = False
-        """Listeners were told that it waits."""
+        """Listeners were told of this wait."""
 
     @property
     def report_at(self) -> float:
-        """When its wait is to be logged: it has waited for long, and no other waiter's line has told the same lately."""
+        """When to log this wait: after LONG_WAIT, and REPORT_EVERY after the last line about this lock."""
         return max(self.acquisition.began + LONG_WAIT, self.queue.reported_at + REPORT_EVERY)
 
     def usable(self, now: float) -> Hold | None:
-        """What a sibling has handed over, if it is still good. What is not is forgotten: it ends by itself."""
+        """The hold that a sibling has handed over, if it is still valid. An invalid one is dropped, and expires."""
         if self.given is not None and not self.given.held_at(now):
             self.given = None
         return self.given
@@ -124,12 +124,12 @@ class WaitQueue:
     def __init__(self, key: Any) -> None:
         self.key = key
         self.waiters: OrderedDict[Waiter, None] = OrderedDict()
-        """In order of arrival; any of them can leave at once."""
+        """The waiters in order of arrival. Any of them can be removed in constant time."""
         self.head: Waiter | None = None
         self.holder: Hold | None = None
-        """What a waiter of this queue got last, if it may still be held."""
+        """The last hold that a waiter of this queue got, if it may still be held."""
         self.explain: Callable[[float], NotAcquired | ConfigError] | None = None
-        """Makes the error for a wait that timed out, from what the head has heard from the servers."""
+        """Makes the error for a wait that timed out, from the servers' last replies to the head."""
         self.reported_at = float("-inf")
         """When the last long wait was logged."""
 
@@ -150,29 +150,30 @@ class WaitQueues:
         self.lock = lock
         self.warn = warn
         self.telling = False
-        """Somebody listens."""
+        """There are listeners for waits."""
         self.tell = tell
-        """Told of the beginning (no outcome) and the end of each wait: the waiter, the seconds, the outcome."""
+        """Called at the beginning and at the end of each wait, with the waiter, the seconds and the outcome, which is
+        empty at the beginning."""
         self.renew = renew
-        """Keeps a hold alive that is part of a larger one still to come."""
+        """Starts the renewal of a hold of one name, while the other names of the lock are still missing."""
         self.forget = forget
-        """Ends that."""
+        """Ends the renewal that `renew` has started."""
         self.abandon = abandon
-        """Has the watchdog release a hold that nobody can release any more."""
+        """Makes the watchdog release a hold whose caller is gone."""
         self.check_nested: Callable[[LockRequest, Any], None] | None = None
         """Called with the caller before a wait begins. Raises if the caller would wait for itself."""
         self.closed = False
         self.exiting = False
-        """The whole process ends."""
+        """The process is exiting."""
         self.warned: set[str] = set()
         self.by_key: dict[Any, WaitQueue] = {}
         self.wanted: dict[Any, None] = {}
-        """Locks that others waited for when this client last released them."""
+        """Locks that had other waiters when this client last released them."""
         self.turns: WeakValueDictionary[Any, CohortTurn] = WeakValueDictionary()
-        """Of cohorts' locks: the last turn that this client has begun."""
+        """The last turn that this client has begun, for each cohort's lock."""
 
     def released(self, hold: Hold) -> None:
-        """Remember whether others want the lock."""
+        """Remember whether other clients want the lock."""
         if hold.handed_over:
             if len(self.wanted) >= MOST_WANTED:
                 self.wanted.clear()
@@ -181,14 +182,14 @@ class WaitQueues:
             self.wanted.pop(hold.keys, None)
 
     def is_wanted(self, request: LockRequest) -> bool:
-        """An attempt would most likely be refused."""
+        """Whether other clients wanted this lock at its last release: an attempt would most likely be refused."""
         return bool(self.wanted) and request.keys in self.wanted
 
     def has_waiters(self, request: LockRequest) -> bool:
         return bool(self.by_key) and request.keys in self.by_key
 
     def enter(self, acquisition: Acquisition, wakeup: Any, caller: Any) -> Waiter:
-        """To the end of the queue."""
+        """Add a waiter at the end of the queue."""
         self._check_nested(acquisition, caller)
         waiter: Waiter | None = None
         try:
@@ -205,7 +206,7 @@ class WaitQueues:
             raise
 
     def enter_empty(self, acquisition: Acquisition, wakeup: Any, caller: Any) -> Waiter | None:
-        """To the head of a queue without waiters; None if somebody waits."""
+        """Add a waiter to an empty queue, as its head. None if the queue has waiters."""
         self._check_nested(acquisition, caller)
         waiter: Waiter | None = None
         try:
@@ -236,16 +237,16 @@ class WaitQueues:
         return queue
 
     def _undo_entry(self, waiter: Waiter | None) -> None:
-        """After an interrupt: the waiter may stand in the queue already, and nobody else would know of it."""
+        """Clean up after an interrupt: the waiter may be in the queue already, although its caller does not have it."""
         if waiter is not None:
             self.leave(waiter)
 
     def leave(self, waiter: Waiter) -> Hold | None:
-        """Out of the queue. Returns what was handed over to it and not taken. Harmless if it has left already."""
+        """Remove a waiter. Returns the hold that a sibling handed over to it in vain. May be called twice."""
         queue = waiter.queue
         with self.lock:
             given, waiter.given = waiter.given, None
-            # A waiter that has left already does it again after an interrupt: perhaps it has woken nobody.
+            # After an interrupt a waiter leaves twice: the first time it may not have woken the next head.
             was_head = queue.head is waiter or waiter not in queue.waiters
             queue.waiters.pop(waiter, None)
             queue.head = head = next(iter(queue.waiters), None)
@@ -258,10 +259,10 @@ class WaitQueues:
     # -- cohort
 
     def hand_over(self, hold: Hold, now: float) -> Hold | None:
-        """Give what is held to the head of its queue. Returns the new hold, or None if it must be released instead.
+        """Give the hold to the head of its queue. Returns the new hold, or None if it must be released instead.
 
-        As often in a row as the cohort says, and for no longer than a ttl since it was acquired from the servers: waiters
-        of other processes wait too.
+        This is limited to `cohort` hand-overs in a row, and to one ttl after the acquisition from the servers, for the
+        sake of waiters in other processes.
         """
         queue, turn = self.by_key.get(hold.keys), hold.turn
         if queue is None or turn is None or turn.over or hold.handovers >= hold.config.cohort:
@@ -279,7 +280,7 @@ class WaitQueues:
         return passed
 
     def acquired(self, hold: Hold) -> None:
-        """It was acquired from the servers: an older turn of the same cohort is over."""
+        """Note an acquisition from the servers: it ends an older turn of the same cohort."""
         turn = hold.turn
         if turn is not None and not hold.handovers:
             last = self.turns.get(hold.keys)
@@ -290,7 +291,7 @@ class WaitQueues:
     # -- telling
 
     def began(self, waiter: Waiter) -> None:
-        """The waiter has to wait."""
+        """Tell listeners that a wait begins."""
         if self.telling and not waiter.announced:
             waiter.announced = True
             self.tell(waiter, 0.0, "")
@@ -306,12 +307,12 @@ class WaitQueues:
             return [waiter.caller for waiter in queue.waiters] if queue is not None else []
 
     def acquisitions(self) -> list[Acquisition]:
-        """All that wait."""
+        """The acquisitions of all waiters."""
         with self.lock:
             return [waiter.acquisition for queue in self.by_key.values() for waiter in queue.waiters]
 
     def close(self, *, exiting: bool = False) -> None:
-        """Nobody gets anything any more; wake all, to let them know."""
+        """Close the queues, and wake all waiters so that they raise."""
         with self.lock:
             self.closed, self.exiting = True, exiting
             waiters = [waiter for queue in self.by_key.values() for waiter in queue.waiters]
@@ -319,9 +320,9 @@ class WaitQueues:
             waiter.wakeup.set()
 
     def check(self, waiter: Waiter, now: float) -> None:
-        """Raise why the waiter must not go on waiting, if there is a reason."""
+        """Raise if the waiter must not go on waiting."""
         if self.exiting:
-            raise SystemExit  # a daemon thread: it ends silently
+            raise SystemExit  # the waiter is a daemon thread, and SystemExit ends it silently
         self.check_open()
         until = waiter.acquisition.until
         if until is not None and now >= until and waiter.given is None:
@@ -348,6 +349,6 @@ class WaitQueues:
 
 
 def _alike(acquisition: Acquisition, hold: Hold) -> bool:
-    """What is held is what it wants, with the same ttl and the same kind of token."""
+    """Whether the hold is what the acquisition wants: same keys, same ttl, same kind of token."""
     request = acquisition.request
     return request.config is hold.config and request.owner is None and acquisition.timing.ttl == hold.ttl

@@ -1,6 +1,6 @@
 """The nodes that one client votes with, and what is known of each.
 
-All connections that a client has to a node share one `Node`, in whatever thread. Every field is replaced whole and never
+All connections of a client to one server share one `Node`, in whatever thread. Every field is replaced whole and never
 changed in place, so readers need no lock.
 """
 
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["NOT_CONNECTED", "ClockStep", "Node", "NodeGroup", "Observer"]
 
 NOT_CONNECTED: Final = Fault("closed", "did not answer the connection in time")
-"""Before the first connection is made."""
+"""The fault of a node before its first connection."""
 
 
 class ClockStep(NamedTuple):
-    """A step of a node's clock against ours, in seconds: at least and at most so far, between these times of ours."""
+    """A step of a node's clock against this machine's: between `least` and `most` seconds, between the times `after` and
+    `before` of this machine."""
 
     least: float
     most: float
@@ -60,48 +61,48 @@ class Node:
     def __init__(self, index: int, label: str) -> None:
         self.index = index
         self.label = label
-        """Its address, without secrets, as errors and `lease.votes` show it."""
+        """The node's address without secrets, as errors and `lease.votes` show it."""
         self.fault: Fault | None = NOT_CONNECTED
-        """Why the last connection to it failed or ended; None once there is one."""
+        """Why the last connection failed or ended; None while connected."""
         self.ladder = ""
-        """How it compares and deletes: 'delifeq' (Valkey), 'delex' (Redis 8.4) or '' (a script)."""
+        """How the node compares and deletes: 'delifeq' (Valkey), 'delex' (Redis 8.4) or '' (a script)."""
         self.run_id = ""
-        """Which process it is; empty if it does not tell."""
+        """The id of the server's process; empty if the server does not tell it."""
         self.eviction: dict[str, str] = {}
-        """By run_id: its maxmemory-policy, as far as it was told. In a cluster many processes are one node."""
+        """The last known maxmemory-policy of each run_id. In a cluster several processes are one node."""
         self.no_push: Fault | None = None
-        """Why it cannot push messages, so that nobody can queue there: RESP2 only, or no rights on channels."""
+        """Why the node cannot push, so that no waiter can queue there: RESP2 only, or no rights on channels."""
         self.tracks = True
-        """It tells its clients when keys that they have read change (client tracking)."""
+        """The node supports client tracking: it tells its clients when keys that they have read change."""
         self.incarnation = b""
-        """run_id and last promotion: another value means that it may have forgotten."""
+        """The run_id and the last promotion. Another value means that the node may have lost data."""
         self.marker = b""
-        """The guard marker that it must show with each vote; empty while it may not vote."""
+        """The guard's marker, which the node must show with each vote; empty while it may not vote."""
         self.opens_at = 0.0
-        """The end of its quarantine on the local clock."""
+        """The end of the node's quarantine on the local clock."""
         self.waiting = b""
-        """The marker whose quarantine `opens_at` is the end of."""
+        """The marker to whose quarantine `opens_at` belongs."""
         self.other_max_ttl = 0
-        """The max_ttl in its marker, in ms, where that is not this client's; 0 where it is."""
+        """The max_ttl in the node's marker, in ms; 0 if it equals this client's."""
         self.floor = b"0"
-        """Lower bound for fence counters that it may have forgotten."""
+        """A lower bound for fence counters that the node may have lost."""
         self.clock: tuple[float, float, float] | None = None
-        """Bounds on (server time minus local time) and when they were taken. A step of its clock shows against them."""
+        """Bounds on (server time minus local time), and when they were computed. They show a step of the node's clock."""
         self.step: ClockStep | None = None
-        """The last step that its clock has made against ours, as far as is known: see clocks.py."""
+        """The last known step of the node's clock against this machine's: see clocks.py."""
 
 
 class Observer(Protocol):
-    """Told of what happens to nodes and holds: in any thread, and perhaps more than once."""
+    """Is told of events of nodes and holds, from any thread, and perhaps more than once."""
 
     def node_down(self, address: str, fault: Fault) -> None:
         """A connection could not be made, or failed while a request was under way."""
 
     def node_up(self, address: str, run_id: str) -> None:
-        """A connection was made. A restart changes the run_id; it is empty where the server does not tell it."""
+        """A connection was made. A restart changes the run_id; it is empty if the server does not tell it."""
 
     def vote_changed(self, node: Node) -> None:
-        """Its marker was read: `marker` and `opens_at` tell whether it may vote."""
+        """The node's marker was read: `marker` and `opens_at` say whether it may vote."""
 
     def ended_early(self, hold: Hold) -> None:
         """A hold was lost or revoked."""
@@ -120,36 +121,36 @@ class NodeGroup:
         self.policy = policy
         self.guard = guard
         self.clustered = clustered
-        """Names move between the servers of what is one node to us. A push from such a server proves nothing: the server
-        counts only its own listeners, and its message may reach a listener elsewhere."""
+        """A node is a whole cluster, and names move between its servers. A push from such a server proves nothing: the
+        server counts only its own listeners, and its message may reach a listener of another server."""
         self.unguarded_single = self.n == 1 and not guard
-        """Nothing has to be known about the node beforehand."""
+        """There is a single node without a guard, so nothing has to be known about it beforehand."""
         self.quorum_can_vote = not guard
-        """Nothing is misconfigured and a majority may vote, as far as is known."""
+        """As far as is known, nothing is misconfigured and a majority may vote."""
         self.max_ttl_ms = round(policy.max_ttl * 1000)
         self.marker_key = keys.guard_key(policy.prefix)
         self.mark_key = keys.mark_key(policy.prefix)
-        """The namespace's high-water mark: the largest token that this node has voted for."""
+        """The key of the namespace's high-water mark: the largest token that a node has voted for."""
         self.channel_prefix = keys.channel_prefix(policy.prefix)
         self.seen_token = 0
-        """The largest token seen by this client: its next proposal is above it."""
+        """The largest token that this client has seen. Its next proposal is larger."""
         self.suspects: frozenset[int] = frozenset()
-        """Nodes whose clock stepped forward, to be put in quarantine."""
+        """Nodes whose clock stepped forward. They must go into quarantine."""
         self.standstills = 0
-        """How often our own clock was found to have stood still: no deadline from before that is good."""
+        """How often this machine's clock was found to have stood still. Earlier deadlines are not valid any more."""
         self.on_standstill: Callable[[], None] | None = None
-        """Told of it, in the thread that notices: the holds of this client are lost."""
+        """Called at a standstill, in the thread that notices it: the holds of this client are lost."""
         self.has_token_floors = False
-        """Some node has a floor for its counters, so each gets its own payload."""
+        """A node has a floor for its counters, so each node gets its own payload."""
         self.all_nodes_vote = not guard
-        """Every node may vote, as far as is known."""
+        """As far as is known, every node may vote."""
         self.observer: Observer | None = None
         self.bootstrap_call = "handfast.bootstrap(client)"
-        """How the caller opens a new deployment."""
+        """The call that opens a new deployment, for error messages."""
 
     def set_marker(self, node: Node, marker: bytes, floor: bytes = b"0") -> None:
-        """What the node must show with each vote; empty: it may not vote."""
-        # The floor first: a reader of the marker must find the floor that belongs to it.
+        """Set the marker that the node must show with each vote; empty: it may not vote."""
+        # Set the floor first: a thread that reads the marker must find the floor that belongs to it.
         node.floor = floor
         node.marker = marker
         self.has_token_floors = any(each.floor != b"0" for each in self.nodes)
@@ -163,22 +164,22 @@ class NodeGroup:
         self.quorum_can_vote = self.unguarded_single or able
 
     def connected(self, index: int) -> None:
-        """A connection was made: what the node said of itself is in its fields."""
+        """Note that a node is connected. The handshake has set the node's fields."""
         self.nodes[index].fault = None
         self._judge()
 
     def failed(self, index: int, fault: Fault) -> None:
-        """A connection failed or ended."""
+        """Note that a connection failed or ended."""
         self.nodes[index].fault = fault
         self._judge()
 
     def config_error(self) -> str | None:
-        """What somebody has to put right before any vote can be trusted."""
+        """A configuration error that must be corrected before any vote can be trusted, or None."""
         for node in self.nodes:
             if node.fault is not None and node.fault.kind == "config":
                 return f"{node.label}: {node.fault.text}"
         odd = [node for node in self.nodes if node.other_max_ttl]
-        # While those that agree with us can be a majority, theirs is the setting that stands: see guard.repair.
+        # While the nodes that agree with this client can be a majority, their setting is right: see guard.repair.
         if self.n - len(odd) < self.need:
             return f"{odd[0].label}: {self._disagreement(odd[0])}"
         return None
@@ -203,7 +204,7 @@ class NodeGroup:
         return Fault("quarantine", "restarted, waiting for enough other nodes to restore its token counters from")
 
     def repair_due(self, now: float) -> bool:
-        """Some connected node does not vote as far as is known here, and its quarantine is over."""
+        """Whether a connected node, as far as is known, does not vote although its quarantine is over."""
         if self.all_nodes_vote:
             return False
         return any(
@@ -211,28 +212,29 @@ class NodeGroup:
         )
 
     def suspect(self, index: int) -> None:
-        """A node's clock stepped forward: what it held may have ended early, so it must not vote."""
+        """Suspect a node whose clock stepped forward: its keys may have expired early, so it must not vote."""
         self.set_marker(self.nodes[index], b"")
         self.suspects |= {index}
 
     def cleared(self, index: int) -> None:
-        """Its marker was written anew, and says all there is to say."""
+        """End the suspicion: the node has a new marker."""
         self.suspects -= {index}
 
     def stood_still(self) -> None:
-        """Our own clock was found to have stood still."""
-        self.standstills += 1  # first: a hold that is made meanwhile is compared with this
+        """Note that this machine's clock has stood still."""
+        self.standstills += 1  # count first: Schedule.add compares a new hold with this
         if self.on_standstill is not None:
             self.on_standstill()
 
     def voters(self) -> int:
-        """How many nodes may vote, as far as is known."""
+        """The number of nodes that may vote, as far as is known."""
         return sum(1 for node in self.nodes if node.marker) if self.guard else self.n
 
     def proposal(self, wall: int) -> int:
-        """A token to propose: above all that this client has seen, near wall time so that strangers agree at once.
+        """A token to propose. It is larger than every token that this client has seen. It is near wall time, so it is
+        mostly above the counters of all nodes, and they all answer this value.
 
-        A clock set absurdly far ahead is not followed: it would use up the space below 2^53.
+        A clock that is set absurdly far ahead is ignored: it would use up the numbers below 2^53.
         """
         token = max(wall if wall < 1 << 52 else 0, self.seen_token + 1)
         self.seen_token = token

@@ -1,30 +1,29 @@
 """Waiting in the queues of the nodes: fair, and without polling.
 
-Each node keeps its own queue of claims and hands over its own vote. Nothing has to agree for safety, because a holder
-needs a majority of unexpired votes. Agreement only makes it quick. A quorum of one is a node, and needs nothing
-special.
+Each node keeps its own queue of claims and hands over its own vote. Safety does not depend on equal queues, because a
+holder needs a majority of unexpired votes. Equal queues only make the wait short. A single node is a quorum of one.
 
-**Tickets** decide the order. On one node the ticket is the server's time of arrival. On a quorum it is taken once, as
-the median of the nodes' times, so that clients' clocks do not matter, and all nodes sort by (ticket, id). When claims
-arrive in different orders, a node pushes an inquiry to the higher ticket that has its vote, and that waiter yields
-the vote.
+**Tickets** decide the order. On one node the ticket is the server's time of arrival. On a quorum the waiter takes a
+ticket once: the median of the nodes' times, so that the clients' clocks do not matter. All nodes sort by (ticket, id).
+When claims arrive in different orders, a vote may be with a higher ticket than the lowest one in the queue. The node
+then pushes an inquiry to that waiter, and the waiter yields the vote.
 
-**Stamps** tell the votes of one node apart: a new one each time a vote is given. A waiter that yields a vote records
-its stamp first, and never counts a vote with that stamp or a smaller one. Without this, a grant that our own yield
-has overtaken would be counted, and two would hold the lock.
+**Stamps** tell the votes of one node apart: each time a node gives its vote, the vote has a new stamp. A waiter that
+yields a vote first records its stamp, and never counts a vote with that stamp or a smaller one. Without this, a waiter
+could count a grant that arrives after its own yield was sent, and two clients would hold the lock.
 
 **Validity.** The new holder did not send the command that gave it a vote, so it does not know when the ttl began. It
-knows this: it sent its claim at its own time `s`, the node answered that it was asked at server time `T`, and the
-push says that the vote was handed over at server time `H`. At least (H - T) seconds of the server's, which are at
-least (H - T) * (1 - drift) of ours, lie between `s` and the hand-over. So validity counts from s + (H - T) * (1 -
-drift).
+knows this: it sent its claim at its own time `s`, the node answered the claim at server time `T`, and the push says
+that the vote was handed over at server time `H`. Between `s` and the hand-over lie at least (H - T) seconds of the
+server's clock, which are at least (H - T) * (1 - drift) seconds of this machine's. So validity counts from
+s + (H - T) * (1 - drift).
 
-A waiter looks again when the present holder's ttl is over, because expiry on a node is silent. If the lock goes to a
-holder with a shorter ttl, a push tells the next waiter to look. It also looks again after a lost connection, under the
-same id, and finds its place in the queue or its vote.
+A waiter looks again (sends its claim again) when the present holder's ttl is over, because a key expires silently. If the
+lock goes to a holder with a shorter ttl, a push tells the next waiter to look again. A waiter also looks again after a
+lost connection. The claim has its old id, so it finds its place in the queue, or its vote.
 
-In a cluster a push is only a hint to look again: its nodes pass messages on to each other, but count only their own
-listeners. On a guarded node a push carries the node's marker, which the hand-over read in the same step.
+In a cluster a push is only a hint to look again: its servers forward messages to each other, but count only their own
+listeners. On a guarded node a push carries the node's marker, which the hand-over has read in the same step.
 """
 
 from __future__ import annotations
@@ -60,30 +59,31 @@ __all__ = ["CopiesMissing", "ServerQueue", "begin_again", "can_queue", "wait_in_
 
 NEVER: Final = float("inf")
 LOOK_AGAIN: Final = 5.0
-"""Seconds after which to look again in any case: the key may have no end, or a new holder with a shorter ttl may hang."""
+"""Seconds after which to look again in any case: the key may have no ttl, or a new holder with a shorter ttl may hang."""
 OVERDUE: Final = 0.001
-"""Seconds after the end of a ttl at which the key is surely gone: servers count whole milliseconds."""
+"""Seconds after the end of a ttl at which the key is certainly gone: servers count whole milliseconds."""
 RETRY: Final = 0.1
-"""Seconds after which to claim again on a node that could not be asked, or may not vote."""
+"""Seconds after which to claim again on a node that is unreachable, or may not vote."""
 FOREIGN_LOOK: Final = 0.05
-"""Seconds after which to look again at a holder that will not hand over: another program's key."""
+"""Seconds after which to look again if another program has the key: it will not hand over."""
 TRACK_REPLIES: Final = 3
-"""Replies to `commands.track` for one key."""
+"""The number of replies to `commands.track` for one key."""
 TIME: Final = encode(b"TIME")
 MADE_HERE: Final = re.compile(rb":.*:.*:[0-9a-f]{32}\Z", re.DOTALL)
-"""An owner that this library has made, host:pid:label:nonce: such a holder hands over."""
+"""An owner that handfast has made (host:pid:label:nonce). Such a holder hands over."""
 KEEP_VOTE: Final = 1 / 3
-"""Share of the ttl after which a vote is claimed again that is not enough for a majority yet."""
+"""The share of the ttl after which a waiter without a majority claims its votes again, to keep them."""
 
 
 def can_queue(io: IO, acquisition: Acquisition) -> bool:
-    """Enough nodes can push to a waiter."""
+    """Whether enough nodes can push to a waiter."""
     group = acquisition.request.group
     return sum(1 for node in group.nodes if node.no_push is None) >= group.need
 
 
 class CopiesMissing(Exception):
-    """The lock was won, but the copies of that are missing. Others may need none: begin again behind them."""
+    """A majority has granted, but copies of the votes are missing. Other waiters may need no copies, so the waiter begins
+    again behind them."""
 
     def __init__(self, explain: Callable[[float], NotAcquired | ConfigError]) -> None:
         super().__init__("copies are missing")
@@ -91,7 +91,7 @@ class CopiesMissing(Exception):
 
 
 class NodeVote:
-    """What one node has said to the waiter."""
+    """The vote of one node, and its last answer."""
 
     __slots__ = (
         "answer",
@@ -108,28 +108,28 @@ class NodeVote:
 
     def __init__(self) -> None:
         self.answer: Any = None
-        """Granted, Refused or a Fault: the last thing that was heard."""
+        """The last answer: Granted, Refused or a Fault."""
         self.deadline = 0.0
-        """Until when its vote counts; 0.0: it does not."""
+        """The time until which the vote counts; 0.0 if it does not count."""
         self.stamp = 0
         """The stamp of the vote that counts."""
         self.yielded = 0
-        """The largest stamp that was yielded: no vote up to it ever counts again."""
+        """The largest stamp that was yielded. No vote with that stamp or a smaller one counts again."""
         self.to_yield = 0
-        """A stamp that is still to be sent back."""
+        """The stamp of a yield that is not sent yet; 0 if there is none."""
         self.inquired = 0
-        """The stamp of an inquiry that came before the grant it is about."""
+        """The stamp of an inquiry that arrived before its grant; 0 if there is none."""
         self.token = 0
         self.sent = 0.0
-        """When the last claim was sent that was answered, by our clock, just before."""
+        """When the last answered claim was sent: the local time just before."""
         self.server_us = 0
-        """When the node answered it, by the node's clock."""
+        """When the node answered that claim, on the node's clock."""
         self.due = 0.0
         """When to claim again."""
 
 
 class _ClaimReplies:
-    """Collects the replies to claims that were sent at one moment. What came before the claim in a payload is dropped."""
+    """Collects the replies to claims of one send. Replies to commands before the claim in a payload are dropped."""
 
     decided = False
     over = False
@@ -170,23 +170,23 @@ class ServerQueue:
         self.ticket = ARRIVAL
         self.proposal = b"0"
         self.claimed = 0
-        """Nodes, as bits, in whose queues it waits."""
+        """Nodes, as bits, in whose queues the waiter has a claim."""
         self.standstills = self.group.standstills
-        """Of this machine's clock, when the votes were counted; see NodeGroup."""
+        """The group's count of standstills when the votes were counted; see NodeGroup."""
         self.holds = False
-        """It has a majority: inquiries are ignored from now on."""
+        """The waiter has a majority and ignores inquiries from now on."""
         self.unreachable_since: float | None = None
-        """Since when no majority could be asked; None while one can."""
+        """The time since which no majority can be reached; None while one can."""
         self.seen_at = io.now()
         self.tracked = False
         """The lock's keys are tracked, because another program holds one."""
         self.requests: set[_ClaimReplies] = set()
-        """Claims and yields that not all nodes have answered."""
+        """Claims and yields that some nodes have not answered yet."""
 
-    # -- what the nodes say
+    # -- replies and pushes
 
     def on_reply(self, node: int, answer: Any, sent: float) -> None:
-        """The reply to a claim or a yield that was sent at `sent`."""
+        """Handle the reply to a claim or a yield that was sent at `sent`."""
         vote, now = self.votes[node], self.io.now()
         if type(answer) is int:
             answer = decode_vote(answer)
@@ -197,7 +197,7 @@ class ServerQueue:
             vote.sent, vote.server_us = sent, answer.server_us
             if type(answer) is Granted:
                 left = self.acquisition.timing.ttl if answer.left_ms < 0 else answer.left_ms / 1000
-                # Never more than was asked for: a server whose clock was set back says that hours are left.
+                # Never believe more than the requested ttl: a server whose clock was set back reports hours.
                 validity = self.config.policy.validity(min(left, self.acquisition.timing.ttl))
                 self._count(node, answer.stamp, answer.token, sent + validity)
                 if answer.inquired:
@@ -208,13 +208,13 @@ class ServerQueue:
         self.wakeup.set_here()
 
     def _failed(self, vote: NodeVote, fault: Fault) -> None:
-        """The node has no vote to give. One that has forgotten takes back what it gave; of others nothing is known."""
+        """Handle a fault. A node that has lost its data has lost the vote too. Other faults leave the vote as it is."""
         vote.due = self.io.now() + RETRY
         if fault is guard.UNREADY or fault is guard.STEPPED:
             vote.deadline = 0.0
 
     def _look_again(self, refusal: Refused) -> float:
-        """Seconds until the lock may be free without a push: the holder's ttl is over, or it does not hand over."""
+        """Seconds until the lock may be free without a push: its ttl may end, or its holder may not hand over."""
         if self._foreign(refusal) and not self.tracked:
             return FOREIGN_LOOK
         left = LOOK_AGAIN if refusal.left_ms < 0 else refusal.left_ms / 1000
@@ -222,7 +222,7 @@ class ServerQueue:
 
     @staticmethod
     def _foreign(refusal: Any) -> bool:
-        """The holder is another program, which does not hand over."""
+        """Whether the holder is another program, which does not hand over."""
         return type(refusal) is Refused and refusal.plain and MADE_HERE.search(refusal.holder) is None
 
     def on_push(self, node: int, push: Push) -> None:
@@ -235,12 +235,12 @@ class ServerQueue:
         self.wakeup.set_here()
 
     def _handed_over(self, node: int, push: Yours) -> None:
-        """The node's vote is ours since server time H; see Validity above."""
+        """Handle a hand-over at server time H; see Validity above."""
         vote, now = self.votes[node], self.io.now()
         waited = (push.server_us - vote.server_us) / 1e6
         since = vote.sent + waited * self.config.slowest
         if self.group.clustered or not vote.server_us or waited < 0 or since > now:
-            # Not proven, older than the last answer, or a clock that was set: ask again.
+            # The push proves nothing, or is older than the last answer, or a clock was set: claim again.
             vote.due = 0.0
             return
         fault = guard.check_vote(self.group, node, push.proof, push.server_us, vote.sent, now)
@@ -252,7 +252,7 @@ class ServerQueue:
         self._count(node, push.stamp, push.token, since + self.acquisition.timing.validity)
 
     def _count(self, node: int, stamp: int, token: int, deadline: float) -> None:
-        """Count a vote, unless it was yielded or is over."""
+        """Count a vote, unless it was yielded or has expired."""
         vote, now = self.votes[node], self.io.now()
         if 0 < stamp <= vote.yielded:
             vote.to_yield = stamp
@@ -265,24 +265,24 @@ class ServerQueue:
             vote.due = min(deadline, now + self.acquisition.timing.ttl * KEEP_VOTE)
 
     def _inquired(self, node: int, stamp: int) -> None:
-        """A lower ticket waits for this vote: give it back, unless we hold the lock."""
+        """Handle an inquiry: yield the vote to a lower ticket, unless this waiter has a majority."""
         vote = self.votes[node]
         if stamp > max(vote.stamp, vote.yielded):
-            vote.inquired = stamp  # it has overtaken the grant that it is about
+            vote.inquired = stamp  # the inquiry has overtaken its grant
         if self._has_majority() or not vote.deadline or stamp != vote.stamp:
             return
-        # Uncounted and recorded first. Once the yield is sent, the vote may be another's.
+        # Uncount and record the vote first. Once the yield is sent, another waiter may have the vote.
         vote.deadline = 0.0
         vote.yielded = stamp
         vote.to_yield = stamp
 
     def _has_majority(self) -> bool:
-        """A holder ignores inquiries, also while it agrees on its token."""
+        """Whether a majority of votes counts now. Such a waiter ignores inquiries, also while it agrees on a token."""
         now = self.io.now()
         return self.holds or sum(1 for vote in self.votes if vote.deadline > now) >= self.group.need
 
     def on_change(self, node: int) -> None:
-        """A tracked key has changed."""
+        """Claim again on a node where a tracked key has changed."""
         self.votes[node].due = 0.0
         self.wakeup.set_here()
 
@@ -290,10 +290,10 @@ class ServerQueue:
         self.votes[node].due = 0.0
         self.wakeup.set_here()
 
-    # -- what the waiter does
+    # -- the waiter's steps
 
     def seed(self, ballot: Ballot, sent: float, *, queued: bool) -> None:
-        """Begin with the answers to a first attempt. `queued`: the attempt was a claim as well."""
+        """Start from the answers to a first attempt. `queued`: the attempt was a claim as well."""
         self._take_ticket([a.server_us for a in ballot.answers if type(a) is Refused and a.server_us])
         for node, answer in enumerate(ballot.answers):
             if queued and answer is not None:
@@ -339,8 +339,7 @@ class ServerQueue:
             self.io.send(payloads, replies)
 
     async def _ask_for_ticket(self, timeout: float) -> None:
-        """The ticket from the nodes' times, where no refusal has told them: from what is known of their clocks, or by
-        asking."""
+        """Take a ticket if no refusal has told the nodes' times: from their known clocks, or else by asking the nodes."""
         times = known_times(self.group, self.io.now())
         if len(times) >= self.group.need:
             self._take_ticket(times)
@@ -359,17 +358,17 @@ class ServerQueue:
     def _due_payload(self, node: int, now: float) -> bytes | None:
         vote, state = self.votes[node], self.group.nodes[node]
         config = self.config
-        # The next look, if nothing is heard until then.
+        # When to claim again if the node does not answer.
         vote.due = now + max(RETRY, 2 * self.acquisition.timing.timeout)
         fault = self.group.closed(state, now) or state.no_push
         if fault is None and not self.io.channels[node]:
-            # With a channel our own connection is there, though another one of this client may have failed.
+            # `state.fault` may come from another connection of this client. A channel proves that this one is up.
             fault = state.fault or Fault("closed", "is being connected")
         if fault is not None:
             vote.answer, vote.due = fault, now + RETRY
             return None
         if self.group.n > 1 and self.ticket == ARRIVAL:
-            vote.due = now + RETRY  # the nodes did not tell their time
+            vote.due = now + RETRY  # there is no ticket, because the nodes did not tell their times
             return None
         self.acquisition.touched |= 1 << node
         self.claimed |= 1 << node
@@ -381,7 +380,7 @@ class ServerQueue:
         return claim_payload(self.acquisition, self.who, state, self.proposal, self.ticket, channel)
 
     async def hold_if_won(self) -> Hold | None:
-        """The hold, if a majority of votes counts now and they agree on a token."""
+        """Make the hold if a majority of votes counts now and the nodes agree on a token."""
         if self.standstills != self.group.standstills:
             self.standstills = self.group.standstills
             self._uncount(list(range(self.group.n)))
@@ -418,7 +417,8 @@ class ServerQueue:
             self.votes[node].deadline = self.votes[node].due = 0.0
 
     async def _copied(self, hold: Hold) -> bool:
-        """Write once more on our own connection and wait for the copies: another connection wrote the hand-over."""
+        """Wait for the copies after one more write: WAIT concerns the writes of one connection, and another connection
+        wrote the hand-over."""
         timing = self.acquisition.timing
         assert timing.copies is not None
         copies = timing.copies
@@ -435,15 +435,15 @@ class ServerQueue:
             vote.answer = answer if type(answer) is Fault else vote.answer
         return False
 
-    # -- giving up
+    # -- ending
 
     def end(self) -> None:
-        """The waiter leaves. A claim whose script a node has forgotten must not be sent again behind the release."""
+        """End all requests: after NOSCRIPT a connection must not send a claim again behind the release."""
         for replies in self.requests:
             replies.over = True
 
     def check_reachable(self, now: float) -> None:
-        """Raise if the nodes cannot be asked and will not be soon."""
+        """Raise if no majority can be reached, and none is expected soon."""
         answers = [vote.answer for vote in self.votes]
         faults = [answer for answer in answers if type(answer) is Fault]
         if explain.cannot_succeed(self.group, answers) or any(fault.kind == "config" for fault in faults):
@@ -456,13 +456,13 @@ class ServerQueue:
             raise self.explain(now)
 
     def explain(self, now: float) -> NotAcquired | ConfigError:
-        """The error for giving up now."""
+        """The error for a wait that ends now."""
         answers = [self._insufficient() if type(vote.answer) is Granted else vote.answer for vote in self.votes]
         timeout = self.acquisition.timing.timeout
         return explain.not_acquired(self.acquisition.request, answers, timeout, age=now - self.seen_at)
 
     def _insufficient(self) -> Refused | Fault:
-        """Why a vote that was given is not enough: others are missing, or its copies."""
+        """Why a granted vote is not enough: votes of other nodes are missing, or copies."""
         if self.acquisition.timing.copies is not None:
             return Fault("copies", "its copies are not confirmed")
         return Refused(0, b"", False, 0, None)
@@ -474,9 +474,9 @@ class ServerQueue:
 async def wait_in_queue(
     io: IO, queues: WaitQueues, waiter: Waiter, acquisition: Acquisition, first: Ballot | None
 ) -> Hold:
-    """Wait until a majority of the nodes has handed over, or a sibling has.
+    """Wait until a majority of the nodes has given its votes, or a sibling has handed its hold over.
 
-    `acquisition`: the waiter's own, or the part of it for one of several names. `first`: the answers to its last attempt.
+    `acquisition`: the waiter's own, or its part for one of several names. `first`: the answers to its last attempt.
     """
     queue = ServerQueue(io, waiter.wakeup, acquisition)
     early = io.mailbox.get(queue.who.id)
@@ -509,7 +509,7 @@ async def wait_in_queue(
 
 
 async def begin_again(io: IO, queues: WaitQueues, waiter: Waiter, missing: CopiesMissing, since: float | None) -> float:
-    """Hand over what was won, and pause. `since`: when copies were first missing; returns it."""
+    """Pass the votes on, and pause. `since` is when copies were first missing; it is returned."""
     acquisition, now = waiter.acquisition, io.now()
     since = now if since is None else since
     withdraw(io, acquisition)
@@ -530,5 +530,5 @@ async def _reconnect(io: IO, acquisition: Acquisition, queue: ServerQueue) -> No
     if not group.quorum_can_vote:
         await admit(io, group, acquisition.until)
     elif group.repair_due(io.now()):
-        # A waiter holds nothing for whose sake the watchdog would look.
+        # The watchdog repairs nodes only while it has holds, and a waiter has none.
         await guard.repair(io, group, acquisition.until)

@@ -1,7 +1,7 @@
-"""Every release there is: of a hold, of an acquisition that failed, of a hold that nobody can release any more.
+"""Every release there is: of a hold, of a failed acquisition, and of a hold whose owner is gone.
 
-A release leaves the queue and hands the vote over to the next waiter in one step on each node (scripts/pass.lua). It goes
-to all nodes, also to those that are not known to hold the lock. It is repeatable, and it never touches another
+On each node a release leaves the queue and hands the vote over to the next waiter, in one step (scripts/pass.lua). It
+goes to all nodes, also to nodes that are not known to hold the lock. It is repeatable, and it never touches another
 acquisition, because each acquisition has an identity of its own.
 """
 
@@ -21,17 +21,17 @@ __all__ = ["payloads", "release", "repeat", "take_back"]
 
 
 RELEASED: Final = 1
-"""The reply of a node that held the vote, and for which nobody waits."""
+"""The reply of a node that had given the vote, and that has no waiters."""
 HANDED_OVER: Final = 2
 """The reply of a node that has given the vote to a waiter."""
 
 
 def payloads(target: LockKeys, who: Identity, floor: int = 0) -> Payloads:
-    """What ends an acquisition; one reply for each name. `floor`: the token that later ones must be above."""
+    """The commands that end an acquisition, with one reply for each name. `floor`: later tokens must be larger."""
     config = target.config
     if config.exact:
         return _published(target, who)
-    # The counter of a single node has the token already.
+    # A single node needs no floor: its counter has the token already.
     word = b"%d" % (floor if config.group.n > 1 else 0)
     if len(target.names) == 1:
         return commands.pass_on(target.queue_keys, config.guard_keys, who, word, config.retention_arg)
@@ -42,7 +42,7 @@ def payloads(target: LockKeys, who: Identity, floor: int = 0) -> Payloads:
 
 
 def _published(target: LockKeys, who: Identity) -> Payloads:
-    """The published protocol: each node has its own way to compare and delete."""
+    """The commands of the published protocol. Nodes differ in how they compare and delete."""
     ladders = {
         ladder: b"".join(commands.delete_owned(ladder, key, who.owner) for key in target.keys)
         for ladder in {node.ladder for node in target.group.nodes}
@@ -64,9 +64,9 @@ def _ballot(target: LockKeys, need: int, asked: int = 0) -> Ballot:
 
 
 def take_back(io: IO, target: LockKeys, who: Identity, nodes: int) -> bool:
-    """Undo what an acquisition may have left on these nodes (as bits). False if a connection for that is gone.
+    """Undo an acquisition on these nodes (as bits). False if one of its connections is lost.
 
-    Nothing is awaited, so nothing can come between.
+    This awaits nothing, so no cancellation can interrupt it.
     """
     if not nodes:
         return True
@@ -76,9 +76,9 @@ def take_back(io: IO, target: LockKeys, who: Identity, nodes: int) -> bool:
 
 
 async def release(io: IO, hold: Hold) -> bool:
-    """Give the lock back; True if it was still ours. Only the first caller sends anything.
+    """Release the lock. True if the hold still had it. Only the first caller sends anything.
 
-    Afterwards `hold.release_unconfirmed` tells whether the watchdog must repeat it.
+    Afterwards `hold.release_unconfirmed` says whether the watchdog must repeat the release.
     """
     config = hold.config
     group = config.group
@@ -93,7 +93,7 @@ async def release(io: IO, hold: Hold) -> bool:
         ballot = _ballot(hold, group.need)
         await io.broadcast(words, ballot, config.timing.timeout)
         return await _conclude(io, hold, ballot, in_time)
-    # One reply decides, and mostly it is a yes: nothing has to be counted.
+    # A single node: its reply decides, and no ballot is needed unless it is unusual.
     collected = OneReply()
     await io.broadcast(words, collected, config.timing.timeout)
     if collected.reply in (RELEASED, HANDED_OVER) and in_time and not hold.healed:
@@ -108,7 +108,7 @@ async def release(io: IO, hold: Hold) -> bool:
 
 
 async def _conclude(io: IO, hold: Hold, ballot: Ballot, in_time: bool) -> bool:
-    """What the nodes have said to a release; True if the lock was still ours."""
+    """Read the replies to a release. True if the hold still had the lock."""
     config, group = hold.config, hold.group
     if _slot_moves(hold, ballot):
         ballot = _ballot(hold, group.need)
@@ -119,7 +119,7 @@ async def _conclude(io: IO, hold: Hold, ballot: Ballot, in_time: bool) -> bool:
     hold.handed_over = HANDED_OVER in ballot.answers
     ballot.failed = hold.release_failed
     hold.finish_release()
-    # Unknown is not a loss: within the deadline the lease was valid, though its end could not be confirmed.
+    # A missing reply is no loss: before the deadline the lease was valid, though its end is not confirmed.
     if in_time and not gone:
         return True
     hold.reason = "it had ended before it was released" if gone else "its deadline had passed when it was released"
@@ -127,8 +127,8 @@ async def _conclude(io: IO, hold: Hold, ballot: Ballot, in_time: bool) -> bool:
 
 
 def _slot_moves(hold: Hold, ballot: Ballot) -> bool:
-    """A cluster refuses scripts with several keys while a slot moves. The lock's own key can be deleted, and nobody is
-    handed the lock: its waiters look again."""
+    """Whether a cluster refused the script because a slot is being moved. Scripts with several keys are refused there,
+    but the lock's own key can be deleted. Nobody gets a hand-over: the waiters look again."""
     if hold.explicit_owner or not hold.group.clustered:
         return False
     return any(type(answer) is Fault and answer.kind == "TRYAGAIN" for answer in ballot.answers)

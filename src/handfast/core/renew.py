@@ -1,12 +1,12 @@
 """Renewal of many holds at once, and healing.
 
-All due holds of a client leave in one write per node, one command each. A hold is renewed when a majority confirms it
-before its present deadline. It is lost when more than N-M nodes say "not yours", or at its deadline. Errors and
-silence are unknown, and unknown is tried again until the deadline.
+The renewals of all due holds of a client leave in one write per node, one command for each hold. A hold is renewed when a
+majority confirms it before its present deadline. It is lost when more than N-M nodes say "not yours", or at its deadline.
+After errors and silence the renewal is tried again until the deadline.
 
-A node that says "not yours" while a majority confirms has lost the vote or never had it. It gets the vote back
+A node that says "not yours" while a majority confirms has lost the vote, or never had it. It gets the vote back
 (scripts/restore_vote.lua), so that a long hold does not lose its votes one restart at a time. A healed node may be in
-quarantine: that it holds our key is a fact, whatever else it has forgotten, and a renewal counts facts only.
+quarantine. Its confirmation of a renewal counts all the same: it has the key, whatever else it has forgotten.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from handfast.protocol.resp import encode
 __all__ = ["RENEW_AT", "RETRY_EVERY", "due", "expire", "extend", "renew"]
 
 RENEW_AT: Final = 1 / 3
-"""Share of the ttl after which to renew: leaves two thirds for retries."""
+"""The share of the ttl after which to renew. It leaves two thirds of the ttl for retries."""
 RETRY_EVERY: Final = 1 / 20
-"""Share of the ttl between retries of a renewal that failed."""
+"""The share of the ttl between two tries of a renewal."""
 WHY_TIMEOUT: Final = 0.1
-"""Seconds in which the servers are to tell who holds the key of a lease that was lost: the loss waits for it."""
+"""Seconds that the servers have to name the owner of a lost lease's key. The report of the loss waits for it."""
 TIME: Final = encode(b"TIME")
 
 
 def due(hold: Hold, now: float) -> float:
-    """When the watchdog must look at a hold next: to renew it, to try again, or to declare it lost."""
+    """The time when a hold is due: for a renewal, for a retry, or because it is lost."""
     until = hold.renew_until
     at = now + hold.ttl * RETRY_EVERY if hold.retrying else hold.renew_from + hold.ttl * RENEW_AT
     if until is not None and at >= until:
@@ -44,7 +44,7 @@ def due(hold: Hold, now: float) -> float:
 
 
 def expire(hold: Hold, now: float) -> bool:
-    """Declare a hold lost if its deadline has passed; True if this call did it."""
+    """Mark a hold lost if its deadline has passed. True if this call did it."""
     if now < hold.deadline:
         return False
     if hold.renew_until is None or now < hold.renew_until:
@@ -56,20 +56,20 @@ def expire(hold: Hold, now: float) -> bool:
 
 
 async def extend(io: IO, hold: Hold, ttl: float) -> None:
-    """One renewal now, asked for by the caller; `hold` tells how it went."""
+    """Renew a hold now, for its caller. The hold's fields have the outcome."""
     group = hold.group
     if not io.ready:
         await io.connect(group.need, max(0.5, hold.config.timing.timeout))
-        # Connecting may have taken long. Nothing is sent for what is over.
+        # Connecting may have taken long, and nothing must be sent for a hold that has ended.
         if hold.state != HELD or expire(hold, io.now()):
             return
     await renew(io, group, [hold], ttl=ttl)
 
 
 async def renew(io: IO, group: NodeGroup, holds: Sequence[Hold], ttl: float | None = None, *, heal: bool = False) -> None:
-    """One round for holds that are HELD and before their deadline. Afterwards each is confirmed, retrying or LOST.
+    """Run one round of renewals for holds that are HELD. Afterwards each is confirmed, retrying or LOST.
 
-    With `ttl` it is the caller's own extension, of one hold. Only the watchdog heals: a release must be able to follow a
+    With `ttl` this is the caller's own extension of one hold. Only the watchdog heals: a release must be able to follow a
     restored vote on the connection that carried it.
     """
     sent = io.now()
@@ -78,14 +78,14 @@ async def renew(io: IO, group: NodeGroup, holds: Sequence[Hold], ttl: float | No
     extra, tail, suffix = _tail(io, group, config.timing.copies, sent)
     if ttl is not None:
         holds[0].promise(sent, ttl, sent + config.policy.validity(ttl))
-    # Read once: a caller's own extension may change a hold's ttl while this round is under way.
+    # Read each ttl once: a caller's own extension may change it while this round is under way.
     ttls = [hold.ttl for hold in holds]
     longest = b"%d" % config.longest_ms
     extensions = [
         commands.extend(hold.keys, hold.who, b"%d" % round(each * 1000), longest)
         for hold, each in zip(holds, ttls, strict=True)
     ]
-    # Nothing is sent for what is lost, nor sent again.
+    # After the first deadline the batch is not sent again: nothing must be sent for a lost hold.
     until = min(hold.deadline for hold in holds)
     batch = BatchBallot(ballots, asked=group.n, extra=extra, tail=tail, until=until)
     await io.broadcast(b"".join(extensions) + suffix, batch, config.timing.timeout)
@@ -105,12 +105,12 @@ async def renew(io: IO, group: NodeGroup, holds: Sequence[Hold], ttl: float | No
 
 
 def _refused(hold: Hold, ballot: Ballot, now: float) -> bool:
-    """So many nodes no longer hold it that it is lost, before its deadline."""
+    """Whether the hold is lost before its deadline, because too many nodes say "not yours"."""
     return now < hold.deadline and not ballot.won and ballot.refused() > hold.group.n - hold.group.need
 
 
 async def _why_refused(io: IO, group: NodeGroup, holds: Sequence[Hold], timeout: float) -> dict[Hold, str]:
-    """Ask who holds the keys now, for the error. The leases are lost in any case, so nobody is asked twice."""
+    """Ask for the present owners of the keys, for the error. The leases are lost in any case, so this asks only once."""
     found: list[list[Any]] = [[None] * group.n for _ in holds]
     keys = [key for hold in holds for key in hold.keys]
 
@@ -127,7 +127,7 @@ async def _why_refused(io: IO, group: NodeGroup, holds: Sequence[Hold], timeout:
 
 
 def _reason(hold: Hold, owners: Sequence[Any]) -> str:
-    """Why a hold is lost, from who has its key on each node: nobody (empty), an owner, a Fault or None."""
+    """Why a hold is lost, from the owner of its key on each node: empty if there is none, an owner, a Fault or None."""
     said = [_about_key(hold, owner) for owner in owners]
     if len(said) == 1:
         return said[0]
@@ -148,7 +148,7 @@ def _about_key(hold: Hold, owner: Any) -> str:
 def _conclude(hold: Hold, ballot: Ballot, ttl: float, sent: float, now: float) -> None:
     group = hold.group
     if now >= hold.deadline:
-        # Final even if the nodes said yes: the lease was already over for everybody who looked at it.
+        # The deadline counts even if the nodes said yes: the lease has already ended for its holder.
         expire(hold, now)
     elif ballot.won:
         hold.confirm(sent, sent + hold.config.policy.validity(ttl), ballot.votes)
@@ -163,23 +163,23 @@ def _conclude(hold: Hold, ballot: Ballot, ttl: float, sent: float, now: float) -
 
 
 async def _heal(io: IO, group: NodeGroup, damaged: list[tuple[Hold, Ballot]], timeout: float) -> None:
-    """Give their votes back to nodes that say "not yours", with the ttl that is left."""
+    """Restore the votes on nodes that say "not yours", with the remaining ttl."""
     for node in range(group.n):
-        # Those that say "not yours" now, and those that said it after the last round was decided.
+        # The node said "not yours" in this round, or after the last round was decided.
         holds = [
             hold
             for hold, ballot in damaged
             if (ballot.answers[node] == 0 or (ballot.answers[node] is None and hold.nodes_to_heal >> node & 1))
         ]
         for hold in holds:
-            hold.healed = True  # before the look at its state: a release that comes now must know
+            hold.healed = True  # set before the state is read: a release that begins now must see it
         holds = [hold for hold in holds if hold.state == HELD]
         if holds:
             await _restore(io, group, node, holds, timeout)
 
 
 async def _restore(io: IO, group: NodeGroup, node: int, holds: list[Hold], timeout: float) -> None:
-    """Put the votes for these holds back on one node."""
+    """Restore the votes for these holds on one node."""
     words: list[bytes] = []
     for hold in holds:
         left = max(1, round((hold.deadline - io.now()) * 1000))
@@ -200,7 +200,7 @@ async def _restore(io: IO, group: NodeGroup, node: int, holds: list[Hold], timeo
 
 
 def _tail(io: IO, group: NodeGroup, copies: Copies | None, sent: float) -> tuple[int, Any, bytes]:
-    """What is asked once for each batch, behind the renewals: the copies they must have, and the node's time."""
+    """The commands at the end of each batch of renewals: they ask for the copies, and for the node's time."""
     extra = (copies is not None) + group.guard
     if not extra:
         return 0, None, b""

@@ -1,11 +1,11 @@
-"""When each hold must be looked at next: to be renewed, to be tried again, or to be declared lost.
+"""When each hold is due: for a renewal, for a retry, or because it is lost.
 
-The watchdog's thread and the simulator run the same code; they differ in how they sleep and in how they run `renew`.
-Holds lie in slots of a few milliseconds, and a heap orders the slots, not the holds: leases that come and go between
-two renewals cost a set insertion and a removal.
+The watchdog's thread and the simulator both run this code. They differ in how they sleep and in how they run `renew`.
+Holds are kept in slots of a few milliseconds, and a heap orders the slots, not the holds. So a lease that ends before
+its renewal costs only an insertion into a set and a removal.
 
-A new hold with a long ttl is first kept unscheduled. Most leases are released before anybody has to look at them.
-While a renewal is under way its hold is scheduled for its deadline, so LOST comes on time though all servers hang.
+A new hold with a long ttl is unscheduled at first, because most leases are released before they are due. While a renewal
+is under way, its hold is scheduled for its deadline. So a hold is marked lost in time even if all servers hang.
 """
 
 from __future__ import annotations
@@ -26,53 +26,55 @@ SLOTS_PER_SECOND: Final = 200
 FOREVER: Final = float("inf")
 STOOD_STILL: Final = "this machine's clock stood still, so it may have ended already"
 UNSCHEDULED_TTL: Final = 0.6
-"""From this ttl on a hold stays unscheduled at first: a look now and then is soon enough for it."""
+"""Seconds. A new hold with at least this ttl is unscheduled at first."""
 UNSCHEDULED_SHARE: Final = 1 / 12
-"""Of the shortest ttl among unscheduled holds: the time between two looks. Renewal comes four times as late."""
+"""The time after which unscheduled holds are scheduled, as a share of the shortest ttl among them. They are due for
+renewal after four times as long."""
 
 
 class Schedule:
-    """Used by any thread. `wake` is called when the thread that processes it must look earlier than planned."""
+    """All holds that must be renewed. Any thread may use it. `wake` is called if the processing thread must wake earlier
+    than planned."""
 
     def __init__(self, lock: AbstractContextManager[Any], wake: Callable[[], None], now: Callable[[], float]) -> None:
         self.lock = lock
         self.now = now
         self._wake = wake
         self.unscheduled: dict[Hold, None] = {}
-        """New holds, in order of arrival, so that a history can be repeated. Only atomic steps touch it, so
-        it needs no lock."""
+        """New holds, in order of arrival, so that the simulator can repeat a run. Only atomic steps change it, so it
+        needs no lock."""
         self.shortest = FOREVER
-        """The shortest ttl that the looks at unscheduled holds are planned for; FOREVER if none is planned."""
+        """The shortest ttl among unscheduled holds: it decides when they are scheduled. FOREVER if there is no plan."""
         self._look_at = FOREVER
         self._wakes_at = FOREVER
         self._slots: dict[int, dict[Hold, None]] = {}
         self._order: list[int] = []
         self._in_work: dict[Hold, None] = {}
-        """Taken out of their slots and not scheduled again yet."""
+        """Holds that were taken out of their slots and are not scheduled again yet."""
 
     # -- from any thread
 
     def add(self, hold: Hold) -> None:
-        """Watch over a new hold."""
+        """Add a new hold."""
         ttl, now = hold.ttl, self.now()
-        # A hold that was waited for may have little of its ttl left.
+        # After a wait in a queue, a hold may have little of its ttl left.
         if ttl < UNSCHEDULED_TTL or now > hold.renew_from + UNSCHEDULED_SHARE * ttl:
             self.reschedule(hold, renew.due(hold, hold.renew_from))
         else:
             self.unscheduled[hold] = None
-            # After the hold was added: the plan may be given up until then.
+            # Compare only after the insertion: until then another thread may drop the plan.
             if ttl < self.shortest:
                 self.shortest = ttl
-                # Counted from now: the process may be stopped before its watchdog wakes.
+                # Count from now, not from when the watchdog wakes: the process may be stopped in between.
                 self._look_at = min(self._look_at, now + UNSCHEDULED_SHARE * ttl)
                 self._wake()
-        # Afterwards: a standstill that is noticed from here on finds the hold here.
+        # Check after the insertion: a later standstill finds the hold in the schedule.
         if hold.standstills != hold.group.standstills:
             self.remove(hold)
             hold.mark_lost(STOOD_STILL)
 
     def remove(self, hold: Hold) -> None:
-        """It was released, or is lost."""
+        """Remove a hold that was released or lost."""
         self.unscheduled.pop(hold, None)
         if hold.slot:
             with self.lock:
@@ -103,25 +105,25 @@ class Schedule:
             self._wake()
 
     def changed(self, hold: Hold) -> None:
-        """Another thread has changed its deadline."""
+        """Reschedule a hold after another thread has changed its deadline."""
         self.reschedule(hold, renew.due(hold, self.now()))
 
     def promised(self, hold: Hold, ttl: float) -> None:
-        """An extension by `ttl` is about to be sent. Where that brings the deadline forward, the new deadline counts from
-        now on, whether anybody answers or not."""
+        """Reschedule a hold before an extension by `ttl` is sent. If the new deadline is earlier, it applies at once,
+        whether the nodes confirm it or not."""
         at = self.now() + hold.config.policy.validity(ttl)
         if at < hold.deadline:
             self.reschedule(hold, min(at, renew.due(hold, self.now())))
 
     def clock_stood_still(self, group: NodeGroup) -> list[Hold]:
-        """The deadlines of these holds are too late by as long as this machine's clock stood still. Returns the lost."""
+        """Mark all holds of the group lost: their deadlines are too late by the time of the standstill. Returns them."""
         lost = [hold for hold in self.everything() if hold.group is group and hold.mark_lost(STOOD_STILL)]
         for hold in lost:
             self.remove(hold)
         return lost
 
     def everything(self) -> list[Hold]:
-        """All holds that are watched, each once."""
+        """All holds in the schedule, each once."""
         with self.lock:
             slots = (hold for slot in self._slots.values() for hold in slot)
             return list(dict.fromkeys((*self.unscheduled, *self._in_work, *slots)))
@@ -129,7 +131,7 @@ class Schedule:
     # -- in the watchdog's thread
 
     def take_due(self) -> dict[LockConfig, list[Hold]]:
-        """Take out what must be looked at now, in batches that can share a write."""
+        """Take out the holds that are due now, in batches that can share a write."""
         now = self.now()
         if now >= self._look_at:
             self._look_at = FOREVER
@@ -141,16 +143,16 @@ class Schedule:
                 holds = self._slots.pop(heapq.heappop(self._order))
                 self._in_work.update(holds)
                 for hold in holds:
-                    # Same config: same copies to wait for, same timeout.
+                    # Holds of one config wait for the same copies, with the same timeout.
                     due.setdefault(hold.config, []).append(hold)
         return due
 
     def _schedule_new(self) -> None:
-        """Schedule what is still held. Without holds no further look is planned until one is added."""
+        """Schedule the unscheduled holds. If there are none, drop the plan until one is added."""
         holds = list(self.unscheduled)
         if not holds:
             plan, self.shortest = self.shortest, FOREVER
-            # A hold may have been added since, relying on the plan. The plan is never given up after this look.
+            # Another thread may have added a hold in between, relying on the plan. If so, keep the plan.
             holds = list(self.unscheduled)
             if holds:
                 self.shortest = plan
@@ -160,7 +162,7 @@ class Schedule:
                 self.reschedule(hold, renew.due(hold, hold.renew_from))
 
     def next_wake(self) -> float:
-        """When to look next; the caller sleeps until then, or until `wake`."""
+        """The time when the next hold is due. The caller sleeps until that time, or until `wake`."""
         with self.lock:
             at = self._order[0] / SLOTS_PER_SECOND if self._order else FOREVER
             if self.shortest < FOREVER:
@@ -170,7 +172,7 @@ class Schedule:
             return at
 
     def sort_out(self, holds: list[Hold]) -> tuple[list[Hold], list[Hold]]:
-        """Of holds that are due: those to renew, and those that were lost by now."""
+        """Split due holds into those to renew and those that are lost."""
         now = self.now()
         to_renew: list[Hold] = []
         lost: list[Hold] = []
@@ -187,7 +189,7 @@ class Schedule:
         return to_renew, lost
 
     def renewed(self, holds: list[Hold]) -> list[Hold]:
-        """A round of renewal has ended: plan the next look at each. Returns those that were lost."""
+        """Reschedule the holds after a round of renewals. Returns those that were lost."""
         now = self.now()
         lost = [hold for hold in holds if hold.state == LOST]
         for hold in holds:

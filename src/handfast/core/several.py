@@ -1,8 +1,8 @@
-"""Several names at once, all or none, without starving anybody.
+"""Acquires several names at once, all or none, without starving any waiter.
 
-One atomic attempt at all names comes first (attempt.py). If it is refused, the names are queued for one after
-another, in an order that all clients share, so that no two can wait for each other. What is held so far is renewed
-meanwhile. In the end the parts become one hold with one token, which is larger than every earlier token of each name.
+One atomic attempt at all names comes first (attempt.py). If it is refused, the waiter queues for one name after another,
+in an order that all clients share, so that no two waiters can wait for each other. Meanwhile the names that it has are
+renewed. In the end the parts become one hold with one token, which is larger than every earlier token of each name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["wait_for_each"]
 
 
 async def wait_for_each(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot | None) -> Hold:
-    """Queue for one name after another. `ballot`: the answers to the attempt at all of them."""
+    """Queue for one name after another. `ballot`: the answers to the attempt at all names."""
     acquisition = waiter.acquisition
     withdraw(io, acquisition)
     missing_since: float | None = None
@@ -36,7 +36,7 @@ async def wait_for_each(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ball
                 hold = await wait_in_queue(io, queues, waiter, part, ballot)
                 ballot = None
                 if hold is waiter.given:
-                    return hold  # of all names, from a sibling
+                    return hold  # a sibling has handed over all names
                 queues.renew(hold)
                 parts.append(hold)
             whole = await _join(io, acquisition, parts)
@@ -49,7 +49,7 @@ async def wait_for_each(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ball
                 queues.forget(part_hold)
                 part_hold.give_up()
         if missing is None:
-            withdraw(io, acquisition)  # a part was lost meanwhile: begin again
+            withdraw(io, acquisition)  # a part is lost: begin again
         else:
             missing_since = await begin_again(io, queues, waiter, missing, missing_since)
 
@@ -63,7 +63,7 @@ def _part(acquisition: Acquisition, name: str) -> Acquisition:
 
 
 async def _join(io: IO, acquisition: Acquisition, parts: list[Hold]) -> Hold | None:
-    """One hold of all parts, or None if a part is over."""
+    """Make one hold of all parts; None if a part has ended."""
     config, group = acquisition.request.config, acquisition.request.group
     who = acquisition.identify(io.nonce)
     token = max(part.token_floor for part in parts)
@@ -72,7 +72,7 @@ async def _join(io: IO, acquisition: Acquisition, parts: list[Hold]) -> Hold | N
         payload = commands.raise_token(keys, config.mark_keys, who, token, config.retention)
     else:
         payload = commands.extend(keys, who, acquisition.timing.ttl_ms, b"%d" % config.longest_ms)
-    # Either command succeeds only where all names are ours, so a majority of nodes has all of them.
+    # Either command succeeds only on a node where this acquisition has all names. So a majority has all of them.
     ballot = Ballot(group.n, group.need)
     await io.broadcast(payload, ballot, acquisition.timing.timeout)
     deadline = min(part.deadline for part in parts)

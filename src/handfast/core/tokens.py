@@ -1,11 +1,11 @@
 """Agreement on a token.
 
-Every granting node stored and answered max(own counter + 1, proposal). If M of them answered the same value, that is the
-token. Otherwise: of the M smallest answers take the largest, t, and raise the others among those M to t, checked against
-the acquisition; M nodes at t make it the token.
+Every granting node has stored and answered max(own counter + 1, proposal). If M nodes answered the same value, that is
+the token. Otherwise take the M smallest answers. Let t be the largest of them. The other nodes among those M are raised
+to t, if they still have the vote of this acquisition. When M nodes are at t, the token is t.
 
-Order: a majority then has counters >= t, and every later majority meets it. Uniqueness: two majorities meet in a node
-where the two ownerships are disjoint in time, and that node never gives the same value twice.
+Order: a majority has counters >= t, and every later majority shares a node with it. Uniqueness: two majorities share a
+node that had the two owners one after the other, and that node never gives the same value twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["agree", "agreed"]
 
 
 def agreed(group: NodeGroup, counters: Mapping[int, int]) -> int | None:
-    """The value that enough nodes answered alike, if there is one: the usual case, and nothing more to send."""
+    """The value that a majority of nodes has answered, if there is one. This is the usual case: nothing more is sent."""
     values = list(counters.values())
     group.seen_token = max(group.seen_token, *values)
     for value in values:
@@ -35,7 +35,7 @@ def agreed(group: NodeGroup, counters: Mapping[int, int]) -> int | None:
 async def agree(
     io: IO, target: LockKeys, who: Identity, counters: Mapping[int, int], timeout: float
 ) -> tuple[int | None, set[int]]:
-    """The token of a majority of votes, and the nodes that have it; None if it could not be raised everywhere."""
+    """Agree on a token. Returns it with the nodes that have it; None if too few nodes could be raised to it."""
     group, config = target.group, target.config
     if group.n == 1:
         return counters[0], {0}
@@ -46,7 +46,7 @@ async def agree(
     token = chosen[-1][0]
     behind = [node for value, node in chosen if value < token]
     payloads: list[bytes | None] = [None] * group.n
-    # All nodes of an explicit owner: a later acquisition under it keeps this token.
+    # With an explicit owner, raise all nodes: a later acquisition of that owner keeps this token.
     asked = [*counters] if who.generation != commands.NO_GENERATION else behind
     for node in asked:
         payloads[node] = commands.raise_token(target.keys, config.mark_keys, who, token, config.retention)

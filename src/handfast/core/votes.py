@@ -1,7 +1,8 @@
-"""Vote counting, and nothing else.
+"""Vote counting.
 
-A node's answer is a yes, a no or a fault. Unknown is neither: a ballot is decided when the yeses reach the need, or when
-they no longer can. Yes: a vote that was granted, a positive integer, a status. No: a vote that was refused, nil, zero.
+A node's answer is a yes, a no or a fault. A missing answer is none of them. A ballot is decided when it has the yeses
+that it needs, or when it cannot get them any more. Yes is a granted vote, a positive integer or a status. No is a refused
+vote, nil or zero.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def is_grant(answer: Any) -> bool:
 
 
 class OneReply:
-    """The reply of the only node that was asked: nothing has to be counted."""
+    """Collects the reply of a single node. Nothing has to be counted."""
 
     width = 1
     decided = False
@@ -44,31 +45,31 @@ class OneReply:
 
 
 class Ballot:
-    """The count of one broadcast of one command."""
+    """Counts the replies to a broadcast of one command."""
 
     width = 1
-    # One ballot is made for each operation. What most of them never change is not set for each.
+    # Each operation makes a ballot. Attributes that few ballots change are class attributes, to make that cheap.
     yeses = 0
     votes = 0
-    """The nodes that said yes, as bits."""
+    """Nodes, as bits, that said yes."""
     noes = 0
-    """Noes and faults: answers that cannot become a yes."""
+    """The number of noes and faults, which cannot become a yes."""
     decided = False
     waiter: Any = None
     late: Callable[[int], None] | None = None
-    """Told of yeses that come after the decision."""
+    """Called with the node of each yes after the decision."""
     missed: Callable[[int], None] | None = None
-    """Told of noes that come after the decision."""
+    """Called with the node of each no after the decision."""
     failed: Callable[[int], None] | None = None
-    """Told of faults that come after the decision."""
+    """Called with the node of each fault after the decision."""
     over = False
-    """Nobody waits for it any more, decided or not."""
+    """The caller does not wait any more, whether the ballot is decided or not."""
     until = float("inf")
     """See Collector."""
 
     def __init__(self, nodes: int, need: int, asked: int = 0, reduce: Callable[[int, Any], Any] | None = None) -> None:
         self.answers: list[Any] = [None] * nodes
-        """By node: what it said, or None where it has not answered; nil is kept as 0."""
+        """The answer of each node, or None if it has not answered. nil is kept as 0."""
         self.need = need
         self.asked = asked or nodes
         self.reduce = reduce
@@ -108,16 +109,16 @@ class Ballot:
         return self.yeses >= self.need
 
     def refused(self) -> int:
-        """Nodes that answered no (a fault is not a no)."""
+        """The number of nodes that answered no. A fault is not a no."""
         return sum(1 for a in self.answers if a is not None and type(a) is not Fault and not is_grant(a))
 
     def faults(self) -> int:
-        """Nodes that could not be asked, or did not answer in time."""
+        """The number of nodes that failed or did not answer in time."""
         return sum(1 for a in self.answers if type(a) is Fault or (a is None and not self.decided))
 
 
 class MultiReplyBallot(Ballot):
-    """A ballot over payloads of several commands: `reduce` makes one answer of a node's replies."""
+    """Counts the replies to payloads of several commands. `reduce` makes one answer of a node's replies."""
 
     def __init__(self, nodes: int, need: int, width: int, reduce: Callable[[int, Any], Any], asked: int = 0) -> None:
         super().__init__(nodes, need, asked, reduce)
@@ -125,7 +126,7 @@ class MultiReplyBallot(Ballot):
 
 
 class AllReplies(MultiReplyBallot):
-    """All nodes are asked and all answers matter: decided when all have answered."""
+    """A ballot in which all answers matter: it is decided when all nodes have answered."""
 
     def __init__(self, nodes: int, width: int, reduce: Callable[[int, Any], Any]) -> None:
         super().__init__(nodes, nodes, width, reduce)
@@ -137,9 +138,9 @@ class AllReplies(MultiReplyBallot):
 
 
 class BatchBallot:
-    """The count of one broadcast that carries many commands for each node: a ballot for each column.
+    """Counts the replies to a broadcast with many commands for each node. Each command has a ballot of its own.
 
-    Decided when every column is, or when all nodes have answered.
+    The batch is decided when every ballot is, or when all nodes have answered.
     """
 
     __slots__ = ("answered", "asked", "ballots", "decided", "open", "over", "tail", "until", "waiter", "width")
@@ -163,7 +164,7 @@ class BatchBallot:
         self.waiter: Any = None
         self.width = len(ballots) + extra
         self.tail = tail
-        """Takes the last `extra` replies of a node; a Fault from it voids the node's whole answer."""
+        """Checks the last `extra` replies of a node. If it returns a Fault, none of the node's replies counts."""
 
     def add(self, node: int, reply: Any) -> bool:
         replies: list[Any] = reply if self.width > 1 and type(reply) is list else [reply]

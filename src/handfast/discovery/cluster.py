@@ -1,7 +1,7 @@
-"""Where the names of a Redis or Valkey Cluster live: the slot map, kept by redis-py, corrected by what servers say.
+"""The slot map of a Redis or Valkey Cluster. redis-py reads it, and the redirects of the nodes correct it.
 
-A name's keys share a hash tag, so each lock is on one node, and a client talks to a shard as it would to a single server,
-by connections of its own. A connection's `Shard` finds the node for it: after a failover the one that was promoted.
+The keys of a name share a hash tag, so each lock is on one node. A client has connections of its own to each shard, and
+talks to it as to a single server. The `Shard` of a connection finds the node: after a failover, the promoted one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Cluster", "Shard", "slot_of"]
 
 SLOTS: Final = 16384
 FRESH: Final = 0.1
-"""Seconds for which a slot map that was just read is not read again."""
+"""Seconds during which a slot map that was just read is not read again."""
 _REDIRECT: Final = re.compile(r"(\d+) (\S*):(\d+)")
 
 
@@ -43,25 +43,25 @@ def slot_of(key: bytes) -> int:
 
 
 class Cluster:
-    """One cluster, as one client knows it."""
+    """The slot map that one client has of one cluster."""
 
     def __init__(self, members: Sequence[HostPort], options: dict[str, Any]) -> None:
         self._members = members
         self._options = options
-        """For redis-py's connections, by which the map is read; see asking.py."""
+        """Options of the redis-py connections that read the map; see asking.py."""
         self._manager: NodesManager | None = None
         self._reading = threading.Lock()
         self._read_at = float("-inf")
         self._refreshing = False
         self.host_ports: list[HostPort | None] = [None] * SLOTS
-        """By slot: its master."""
+        """The master of each slot."""
         self.masters: frozenset[HostPort] = frozenset()
         self.connections = Connections()
         self.caches: list[dict[bytes, Any]] = []
-        """What others know by this map: emptied when it changes."""
+        """Caches that depend on this map. They are cleared when it changes."""
 
     def refresh(self) -> None:
-        """Read the slot map, unless somebody has just done so."""
+        """Read the slot map, unless another thread has just done so."""
         node: Any = ClusterNode
         with self._reading:
             if time.monotonic() - self._read_at < FRESH:
@@ -92,11 +92,11 @@ class Cluster:
             cache.clear()
 
     def home(self, shard: Shard) -> HostPort | None:
-        """Where a shard's connections belong, as far as is known: to the master they were made for while it is one."""
+        """The address for a shard's connections: its preferred node while that is a master, else the slot's master."""
         return shard.preferred if shard.preferred in self.masters else self.host_ports[shard.slot]
 
     def moved(self, slot: int, host_port: HostPort) -> None:
-        """A server has told us. What else has changed is read in the background."""
+        """Note a redirect. A thread reads the rest of the map in the background."""
         self.host_ports[slot] = host_port
         self._forget()
         self.masters |= {host_port}
@@ -111,13 +111,13 @@ class Cluster:
         try:
             self.refresh()
         except Exception as error:
-            # Nothing depends on it: whoever needs a new connection reads the map itself, and is told.
+            # No caller waits for this. A new connection reads the map itself, and reports its error.
             log.debug("the cluster's slot map could not be read: %s", error)
         finally:
             self._refreshing = False
 
     def forked(self) -> None:
-        """In the child: what the parent's threads held is not ours."""
+        """Start anew in the child after a fork: the locks, threads and sockets belong to the parent."""
         self._reading = threading.Lock()
         self._manager, self._refreshing = None, False
         self.connections = Connections()
@@ -130,25 +130,25 @@ class Cluster:
 
 
 def _in_words(error: Exception) -> Exception:
-    """Why the slot map could not be read. redis-py wraps what a server says, and takes every refusal for the same."""
+    """The error for a slot map that could not be read. redis-py wraps a server's error in one text for all refusals."""
     if isinstance(error, IndexError):
-        return LookupError("no node of the cluster serves any slot")  # redis-py looks for the first node of none
+        return LookupError("no node of the cluster serves any slot")  # redis-py takes the first of no nodes
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ResponseError):
         cause = cause.__cause__ or cause.__context__
-    # redis-py 5 keeps its own words only.
+    # redis-py 5 drops the server's text and keeps only its own.
     if "cluster support disabled" in str(cause) or (cause is None and "mode is not enabled" in str(error)):
         return ConfigError("is a server without cluster mode: use redis:// and not redis+cluster://")
     return error if cause is None else LookupError(f"the cluster's slot map could not be read: {cause}")
 
 
 class Shard:
-    """A resolver: the node that serves a slot, and mostly many others with it."""
+    """The resolver of one node of a cluster, known by one of the slots that it serves."""
 
     def __init__(self, cluster: Cluster, preferred: HostPort | None, slot: int) -> None:
         self.cluster = cluster
         self.preferred = preferred
-        """The node it was made for; None: whichever has the slot."""
+        """The node that it was made for. None: the node that has the slot."""
         self.slot = slot
 
     def find(self) -> HostPort:
@@ -166,12 +166,12 @@ class Shard:
     def on_redirect(self, host_port: HostPort, fault: Any) -> tuple[int, HostPort, bool] | None:
         """See net.address.Resolver."""
         if fault.kind == "CLUSTERDOWN":
-            self.cluster.refresh_soon()  # it may be the node that is cut off, not the cluster
+            self.cluster.refresh_soon()  # perhaps only this node is cut off, not the cluster
         found = _REDIRECT.match(fault.detail) if fault.kind in ("MOVED", "ASK") else None
         if found is None:
             return None
         fault.lasting = False
-        # A node that does not know its own host leaves it out: it is the one by which we know this node.
+        # A node that does not know its own host leaves it out. Its host is the one that we have connected to.
         slot, target = int(found[1]), (found[2].strip("[]") or host_port[0], int(found[3]))
         if fault.kind == "MOVED":
             self.cluster.moved(slot, target)

@@ -1,6 +1,6 @@
-"""Open connections to servers that may move: when one is known to be elsewhere, those to its old address are hung up.
+"""The open connections to servers that may move. When a server moves, the connections to its old address are closed.
 
-Whoever uses such a connection finds it closed, which it must be able to deal with anyway, and looks for the server anew.
+The user of such a connection finds it closed, and looks for the server again. It must be able to do that anyway.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HostPort = tuple[str, int]
 
 
 class Connections:
-    """Used by any thread; a connection that nobody has any more is forgotten."""
+    """The open connections of one resolver. Any thread may use it. It holds weak references only."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,12 +25,12 @@ class Connections:
         )
 
     def opened(self, connection: Any, resolver: Any, host_port: HostPort, hang_up: Callable[[Any], None]) -> None:
-        """`resolver` says which server it is to be."""
+        """Register a connection. `resolver` knows which server it should lead to."""
         with self._lock:
             self._open[connection] = (resolver, host_port, hang_up)
 
     def hang_up(self, misplaced: Callable[[Any, HostPort], bool]) -> None:
-        """End those that `misplaced` selects."""
+        """Close the connections that `misplaced` selects."""
         with self._lock:
             ending = [
                 (each, how) for each, (resolver, host_port, how) in self._open.items() if misplaced(resolver, host_port)

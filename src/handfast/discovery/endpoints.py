@@ -1,4 +1,4 @@
-"""From what the user gave to the addresses of servers: URLs, the environment, servers of our own, redis-py clients."""
+"""Finds the servers of a client: from URLs, from the environment, embedded ones, or from redis-py clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Endpoints:
         distinct(addresses)
         self.addresses = list(addresses)
         self.open_new: Callable[[Sequence[Address]], None] = lambda addresses: None
-        """Told of embedded servers that are known to be new, before anybody else can see them."""
+        """Called with embedded servers that are known to be new, before any other client can see them."""
         self._embedded = embedded
         self._moving: list[Any] = [each for a in addresses for each in (a.resolver, a.cluster) if each is not None]
 
@@ -37,13 +37,13 @@ class Endpoints:
             moving.close()
 
     def forked(self) -> None:
-        """In a child: what the parent keeps to find servers that move is not ours."""
+        """Reset the resolvers in the child after a fork: their threads and connections belong to the parent."""
         for moving in self._moving:
             moving.forked()
 
 
 def locate(servers: object) -> Endpoints:
-    """Where the servers are: as given, else by $HANDFAST_URL, else embedded ones."""
+    """Find the servers: the given ones, else those in $HANDFAST_URL, else embedded ones."""
     if servers is None:
         servers = os.environ.get("HANDFAST_URL", "").split()
         if not servers:
@@ -101,7 +101,7 @@ def _embedded(url: str) -> Endpoints:
 
 
 def from_redis(clients: object) -> Endpoints:
-    """The addresses and credentials of redis-py clients; their connections are left alone."""
+    """Take addresses and credentials from redis-py clients. Their connections are not used."""
     each = clients if isinstance(clients, (list, tuple)) else [clients]
     return Endpoints([_from_pool(client) for client in each])
 
@@ -133,7 +133,7 @@ def _from_pool(client: Any) -> Address:
 
 
 def _shared(settings: dict[str, Any]) -> dict[str, Any]:
-    """Who we are, from the options of redis-py's connections."""
+    """The login, database, client name and TLS context, from the options of redis-py's connections."""
     provider = settings.get("credential_provider")
     return {
         "username": settings.get("username") or "",
@@ -158,7 +158,7 @@ def _shown(place: tuple[str, int]) -> str:
 
 
 def _asked(settings: dict[str, Any], secure: bool) -> dict[str, Any]:
-    """Options for redis-py's connections to those who know where the servers are."""
+    """Options of the redis-py connections to the sentinels, or to the nodes of a cluster."""
     asked = {word: settings[word] for word in _ASKING_WORDS if settings.get(word) is not None}
     return checking(asked) if secure else asked
 

@@ -1,14 +1,14 @@
-"""The master of a group that Sentinel looks after: asked for before each connection, and told of when it changes.
+"""The master of a group under Sentinel. A client asks for it before each connection, and listens for changes.
 
-Every sentinel is asked, and the answer with the latest configuration epoch counts: one that is cut off from the others
-would go on naming the old master. A thread listens to all of them for a new master; connections to the old one are then
-hung up, which otherwise might be noticed late or, where the old master is merely cut off from the others, not at all.
+A client asks every sentinel and believes the reply with the latest configuration epoch: a sentinel that is cut off from
+the others still names the old master. A thread listens to all sentinels for a new master, and closes the connections to
+the old one. Without that a client might notice a failover late, or never, if the old master is only cut off.
 
 A client never goes back to an epoch below the highest that it knows. A majority of the sentinels may still name the old
 master while one of them names the new one. Both masters then grant locks, and a client that went from one to the other
 would be a second holder. So a client must be restarted if an operator sets a group up anew, with epochs from zero.
 
-Nothing that a sentinel answers, and no answer at all, holds up a search for longer than `FIND_WITHIN`.
+A search takes no longer than `FIND_WITHIN`, whatever the sentinels reply, and also if they do not reply.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ __all__ = ["SentinelMaster"]
 
 SWITCH: Final = "+switch-master"
 FIND_WITHIN: Final = 1.0
-"""Seconds for a search. One sentinel has `asking.ANSWER` for each packet, but could send them without end."""
+"""Seconds for a search. A sentinel has `asking.ANSWER` seconds for each packet, but could send packets without end."""
 LISTEN_AGAIN: Final = 0.5
-"""Seconds after which to listen again to a sentinel that was lost."""
+"""Seconds before the listener connects again to a sentinel that it has lost."""
 
 
 class SentinelMaster:
-    """A resolver: the master by this name."""
+    """The resolver of the master with this name."""
 
     def __init__(self, name: str, sentinels: Sequence[HostPort], options: dict[str, Any]) -> None:
         self.name = name
         self.sentinels = list(sentinels)
         self._options = options
-        """For redis-py's connections to the sentinels."""
+        """Options of the redis-py connections to the sentinels."""
         self._connections = Connections()
         self._known: tuple[int, HostPort] | None = None
-        """Configuration epoch and place: of the latest epoch that was heard of, and there as last heard."""
+        """The latest configuration epoch, and the master's address in it as last heard."""
         self._lock = threading.Lock()
         self._listener: tuple[int, asyncio.AbstractEventLoop] | None = None
-        """Of this process, by its id."""
+        """The id of the listening process, and its event loop. A forked child has another id, so it starts its own."""
         self._closed = False
 
     def find(self) -> HostPort:
@@ -58,14 +58,14 @@ class SentinelMaster:
         self._listen()
         said: queue.SimpleQueue[tuple[HostPort, tuple[int, HostPort] | str]] = queue.SimpleQueue()
         for sentinel in self.sentinels:
-            # Daemons, and not joined: one that hangs is not waited for, also not by the end of the process.
+            # Daemon threads that are never joined: a sentinel that hangs must not hold up the search or the exit.
             threading.Thread(
                 target=lambda each: said.put((each, self._ask(each))), args=(sentinel,), daemon=True, name="handfast-find"
             ).start()
         answers: dict[HostPort, tuple[int, HostPort] | str] = {}
         found: list[tuple[int, HostPort]] = []
         end = time.monotonic() + FIND_WITHIN
-        # A majority knows of every failover that has been decided.
+        # A majority of the sentinels knows of every failover, so a majority of replies is enough.
         while len(answers) < len(self.sentinels) and len(found) < len(self.sentinels) // 2 + 1:
             try:
                 sentinel, answer = said.get(timeout=max(0.0, end - time.monotonic()))
@@ -83,20 +83,19 @@ class SentinelMaster:
         raise LookupError(message)
 
     def _ask(self, sentinel: HostPort) -> tuple[int, HostPort] | str:
-        """What one sentinel says: epoch and place, or why it says nothing."""
+        """Ask one sentinel: epoch and address, or the reason why it names none."""
         host, port = sentinel
         client: Any = redis.Redis(host=host, port=port, **once(), **self._options)
-        # Ends the connection under the thread that reads from it, which would read for ever from a server that never
-        # comes to an end.
+        # Without this timer the thread would read for ever from a server that never ends its reply.
         limit = threading.Timer(FIND_WITHIN, client.connection_pool.disconnect)
         limit.daemon = True
         limit.start()
         try:
-            # The epoch first: a change between the two then belongs to a later epoch, not to an earlier one. The address
-            # is asked for by itself: while replicas are being told, the leader of a failover still describes the old
-            # master, under the new epoch.
+            # Ask for the epoch first: after a change in between, the old epoch comes with the new address, and a later
+            # reply corrects it. Ask for the address in a second command: while a failover reconfigures the replicas, its
+            # leader describes the old master under the new epoch.
             state = client.execute_command("SENTINEL MASTER", self.name)
-            if isinstance(state, list):  # as RESP2 has it
+            if isinstance(state, list):  # a RESP2 reply
                 state = dict(zip(state[::2], state[1::2], strict=True))
             told = {_text(word): _text(value) for word, value in state.items()}
             address = client.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self.name)
@@ -114,7 +113,8 @@ class SentinelMaster:
             client.close()
 
     def _now_at(self, epoch: int, host_port: HostPort) -> HostPort:
-        """A sentinel has named this place. Returns the place of the latest epoch, and hangs up on all others."""
+        """Note the address that a sentinel has named. Returns the address of the latest epoch, and closes the connections
+        to all others."""
         with self._lock:
             if self._known is None or epoch >= self._known[0]:
                 self._known = (epoch, host_port)
@@ -125,7 +125,7 @@ class SentinelMaster:
     def opened(self, connection: Any, host_port: HostPort, hang_up: Callable[[Any], None]) -> None:
         """See net.address.Resolver."""
         self._connections.opened(connection, self, host_port, hang_up)
-        # Afterwards: the master may have become known to be elsewhere while the connection was made.
+        # Check after the registration: the master may have moved while the connection was made.
         known = self._known
         if known is not None and known[1] != host_port:
             self._connections.hang_up(lambda _, other: other != known[1])
@@ -138,7 +138,7 @@ class SentinelMaster:
     # -- being told ------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Begin to, if this process does not yet."""
+        """Start the listening thread, unless this process has one."""
         with self._lock:
             if self._closed or (self._listener is not None and self._listener[0] == os.getpid()):
                 return
@@ -150,7 +150,7 @@ class SentinelMaster:
         try:
             loop.run_until_complete(self._hear_all(loop))
         except asyncio.CancelledError:
-            pass  # the client was closed
+            pass  # the client is closed
         finally:
             loop.close()
 
@@ -165,26 +165,26 @@ class SentinelMaster:
                 async with client.pubsub() as pubsub:
                     await pubsub.subscribe(SWITCH)
                     async for message in pubsub.listen():
-                        # The first says that we are subscribed: what came before that is asked for.
+                        # The first message confirms the subscription. Ask once at that time for earlier changes.
                         words = _text(message["data"]).split() if message["type"] == "message" else [self.name]
                         if words[0] == self.name:
                             answer = await loop.run_in_executor(None, self._ask, sentinel)
                             if isinstance(answer, tuple):
                                 self._now_at(*answer)
             except Exception as error:
-                # Whatever it says: the others are heard all the same, and find() tells what is wrong.
+                # The client still listens to the other sentinels, and find() reports what is wrong with this one.
                 log.debug("sentinel %s:%s tells nothing at present: %s", host, port, error)
             finally:
                 await client.aclose()
             await asyncio.sleep(LISTEN_AGAIN)
 
     def forked(self) -> None:
-        """In the child: what the parent's threads held is not ours."""
+        """Start anew in the child after a fork: the locks, threads and sockets belong to the parent."""
         self._lock = threading.Lock()
         self._connections = Connections()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         with self._lock:
             self._closed = True
             listener, self._listener = self._listener, None
@@ -192,7 +192,7 @@ class SentinelMaster:
             try:
                 listener[1].call_soon_threadsafe(_cancel_all, listener[1])
             except RuntimeError:
-                pass  # it has ended by itself
+                pass  # the loop has ended already
 
 
 _UNKNOWN: Final = "does not know it"
@@ -209,5 +209,5 @@ def _text(value: Any) -> str:
 
 
 def _endless() -> dict[str, Any]:
-    """Who listens has all the time in the world; a peer that is gone without a word is found by the system."""
+    """Options for listening: no read timeout. TCP keep-alive finds a sentinel that has vanished."""
     return {**once(), "socket_timeout": None, "socket_keepalive": True, "health_check_interval": 0}

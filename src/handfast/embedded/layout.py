@@ -1,15 +1,15 @@
-"""The folder of an embedded deployment: which file means what.
+"""The files in the folder of an embedded deployment.
 
-    lock          flock: who holds it may change which servers run (a starter; the supervisor while it ends)
+    lock          flock: its holder may start or stop the servers (a starter; the supervisor while it ends)
     supervisor    flock: held by the supervisor for as long as it lives; its process id is inside
-    nodes         how many there are; written at the first start, so without it the folder was never used
-    clean         the last stop saved everything and no lease was outstanding; removed at the next opening
-    0.sock ...    a node that is open for clients
-    0.off ...     the same socket while the node starts or ends. A server serves its socket under any name,
-                  so a rename opens or shuts the door: newcomers see a node either ready or not at all
+    nodes         the number of nodes; written at the first start, so without it the folder was never used
+    clean         the last stop saved everything and no lease was outstanding; removed at the next start
+    0.sock ...    the socket of a node that is open for clients
+    0.off ...     that socket while the node starts or ends. A server serves its socket under any name,
+                  so a rename opens or shuts the node: new clients see it either ready or not at all
     node-0/ ...   data and log of one node
 
-Standard library only: the supervisor runs this without site-packages.
+This module uses the standard library only: the supervisor runs it without site-packages.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-# sizeof(sockaddr_un.sun_path) less the closing zero
+# sizeof(sockaddr_un.sun_path) without the final zero
 LONGEST_SOCKET = 107 if sys.platform == "linux" else 103
-STEP = 0.01  # between two looks at a lock that another process holds: flock itself knows no deadline
+STEP = 0.01  # seconds between two tries to take a lock that another process holds: flock() has no timeout
 
 
 class Layout(NamedTuple):
@@ -60,7 +60,7 @@ class Layout(NamedTuple):
 
 
 def open_lock(path: Path) -> int:
-    """A descriptor of the lock file, which is made if need be. Its copies share one flock."""
+    """Open the lock file, or create it. All copies of the descriptor share one flock."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
@@ -73,12 +73,12 @@ def try_flock(fd: int) -> bool:
 
 
 def unlock(fd: int) -> None:
-    """Let go for every copy of the descriptor: a forked child may have one that it does not know of."""
+    """Release the flock for every copy of the descriptor: a forked child may have one without knowing."""
     fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def same_file(fd: int, path: Path) -> bool:
-    """False when the file was removed or another took its place: then our flock excludes nobody."""
+    """Whether `path` is still the file of `fd`. If it was removed or replaced, a flock on `fd` excludes nobody."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:

@@ -1,9 +1,9 @@
 """One node of an embedded folder, as its supervisor sees it.
 
-    off (nobody can come in) -- open() --> on -- shut() --> off
+    off (no client can connect) -- open() --> on -- shut() --> off
 
-Those who are in stay in: only the name of the socket changes. A question that is not answered gives None, or
-False, and is never taken for silence of the node's clients.
+Connected clients stay connected: only the name of the socket changes. If the node does not answer a question,
+the result is None or False. The supervisor never takes that for "no clients".
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .resp import Connection, ReplyError, listens
 
 T = TypeVar("T")
 
-PATIENCE = 5.0  # for what is due any moment: an answer, an exit, a lock
-RESTART_PAUSE = 0.2  # between two starts of one node, so that a server that dies at once costs little
+PATIENCE = 5.0  # seconds to wait for a reply, an exit or a lock that is due any moment
+RESTART_PAUSE = 0.2  # seconds between two starts of one node, so that a server that dies at once costs little
 
 
 class Usage(NamedTuple):
-    """What a node says about its use. Our own connection is among its clients."""
+    """A node's count of its clients. The supervisor's own connection is one of them."""
 
     clients: int
     connections_ever: int
@@ -46,7 +46,7 @@ class Node:
         self._link: Connection | None = None
 
     def evict(self) -> None:
-        """End a server that outlived its supervisor (only Linux ends them together), or two would serve."""
+        """End a server that outlived its supervisor, or two would serve. Only Linux ends both together."""
         for path in (self.on, self.off):
             if listens(path):
                 with Connection(path, timeout=PATIENCE) as link:
@@ -113,7 +113,7 @@ class Node:
 
 
 def server_args(unix_socket: Path) -> list[str]:
-    """No network, no eviction (it would drop locks), no disk but for the save at the end."""
+    """The server's arguments: no network, no eviction (it would drop locks), no disk except for the save at the end."""
     return [
         *("--port", "0", "--unixsocket", str(unix_socket), "--unixsocketperm", "700"),
         *("--save", "", "--appendonly", "no", "--dbfilename", "dump.rdb", "--dir", "."),
@@ -132,9 +132,10 @@ def server_args(unix_socket: Path) -> list[str]:
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """What a child calls so that the kernel ends it with us, even if we are killed. Elsewhere see evict().
+    """Return a function for a new child that ties it to this process: the kernel ends both together, even after SIGKILL.
+    None except on Linux; see evict().
 
-    Safe before exec because the supervisor has one thread, which lives as long as the process does.
+    It is safe before exec, because the supervisor has one thread, which lives as long as the process.
     """
     if sys.platform != "linux":
         return None
@@ -164,4 +165,4 @@ def _shutdown(link: Connection, how: str) -> None:
     try:
         link.command("SHUTDOWN", how)
     except ConnectionError:
-        pass  # the answer to a SHUTDOWN that works is that the server is gone
+        pass  # a server that shuts down closes the connection instead of replying

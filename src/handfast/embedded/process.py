@@ -4,9 +4,9 @@
                    |-- exits --> StartError with the tail of its log
                    `-- deadline --> StartError, and it is killed
 
-Spawning and waiting are two steps, so that many servers start side by side. A server cannot tell us that it
-is ready (only systemd is told), so waiting is a connect and a PING, tried again in short steps. Standard
-library only: the supervisor runs this without site-packages.
+Spawning and waiting are two steps, so that many servers start side by side. A server reports that it is ready
+to systemd only, so the wait connects and sends PING again and again, with short pauses. This module uses the
+standard library only: the supervisor runs it without site-packages.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .resp import Address, Connection, ReplyError
 if TYPE_CHECKING:
     import ssl
 
-READY_WITHIN = 10.0  # a server needs some 10 ms; a loaded machine may take a thousand times that
-FIRST_STEP, LONGEST_STEP = 0.002, 0.02  # between two attempts to connect
+READY_WITHIN = 10.0  # a server needs about 10 ms; on a loaded machine a thousand times as long
+FIRST_STEP, LONGEST_STEP = 0.002, 0.02  # seconds between two attempts to connect
 LOG = "server.log"
 
 
@@ -32,7 +32,7 @@ class StartError(OSError):
 
 
 class ServerProcess:
-    """`args` must make it listen at `address`; there it is asked for PING. `folder` has its data and log."""
+    """A server that `binary` and `args` start. `args` must make it listen at `address`. `folder` has its data and log."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class ServerProcess:
     def spawn(self) -> None:
         log_path = self.folder / LOG
         if log_path.exists():
-            log_path.replace(log_path.with_suffix(".log.1"))  # why the last one died is worth keeping once
-        # Standard output, not --logfile: a server that dislikes its arguments says so before it has a log.
+            log_path.replace(log_path.with_suffix(".log.1"))  # keep the log of the last one: it may say why it died
+        # Standard output, not --logfile: a server reports wrong arguments before it opens its log.
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 self._argv,
@@ -74,7 +74,7 @@ class ServerProcess:
                 stdout=log,
                 stderr=log,
                 preexec_fn=self._in_child,
-                # A Ctrl-C at the terminal is for the program, not for its servers.
+                # A Ctrl-C at the terminal must not reach the servers.
                 start_new_session=True,
             )
 
@@ -94,13 +94,13 @@ class ServerProcess:
         return Connection(self.address, timeout=timeout, tls=self._tls)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone: a running process, a stopped one, one that is gone already."""
+        """Send SIGKILL and wait for the exit. The process may be running, stopped or gone already."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def wait_gone(self, within: float) -> int:
-        """Wait for an exit that somebody asked for; the exit status. Past the deadline it is killed."""
+        """Wait for an exit that was asked for, and return the exit status. After `within` seconds, kill the process."""
         if self._process is None:
             return 0
         try:
@@ -121,7 +121,7 @@ class ServerProcess:
             with self.connect() as connection:
                 return connection.command("PING") == "PONG"
         except ReplyError as error:
-            # Anything but LOADING (NOAUTH, NOPERM) is an answer of a server that is up.
+            # Any error but LOADING, such as NOAUTH or NOPERM, comes from a server that is up.
             return not str(error).startswith("LOADING")
         except OSError:
             return False

@@ -1,8 +1,7 @@
-"""A blocking RESP2 connection of a few lines, for starting and watching servers.
+"""A small blocking RESP2 connection, to start and watch servers.
 
-It is no part of the data plane: it has no pipelining and no reconnect. It exists because the supervisor
-must start in milliseconds and run on the standard library alone, and because `import redis` costs more than
-starting a server.
+Locks do not use it: it has no pipelining and no reconnect. It exists because the supervisor must start in
+milliseconds, on the standard library alone, and `import redis` takes longer than starting a server.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
-if TYPE_CHECKING:  # at run time this import would cost the supervisor as much as all the others together
+if TYPE_CHECKING:  # at run time this import would take the supervisor as long as all the others together
     import ssl
 
 Address: TypeAlias = "Path | tuple[str, int]"
@@ -21,11 +20,11 @@ Reply: TypeAlias = "str | bytes | int | list[Reply] | None"
 
 
 class ReplyError(Exception):
-    """The server answered with an error; its text is the message."""
+    """An error reply of the server. Its text is the message."""
 
 
 class Connection:
-    """One command out, one reply back. After any OSError (a timeout is one) it is of no more use."""
+    """Sends one command and reads one reply at a time. It is unusable after any OSError, such as a timeout."""
 
     def __init__(self, address: Address, *, timeout: float, tls: ssl.SSLContext | None = None) -> None:
         self._socket = _dial(address, timeout, tls)
@@ -82,13 +81,13 @@ def encode(*args: str | bytes | int) -> bytes:
 
 
 def listens(path: Path) -> bool:
-    """Whether somebody accepts connections at this unix socket. It asks nothing, so it costs microseconds."""
+    """Whether a server accepts connections at this unix socket. It sends nothing, so it takes microseconds."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
         except BlockingIOError:
-            return True  # its queue is full: there is a listener, and a busy one
+            return True  # its backlog is full: a server listens, and is busy
         except OSError:
             return False
         return True

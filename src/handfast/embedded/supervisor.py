@@ -3,23 +3,23 @@
     starting -- all nodes answer, the starter says go --> open -- idle, SIGTERM, owner gone --> ending
         `-- the starter is gone, or a server failed --> ending
 
-It holds the starter's flock while *starting* (the descriptor is inherited, so a starter that dies does not
-let go of it), and one of its own while *ending*. In between newcomers need no lock: a socket that is there is
-ready.
+It holds the starter's flock while *starting*. It inherits the descriptor, so the flock stays if the starter
+dies. It holds a flock of its own while *ending*. In between, new clients need no lock: a socket that exists
+is ready.
 
-A node that dies while *open* is started again, alone, with the data of the last clean stop or none. It has a
-new run_id and no valid marker, which is what the restart guard looks at; its neighbours keep their votes.
-That is why one supervisor owns all nodes: nobody else has to find out who is missing.
+If a node dies while *open*, the supervisor starts it again, with the data of the last clean stop or none. It
+has a new run_id and no valid marker, so the restart guard notices; the other nodes keep their votes. One
+supervisor owns all nodes, so that no other process has to find out which node is missing.
 
-Ending when idle must be exact. First the sockets are renamed, so that nobody can arrive any more; then the
-servers are asked twice whether anybody is there (by the second time a server has accepted whoever connected
-before the rename); only then they are saved and shut down. If somebody is there the sockets get their names
-back.
+Ending when idle must be exact. First the supervisor renames the sockets, so that no new client can connect.
+Next it asks each server twice whether it has clients: by the second time, a server has accepted every client
+that connected before the rename. Only if there are none, it saves and stops the servers. Otherwise the
+sockets get their names back.
 
-A private folder has no flock and no idle time: it ends when the owner's side of the starter socket closes,
-for whatever reason, and nothing of it stays.
+A private folder has no flock and no idle time. The supervisor ends when the owner's side of the starter
+socket closes, for whatever reason, and removes the folder.
 
-Standard library only, and no import of `handfast` itself: see `embedded.BOOT`.
+It uses the standard library only, and does not import `handfast` itself: see `BOOT` in deployment.py.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from .layout import Layout, open_lock, same_file, try_flock, unlock, wait_until
 from .node import PATIENCE, Node, Usage, die_with_parent
 from .process import StartError
 
-# How often use is looked at, as a part of the idle time, and the limits of that in seconds.
+# How often the supervisor checks for clients, as a part of the idle time; and the limits of that in seconds.
 TICK, SHORTEST_TICK, LONGEST_TICK = 0.25, 0.05, 5.0
 
 
 class Supervisor:
-    """`lock_fd` is the flock that the starter took, None for a private folder."""
+    """Runs the nodes of one folder. `lock_fd` is the starter's flock; None for a private folder."""
 
     def __init__(self, layout: Layout, idle: float, binary: Path, starter: socket.socket, lock_fd: int | None) -> None:
         self._layout = layout
@@ -74,7 +74,7 @@ class Supervisor:
         if not wait_until(lambda: try_flock(self._alive_fd), PATIENCE):
             raise StartError(f"another supervisor of {self._layout.folder} does not end")
         os.truncate(self._alive_fd, 0)
-        os.write(self._alive_fd, b"%d\n" % os.getpid())  # for whoever looks into the folder
+        os.write(self._alive_fd, b"%d\n" % os.getpid())  # for people who look into the folder
         for node in self._nodes:
             node.evict()
             node.spawn()
@@ -83,7 +83,7 @@ class Supervisor:
         self._tell(b"U")
         if self._starter.recv(1) != b"G":
             raise StartError("the starter is gone")
-        # The stamp goes before anybody can take a lock; until here the saved data is still the whole truth.
+        # Remove the stamp before a client can take a lock. Until here the saved data is complete.
         self._layout.clean.unlink(missing_ok=True)
         self._layout.group_size.write_text(str(self._layout.nodes))
         self._open()
@@ -96,7 +96,7 @@ class Supervisor:
         try:
             self._starter.sendall(message)
         except OSError:
-            pass  # it is gone; recv says so where it matters
+            pass  # the starter is gone; `recv` notices that where it matters
 
     def _release_start_lock(self) -> None:
         if self._lock_fd is not None:
@@ -119,7 +119,7 @@ class Supervisor:
                 wake.recv(4096)
             if self._told_to_end and not self._private:
                 self._seen = self._usage()
-                self._close()  # with a stamp if nobody is there; if not, _end is next
+                self._close()  # with a stamp, if there are no clients; otherwise _end is next
             if self._starter.fileno() in ready or self._told_to_end or self._unreachable():
                 return
             self._revive()
@@ -127,7 +127,7 @@ class Supervisor:
                 return
 
     def _unreachable(self) -> bool:
-        """Someone removed the folder, or a socket in it: newcomers will start anew, so this must end."""
+        """Whether the folder or a socket in it was removed. New clients start other servers, so this one must end."""
         return self._folder_gone() or not all(node.on.exists() for node in self._nodes)
 
     def _folder_gone(self) -> bool:
@@ -160,10 +160,10 @@ class Supervisor:
     # -- ending
 
     def _close(self) -> bool:
-        """End the servers with everything saved, if nobody is there; else all is as before."""
+        """Save and stop the servers if they have no clients. Otherwise change nothing and return False."""
         fd = open_lock(self._layout.lock)
         try:
-            # A taken lock is somebody who is just making sure that the servers are up.
+            # If the lock is taken, a process is just making sure that the servers are up.
             if not try_flock(fd):
                 return False
             self._shut()
@@ -179,7 +179,7 @@ class Supervisor:
             os.close(fd)
 
     def _nobody_there(self) -> bool:
-        """Nobody new since the last tick, and nobody at all. Why twice: see the top."""
+        """Whether there are no clients now, and none came since the last tick. The module's docstring says why twice."""
         return all(usage == self._seen and _all_quiet(usage) for usage in (self._usage(), self._usage()))
 
     def _shut_down(self) -> bool:
@@ -189,9 +189,9 @@ class Supervisor:
         return not any(statuses)
 
     def _end(self) -> None:
-        """Whatever happened before, no server of ours is left and no socket leads nowhere."""
+        """Kill all servers and remove all sockets, whatever happened before."""
         if self._told_to_end and not self._private:
-            self._shut_down()  # clients are about, so no stamp; but leases and counters are kept
+            self._shut_down()  # there are clients, so no stamp; but the servers save leases and counters
         for node in self._nodes:
             node.kill()
         if self._private:
@@ -204,7 +204,7 @@ class Supervisor:
         self._release_start_lock()
 
     def _catch_signals(self) -> socket.socket:
-        """A socket that becomes readable with every signal: a child that ended wakes us at once."""
+        """Return a socket that becomes readable with every signal, so that the end of a child wakes the supervisor."""
 
         def end(*_: object) -> None:
             self._told_to_end = True
@@ -226,9 +226,9 @@ def _all_quiet(usage: list[Usage | None]) -> bool:
 
 
 def main() -> None:
-    """`supervisor FOLDER NODES IDLE BINARY STARTER_FD LOCK_FD`, the last -1 for a private folder."""
+    """Usage: `supervisor FOLDER NODES IDLE BINARY STARTER_FD LOCK_FD`. LOCK_FD is -1 for a private folder."""
     folder, nodes, idle, binary, starter_fd, lock_fd = sys.argv[1:]
-    # The starter waits for this parent; the child belongs to init, so no zombie stays with the starter.
+    # The starter waits for this parent. init adopts the child, so the starter gets no zombie.
     if os.fork():
         os._exit(0)
     os.umask(0o077)

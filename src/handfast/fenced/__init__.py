@@ -1,8 +1,8 @@
-"""The checks that make fencing tokens useful: a resource refuses a token that is smaller than one it has seen.
+"""Checks of fencing tokens: a resource refuses a token that is smaller than one that it has seen.
 
-`SqlFence` checks inside your own transaction, `RedisFence` in the same step as the write, `FencingMiddleware` at the door
-of an ASGI application. A stale write raises StaleToken and changes nothing. Nothing here imports a database driver,
-SQLAlchemy or redis-py: whoever passes a connection has done so.
+`SqlFence` checks inside the caller's transaction, `RedisFence` in one step with the write, and `FencingMiddleware` before
+a request reaches an ASGI application. A stale write raises StaleToken and changes nothing. Nothing here imports a
+database driver, SQLAlchemy or redis-py: a caller that passes a connection has imported its library already.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A fence at the door of an ASGI application: a request with a stale token is answered 412 and does not come in.
+"""A fence in front of an ASGI application: a request with a stale token gets 412 and does not reach the application.
 
-What it promises: a request that comes in after a larger token came in for the same resource is refused. What it
-cannot: the handler runs after the check, and may be overtaken before it writes. So the token goes on to the handler, as
-scope["handfast.token"], and the resource that is written to has the last word; its StaleToken becomes a 412 here too.
+It promises this: after a request with a larger token for a resource, requests with smaller tokens are refused. It cannot
+prevent that a newer request overtakes the handler between the check and the write. So the handler gets the token as
+scope["handfast.token"], and the resource should check it again. A StaleToken of the handler becomes a 412 as well.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Check: TypeAlias = Callable[[str, int], Awaitable[None]]
 
 
 class Store(Protocol):
-    """What keeps the newest tokens: a RedisFence with an asyncio client, a MemoryFence, or your own."""
+    """Keeps the largest tokens: a RedisFence with an asyncio client, a MemoryFence, or a class of the user's."""
 
     def check(self, key: str, lease: int, /) -> Awaitable[None]:
-        """Raise StaleToken if a larger token was seen for this resource, else note this one."""
+        """Raise StaleToken if a larger token was seen for this resource; otherwise record this one."""
         ...
 
 
 class MemoryFence:
-    """The newest tokens in this process' memory: for a server of one process, and until it restarts."""
+    """Keeps the largest tokens in memory, until a restart. It suits a server of one process."""
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
@@ -51,10 +51,10 @@ def path_of(scope: Scope) -> str:
 
 
 class FencingMiddleware:
-    """Refuses a stale token with 412, one that is no token with 400, and, if `required`, a missing one with 428.
+    """Refuses a stale token with 412, an invalid token with 400, and, if `required`, a missing token with 428.
 
-    `store` is an object with `check`, or an async function of (resource, token) that raises StaleToken. `resource` names
-    what a request is about, by default its path; None lets the request pass unchecked.
+    `store` is an object with `check`, or an async function of (resource, token) that raises StaleToken. `resource`
+    returns the name of the resource of a request, by default its path; None lets the request pass unchecked.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ _TITLES = {400: "Bad Request", 412: "Precondition Failed", 428: "Precondition Re
 
 
 async def _refuse(send: Send, status: int, detail: str, **members: str | int) -> None:
-    """An answer as RFC 9457 has it."""
+    """Send a refusal in the format of RFC 9457."""
     body = json.dumps({"title": _TITLES[status], "status": status, "detail": detail, **members}).encode()
     headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -1,4 +1,4 @@
-"""What a fence is told: a token, and the names that it is for."""
+"""Reads the arguments of a check: a token, and the names that it is for."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from handfast.options import names_of
 __all__ = ["MAX_TOKEN", "Tokened", "claims_of", "is_token", "token_of"]
 
 MAX_TOKEN: Final = 2**53 - 1
-"""Lua and JSON count no further without loss."""
+"""Lua and JSON represent larger numbers inexactly."""
 
 
 class Tokened(Protocol):
-    """A lease, of either client; valid or not, because the resource decides."""
+    """A lease of either facade. It need not be valid: the resource decides."""
 
     @property
     def name(self) -> str: ...
@@ -28,7 +28,7 @@ def is_token(value: object) -> TypeGuard[int]:
 
 
 def token_of(lease: Tokened | int) -> int:
-    """The token of a lease, or a token given as it is."""
+    """The token of a lease; a token is returned unchanged."""
     token = lease if isinstance(lease, int) else _attribute(lease)
     if not is_token(token):
         raise ConfigError(f"a token is a whole number from 1 to 2**53 - 1, not {token!r}")
@@ -36,7 +36,7 @@ def token_of(lease: Tokened | int) -> int:
 
 
 def claims_of(lease: Tokened | str, token: int | None) -> tuple[tuple[str, ...], int]:
-    """The names to check, in one order for everybody, and the token."""
+    """The names to check and the token. All callers check names in one order, so that they cannot deadlock."""
     if isinstance(lease, str):
         if token is None:
             raise ConfigError(f"{lease}: a name is checked together with a token: check(conn, name, token)")
@@ -46,7 +46,7 @@ def claims_of(lease: Tokened | str, token: int | None) -> tuple[tuple[str, ...],
     if isinstance(lease, int):
         raise ConfigError(f"check takes a lease, or a name and a token; not the token {lease!r} alone")
     found = token_of(lease)
-    # A lease of several names has one token, larger than all before it of each name: each of them is checked.
+    # A lease of several names has one token, larger than every earlier token of each name. Every name is checked.
     return lease._hold.names if isinstance(lease, BaseLease) else names_of(lease.name), found
 
 

@@ -1,7 +1,8 @@
-"""How statements are run on the connections that users have: one way for each library, blocking and awaited.
+"""Runs statements on the connections of the supported libraries, blocking or awaited.
 
-What is to be done is a generator that yields statements and is sent their answers: the first value of the first row,
-or the number of rows where none are returned; None where there are none. It does not know who runs it.
+The work is a generator that yields statements and receives their answers. An answer is the first value of the first row,
+or the number of rows if the statement returns none; None if there are no rows. The generator does not depend on the
+library.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Steps: TypeAlias = Generator[tuple[str, Parameters], Answer, None]
 
 
 class Dialect(NamedTuple):
-    """The statements of a fence; parameters are written :name. Only `create` has none, and it answers nothing."""
+    """The statements of a fence. Parameters are written :name. `create` has no parameters and no answer."""
 
     create: str
     record: str
@@ -53,23 +54,23 @@ class Dialect(NamedTuple):
 
 
 class Link(NamedTuple):
-    """What the steps may know of the connection."""
+    """The connection, as the generator sees it."""
 
     dialect: Dialect
     driver: Any
-    """The connection of the database driver itself, whatever is around it."""
+    """The connection of the database driver, without SQLAlchemy's wrapping."""
 
     def commits_by_itself(self) -> bool:
-        """Whether a statement that is run now is a transaction of its own."""
+        """Whether the next statement would be a transaction of its own."""
         driver = self.driver
         if _is(driver, "psycopg", "Connection", "AsyncConnection"):
             from psycopg.pq import TransactionStatus
 
-            # In a pipeline it is not known whether a BEGIN is on its way.
+            # In a pipeline a BEGIN may have been sent without a reply yet.
             unsure = (TransactionStatus.IDLE, TransactionStatus.ACTIVE)
             return bool(driver.autocommit) and driver.info.transaction_status in unsure
         if hasattr(driver, "in_transaction"):  # sqlite3, also inside aiosqlite
-            mode = getattr(driver, "autocommit", -1)  # Python 3.12 has three; -1 is the one there always was
+            mode = getattr(driver, "autocommit", -1)  # before Python 3.12 there was only one mode, now -1
             return not driver.in_transaction and (mode == 1 or (mode == -1 and driver.isolation_level is None))
         return bool(getattr(driver, "autocommit", False))
 
@@ -78,9 +79,9 @@ Work: TypeAlias = Callable[[Link], Steps]
 
 
 def perform(conn: Any, dialects: Mapping[str, Dialect], work: Work) -> Coroutine[Any, Any, None] | None:
-    """Do the work on this connection, now; or return the coroutine that does it."""
+    """Do the work on a blocking connection, or return a coroutine that does it on an asyncio connection."""
     if _is(conn, "sqlite3", "Cursor") or _is(conn, "psycopg", "Cursor", "AsyncCursor"):
-        conn = conn.connection  # what the caller's own cursor has found stays to be fetched
+        conn = conn.connection  # a new cursor: results of the caller's own cursor must stay
     if _is(conn, "psycopg", "AsyncConnection"):
         return _on_async_psycopg(conn, work(Link(dialects["postgresql"], conn)))
     if _is(conn, "sqlalchemy.ext.asyncio", "AsyncConnection"):
@@ -102,7 +103,7 @@ def perform(conn: Any, dialects: Mapping[str, Dialect], work: Work) -> Coroutine
 
 
 def _is(thing: object, module: str, *names: str) -> bool:
-    """isinstance, without importing: who has such a thing has imported its module."""
+    """isinstance without importing a library: if `thing` is such an object, its module is imported already."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(thing, tuple(getattr(loaded, name) for name in names))
 
@@ -172,7 +173,7 @@ def _on_sqlalchemy(conn: sqlalchemy.Connection, dialects: Mapping[str, Dialect],
     if dialect is None:
         raise ConfigError(f"SqlFence knows SQLite and PostgreSQL, not {conn.dialect.name}")
     if not conn.in_transaction():
-        conn.begin()  # as the first statement would; the driver shows only then whether a transaction is open
+        conn.begin()  # the first statement would do so; the driver's state shows it only afterwards
 
     def execute(statement: str, parameters: Parameters) -> Answer:
         result = conn.execute(text(statement), parameters)
@@ -183,7 +184,7 @@ def _on_sqlalchemy(conn: sqlalchemy.Connection, dialects: Mapping[str, Dialect],
 
 
 def _driver(conn: sqlalchemy.Connection) -> Any:
-    """The driver's connection; of drivers unknown to us what SQLAlchemy puts around it, which tells of autocommit."""
+    """The driver's connection. For unknown drivers, SQLAlchemy's wrapper of it, which has the autocommit state."""
     driver = conn.connection.driver_connection
     known = _is(driver, "psycopg", "Connection", "AsyncConnection") or hasattr(driver, "in_transaction")
     return driver if known else conn.connection.dbapi_connection

@@ -1,9 +1,9 @@
--- fence: refuse a token that is smaller than one seen for any of the keys; else note it and run a body on the keys.
--- KEYS   1..n the keys of the resource; n+1..2n where their newest tokens are kept
+-- fence: refuse a token that is smaller than one seen for any of the keys; otherwise record it and run the body.
+-- KEYS   1..n the keys of the resource; n+1..2n the keys of their largest tokens
 -- ARGV   1 token; then the arguments of the body
--- reply  {0, i, newest} refused for the i-th key and nothing changed; {1, reply of the body}; or the body's own error
--- The body stands where BODY does, with KEYS and ARGV of its own. Tokens are noted before it: an error in its midst does
--- not undo what it has written by then.
+-- reply  {0, i, largest} refused for the i-th key and nothing changed; {1, reply of the body}; or the body's own error
+-- The body replaces BODY, and has KEYS and ARGV of its own. Tokens are recorded first: an error in the middle of the
+-- body does not undo its earlier writes.
 local n, token, seen = #KEYS / 2, tonumber(ARGV[1]), {}
 for i = 1, n do
   seen[i] = tonumber(redis.call('GET', KEYS[n + i]) or '0')

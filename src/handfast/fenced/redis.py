@@ -1,7 +1,7 @@
-"""A fence around Redis keys: beside each key another one keeps the newest token that was seen.
+"""A fence for Redis keys: beside each key, another one keeps the largest token that was seen.
 
-Check and write are one script (fence.lua), so nothing passes between them. The token's key is in the slot of the key
-that it guards, stays when that is deleted, and is as durable as the server is.
+Check and write are one script (fence.lua), so no other write can come in between. The token's key is in the slot of the
+key that it protects. It stays when that key is deleted, and is as durable as the server.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from handfast.fenced.claims import Tokened, token_of
 __all__ = ["PREFIX", "RedisFence", "fence_key"]
 
 PREFIX: Final = "handfast-fence"
-"""Not "handfast:", under which the locks have their keys."""
+"""The default prefix. It is not "handfast:", which is the prefix of the locks' keys."""
 
 _CHECK: Final = "return nil"
 _SET: Final = "redis.call('SET', KEYS[1], ARGV[1])"
@@ -26,7 +26,7 @@ _INCRBY: Final = "return redis.call('INCRBY', KEYS[1], ARGV[1])"
 Key: TypeAlias = str | bytes
 Value: TypeAlias = str | bytes | int | float
 
-# What the methods return: with a blocking client the thing itself, with an asyncio one a coroutine.
+# The return types of the methods: a result with a blocking client, a coroutine with an asyncio client.
 Nothing = TypeVar("Nothing")
 Number = TypeVar("Number")
 Reply = TypeVar("Reply")
@@ -39,15 +39,15 @@ class Client(Protocol):
 
 
 class AsyncClient(Client, Protocol):
-    """Their asyncio siblings."""
+    """The asyncio clients of these libraries."""
 
     async def aclose(self) -> None: ...
 
 
 class RedisFence(Generic[Nothing, Number, Reply]):
-    """Writes to Redis keys with a token, in one step with its check. With an asyncio client every method is awaited.
+    """Checks a token and writes to Redis keys, in one step. With an asyncio client, every method returns a coroutine.
 
-    `lease` is a lease or a token; a stale one raises StaleToken, and nothing is changed.
+    `lease` is a lease or a token. A stale one raises StaleToken, and nothing is changed.
     """
 
     @overload
@@ -69,29 +69,29 @@ class RedisFence(Generic[Nothing, Number, Reply]):
         self._scripts: dict[str, Callable[..., Any]] = {}
 
     def set(self, key: Key, value: Value, lease: Tokened | int) -> Nothing:
-        """SET."""
+        """Set the key (SET)."""
         answer: Nothing = self._do(_SET, [key], [value], lease)
         return answer
 
     def delete(self, key: Key, lease: Tokened | int) -> Number:
-        """DEL: 1 if the key was there, else 0. Its newest token is kept."""
+        """Delete the key (DEL): 1 if it existed, else 0. Its largest token is kept."""
         answer: Number = self._do(_DELETE, [key], [], lease)
         return answer
 
     def incrby(self, key: Key, amount: int, lease: Tokened | int) -> Number:
-        """INCRBY: the new value."""
+        """Add to the key (INCRBY), and return the new value."""
         answer: Number = self._do(_INCRBY, [key], [amount], lease)
         return answer
 
     def check(self, key: Key, lease: Tokened | int) -> Nothing:
-        """Only note the token, or refuse it: for what is written elsewhere. Nothing holds the key until that is done."""
+        """Only record the token, or refuse it, for a write elsewhere. A larger token may come before that write."""
         answer: Nothing = self._do(_CHECK, [key], [], lease)
         return answer
 
     def run(self, script: str, keys: Sequence[Key], args: Sequence[Value], lease: Tokened | int) -> Reply:
-        """Run your Lua behind the check of all its keys, in the same step: the script's reply.
+        """Check the token for all keys, run a Lua script in the same step, and return its reply.
 
-        The script has KEYS and ARGV as always. In a cluster its keys share a slot, as always.
+        The script has KEYS and ARGV as usual. In a cluster its keys must be in one slot, as usual.
         """
         if not keys or isinstance(keys, (str, bytes)):
             raise ConfigError(f"keys must be a list of at least one key, not {keys!r}")
@@ -117,10 +117,10 @@ class RedisFence(Generic[Nothing, Number, Reply]):
 
 
 def fence_key(prefix: bytes, key: bytes) -> bytes:
-    """Where the newest token of a key is kept: another place for every key, and in the key's slot.
+    """The key of the largest token of a key. It is unique, and in the slot of that key.
 
-    A key with a hash tag keeps it; any other becomes one. (One with a stray brace in it cannot: in a cluster that is
-    an error, CROSSSLOT.)
+    A key with a hash tag keeps its tag. Any other key becomes a tag as a whole. (A key with a stray brace cannot: in a
+    cluster this is an error, CROSSSLOT.)
     """
     tag = key.partition(b"{")[2]
     tagged = b"}" in tag and not tag.startswith(b"}")

@@ -1,8 +1,8 @@
-"""A fence in a SQL database: one row per name keeps the newest token that was seen.
+"""A fence in a SQL database: one row per name keeps the largest token that was seen.
 
-The check is a single INSERT … ON CONFLICT … DO UPDATE … WHERE. It locks the row, also where it changes nothing, until the
-transaction ends; so no other token can pass between the check and the commit of what was written behind it. (SQLite
-locks the whole database to the same effect.) What the check has noted is undone with the transaction.
+The check is a single INSERT … ON CONFLICT … DO UPDATE … WHERE. It locks the row until the transaction ends, even if it
+changes nothing. So no other token can pass between the check and the commit. (SQLite locks the whole database, to the
+same effect.) A rollback undoes the record of the token as well.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["SqlFence"]
 
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
-"""Within 63 bytes, where PostgreSQL cuts names off."""
+"""A name of at most 63 bytes: PostgreSQL cuts off longer ones."""
 
 _CREATE: Final = "CREATE TABLE IF NOT EXISTS {table} (name TEXT NOT NULL PRIMARY KEY, token BIGINT NOT NULL)"
-# In PostgreSQL IF NOT EXISTS does not keep two that create the table at once from colliding; a lock does. And it asks
-# for the right to create even where the table is there.
+# In PostgreSQL, IF NOT EXISTS does not prevent a collision of two processes that create the table at once, but a lock
+# does. It also needs the right to create tables, even if the table exists.
 _CREATE_ALONE: Final = """DO $fence$ BEGIN
 PERFORM pg_advisory_xact_lock({number});
 IF to_regclass('{table}') IS NULL THEN {create}; END IF;
@@ -39,11 +39,11 @@ _NEWEST: Final = "SELECT token FROM {table} WHERE name = :name"
 
 
 class SqlFence:
-    """Checks tokens in the transaction that writes, on the connection that you pass.
+    """Checks tokens in the caller's transaction, on the caller's connection.
 
-    That is a connection or cursor of sqlite3 or psycopg 3, or a Connection or Session of SQLAlchemy 2 on SQLite or
-    PostgreSQL. Given an asyncio connection (psycopg's, SQLAlchemy's) the same methods return a coroutine to await: one
-    class, because a fence has no connection of its own, only a table; and type checkers report a forgotten await.
+    This is a connection or cursor of sqlite3 or psycopg 3, or a Connection or Session of SQLAlchemy 2 on SQLite or
+    PostgreSQL. With an asyncio connection of psycopg or SQLAlchemy, the methods return a coroutine. One class is enough
+    for both, because a fence has only a table and no connection. Type checkers report a missing await.
     """
 
     def __init__(self, table: str = "handfast_fence") -> None:
@@ -54,7 +54,7 @@ class SqlFence:
         quoted = ".".join(f'"{part}"' for part in parts)
         create, record, newest = (text.format(table=quoted) for text in (_CREATE, _RECORD, _NEWEST))
         alone = _CREATE_ALONE.format(table=quoted, create=create, number=zlib.crc32(table.encode()))
-        # SQLite has RETURNING only since 3.35, and counts the rows; psycopg's pipelines do not count, but return.
+        # SQLite counts rows, and has RETURNING only since 3.35. psycopg's pipelines do not count, but have RETURNING.
         self._dialects = {
             "sqlite": Dialect(create, record, newest),
             "postgresql": Dialect(alone, f"{record} RETURNING token", newest),
@@ -65,7 +65,7 @@ class SqlFence:
     @overload
     def create(self, conn: Awaited) -> Coroutine[Any, Any, None]: ...
     def create(self, conn: Blocking | Awaited) -> Coroutine[Any, Any, None] | None:
-        """Make the table if it is not there; commit afterwards. Any number of processes may do it at once."""
+        """Create the table if it does not exist; the caller commits. Any number of processes may do this at once."""
 
         def steps(link: Link) -> Steps:
             yield link.dialect.create, None
@@ -83,10 +83,10 @@ class SqlFence:
     def check(
         self, conn: Blocking | Awaited, lease: Tokened | str, token: int | None = None
     ) -> Coroutine[Any, Any, None] | None:
-        """Raise StaleToken if a larger token was seen for this name, else note this one, until the transaction ends.
+        """Raise StaleToken if a larger token was seen for this name; otherwise record this one in the transaction.
 
-        Give a lease, or a name and a token. An equal token is the same holder's. Errors of the database (a
-        serialization failure, a deadlock, a locked file) come as the driver raises them.
+        Pass a lease, or a name and a token. An equal token passes: it belongs to the same holder. Errors of the database
+        (a serialization failure, a deadlock, a locked file) are raised unchanged.
         """
         names, number = claims_of(lease, token)
 
@@ -96,7 +96,7 @@ class SqlFence:
             for name in names:
                 if (yield link.dialect.record, {"name": name, "token": number}) is None:
                     newest = yield link.dialect.newest, {"name": name}
-                    assert newest is not None  # the row is locked, by us
+                    assert newest is not None  # this transaction has locked the row
                     raise StaleToken(name, token=number, seen=newest)
 
         return perform(conn, self._dialects, steps)

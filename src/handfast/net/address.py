@@ -1,4 +1,4 @@
-"""Where a server is, and how to get a socket to it."""
+"""The address of a server, and how to connect a socket to it."""
 
 from __future__ import annotations
 
@@ -15,55 +15,55 @@ if TYPE_CHECKING:
 
 __all__ = ["TLS_SILENT", "Address", "HostPort", "Resolver", "dial"]
 
-# `encodings.idna` is imported above because `getaddrinfo` and `ssl` import it at the first host name. A fork during that
-# import leaves its lock to a thread that does not exist in the child: every connection that the child makes would hang.
+# `getaddrinfo` and `ssl` import `encodings.idna` at the first host name. If the process forks during that import, the
+# child inherits an import lock that no thread of its own holds, and its first connection hangs. So import it here.
 
 HostPort = tuple[str, int]
 """Host and port."""
 TLS_SILENT: Final = Fault(
     "closed", "did not answer the TLS handshake in time; if its port has no TLS, use redis:// and not rediss://"
 )
-"""A server without TLS takes the start of a TLS handshake for half a command, and waits for the rest."""
+"""The fault of a silent TLS handshake. A server without TLS takes its start for half a command and waits for the rest."""
 
 
 class Resolver(Protocol):
-    """Knows where a server is that may move from one machine to another: a master under Sentinel, a cluster's shard."""
+    """Finds a server that may move to another machine: a master under Sentinel, or a shard of a cluster."""
 
     def find(self) -> HostPort:
-        """Where it is now. Asks whom it must, so it may take time."""
+        """The server's present address. This may ask other servers, so it may block."""
         ...
 
     def opened(self, connection: Any, host_port: HostPort, hang_up: Callable[[Any], None]) -> None:
-        """There is a connection to it now, to be hung up when it is known to be somewhere else; from any thread."""
+        """Register a connection. When the server moves, `hang_up(connection)` is called, from any thread."""
 
     def on_redirect(self, host_port: HostPort, fault: Fault) -> tuple[int, HostPort, bool] | None:
-        """A server has refused a request. If it says where that belongs: the slot, its place, and whether only for this
-        once, because the slot is just being moved there."""
+        """Read a refusal. If it is a redirect, return the slot, the node's address, and whether it is good for one
+        request only, because the slot is being moved (ASK)."""
         ...
 
 
 class Address(NamedTuple):
-    """A server's address and the way in. `label` is what people see: never a password."""
+    """A server's address and how to log in. Messages show `label`, which never contains a password."""
 
     label: str
     host: str = ""
     port: int = 6379
     path: str = ""
-    """A unix socket, instead of host and port."""
+    """The path of a unix socket, instead of host and port."""
     username: str = ""
     password: str = ""
     db: int = 0
     client_name: str = "handfast"
     tls: Callable[[], ssl.SSLContext] | None = None
-    """Makes the TLS context when first needed: reading certificates takes milliseconds."""
+    """Returns the TLS context. It is made when first needed: reading certificates takes milliseconds."""
     credentials: Callable[[], tuple[str, str]] | None = None
-    """Asked with each connection, where passwords change."""
+    """Returns user name and password for each new connection, for passwords that change."""
     prepare: Callable[[], None] | None = None
-    """Run before each connection is made; it may take time, so never on an event loop's thread."""
+    """Called before each new connection. It may block, so never on an event loop's thread."""
     resolver: Resolver | None = None
-    """Where to look for it before each connection, instead of host and port; takes time as well."""
+    """Finds host and port before each new connection. It may block as well."""
     cluster: Any = None
-    """The discovery.cluster.Cluster that it is, of which each name has its own node."""
+    """The `discovery.cluster.Cluster`, if this is the address of a cluster."""
 
     def __repr__(self) -> str:
         return f"<Address {self.label}>"
@@ -77,7 +77,7 @@ class Address(NamedTuple):
         return self.host, self.port
 
     def located(self) -> Address:
-        """With host and port of where it is at present."""
+        """Prepare the server and return its address with the present host and port. May block."""
         if self.prepare is not None:
             self.prepare()
         if self.resolver is None:
@@ -86,7 +86,7 @@ class Address(NamedTuple):
         return self._replace(host=host, port=port)
 
     def says(self, fault: Fault) -> Fault:
-        """A fault of what its label names; where that may be one of several machines, with the one it is of."""
+        """The fault as messages show it: with host and port, if the label alone does not name the machine."""
         if self.tls is not None and fault.kind == "timeout":
             fault = Fault(fault.kind, TLS_SILENT.text)
         if self.resolver is None or not self.host:
@@ -96,7 +96,7 @@ class Address(NamedTuple):
 
 
 def dial(address: Address, timeout: float) -> socket.socket:
-    """A connected socket, TLS done, with `timeout` as its timeout."""
+    """Return a connected socket after the TLS handshake, with `timeout` as its timeout."""
     if address.path:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

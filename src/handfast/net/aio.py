@@ -1,4 +1,4 @@
-"""The core's interface on an asyncio loop."""
+"""`core.io.IO` on an asyncio event loop. All tasks of the loop share one `AsyncIO`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["AsyncIO"]
 
 
 class AsyncIO(AioConnections, clock.MachineClock):
-    """Connections that perform operations of the core, any number at once. Tasks reach the nodes through it (Access)."""
+    """Runs operations of the core, any number at a time. It is the tasks' `core.io.Access` as well."""
 
     caller = staticmethod(asyncio.current_task)
 

@@ -1,8 +1,8 @@
 """Asyncio connections: one to each node, shared by all tasks of a loop.
 
-All that tasks send in one turn of the loop leaves in one write per node; replies come back in order. A task waits on one
-future per exchange, whatever the number of nodes, completed by the reply that decides. Timeouts are kept by one sweep
-over all waiting exchanges, not by a timer for each.
+All requests of one turn of the loop leave in one write per node, and replies come back in order. A task awaits one future
+per broadcast, whatever the number of nodes. The reply that decides completes it. One sweep checks the timeouts of all
+waiting tasks (timeouts.py).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["AioConnections"]
 
 PING: Final = encode(b"PING")
 CROWD: Final = 200
-"""When so many have been resumed, what they sent leaves before the others come: the servers work meanwhile."""
+"""After so many resumed tasks their requests are written, so that the servers work while the other tasks run."""
 LAST_ROUNDS: Final = 6
-"""How often closing connections wait for those who are not through yet."""
+"""How often `close` waits for tasks that are not done yet."""
 IN_A_ROW: Final = 32
-"""How often those are resumed whom the last ones have woken, before the loop is let go on."""
+"""So many rounds of tasks that wake each other are resumed before the loop goes on."""
 
 
 class AioConnections(PushRouter, RequestTimeouts):
@@ -68,30 +68,30 @@ class AioConnections(PushRouter, RequestTimeouts):
         self._n = len(self.links)
         self._future = reply_futures_of(self)
         self.woken: list[ReplyFuture] = []
-        """Who has been answered and not resumed yet."""
+        """Futures that have a reply and whose tasks are not resumed yet."""
         self.waking = False
-        """Whoever is answered now is resumed right afterwards."""
+        """`wake` is running or about to: it will resume every task that gets a reply now."""
         self._call_soon = loop.call_soon
         self.turning = False
-        """Only set while the loop runs: the flush of this turn is ordered."""
+        """The flush at the end of this turn is ordered. Only set while the loop runs."""
         self._subscribing: asyncio.Future[None] | None = None
-        """Done when the subscriptions under way have been answered."""
+        """Done when the nodes have answered the subscriptions under way."""
         self._shared: list[bytes] = []
         self._collectors: list[Any] = []
-        """This turn's payloads that go to all nodes alike, and their collectors."""
+        """The payloads of this turn that go to all nodes, and their collectors."""
 
     # -- connecting ------------------------------------------------------------------------------------------------
 
     async def connect(self, need: int, within: float) -> None:
         """See IO.connect."""
         end = self.loop.time() + within
-        # Who could not be connected a moment ago is not tried again at once, however many ask for it.
+        # After a failed try the next one waits, however many callers ask for it.
         rest = min(within, max(link.rests(self.loop.time()) for link in self.links))
         if rest > 0:
             await asyncio.sleep(rest)
         self._start(force=True)
         while tasks := [link.connecting for link in self.links if link.connecting is not None]:
-            # Asked anew each time, also the first: other callers may have connected enough of them.
+            # Compute this in each round, also in the first: other callers may have connected enough nodes.
             left = min(end - self.loop.time(), GRACE if self.up >= need else within)
             done, _ = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not done:
@@ -113,7 +113,7 @@ class AioConnections(PushRouter, RequestTimeouts):
             async with asyncio.timeout(link.connect_timeout):
                 protocol = await self._dial(link)
             fault = protocol.connection.fault
-        except Exception as error:  # whatever went wrong is this node's answer
+        except Exception as error:  # any error is this node's reply
             fault = from_socket(error)
         finally:
             link.connecting = None
@@ -132,8 +132,8 @@ class AioConnections(PushRouter, RequestTimeouts):
         link.connected(protocol.connection)
         self.up += 1
         for payload, collector in backlog:
-            # A caller that gave up has undone its attempt elsewhere; sending it now would leave a lock behind. What is
-            # not sent is answered: the watchdog must repeat a release that this node did not get.
+            # A caller that gave up has undone its attempt on the other nodes: sending it now would leave a lock behind. A
+            # request that is not sent gets a fault as its reply: the watchdog must repeat a release that failed here.
             if self.now() >= collector.until or collector.waiter is None or collector.waiter.over:
                 self._answer(collector, link)
             else:
@@ -141,11 +141,11 @@ class AioConnections(PushRouter, RequestTimeouts):
                 self.turn()
 
     async def _dial(self, link: AioLink) -> NodeProtocol:
-        """A connection whose handshake has ended."""
+        """Return a connection whose handshake has ended."""
         address = link.address
         if address.prepare is not None or address.resolver is not None:
             address = link.address_now = await self.loop.run_in_executor(None, address.located)
-        # Credentials may come from somewhere slow.
+        # `credentials` may block.
         steps = await self.loop.run_in_executor(None, self.shake, link.index) if address.credentials else None
         protocol = NodeProtocol(link, Connection(link.index, steps or self.shake(link.index), self.now))
         if address.resolver is not None:
@@ -167,7 +167,7 @@ class AioConnections(PushRouter, RequestTimeouts):
         return protocol
 
     def down(self, link: AioLink, fault: Fault) -> None:
-        """A link that was up has lost its connection, or gives it up."""
+        """End the connection of a link that was up."""
         protocol, link.protocol = link.protocol, None
         link.failed(fault, self.loop.time())
         self.up -= 1
@@ -180,12 +180,12 @@ class AioConnections(PushRouter, RequestTimeouts):
 
     # -- talking ---------------------------------------------------------------------------------------------------
 
-    # Generators, each of which is the operation and what it awaits at once: a coroutine around a future would cost as
-    # much again as all the rest.
+    # These operations are generators that yield the future themselves. A coroutine around a future would double the cost
+    # of a broadcast.
 
     @types.coroutine
     def broadcast(self, payloads: Payloads, collector: Collector, timeout: float) -> Generator[ReplyFuture, None, None]:
-        """See IO.broadcast. What goes to all nodes alike is only noted here, and joined once at the turn's end."""
+        """See IO.broadcast. A payload for all nodes is only noted here. The flush at the turn's end joins them once."""
         future = self._future()
         collector.waiter = future
         if type(payloads) is bytes and self.up == self._n:
@@ -273,7 +273,7 @@ class AioConnections(PushRouter, RequestTimeouts):
                 self._answer(collector, link)
 
     def _send_each(self, payloads: Payloads, collector: Collector) -> None:
-        """To each node its own, or to those that are connected."""
+        """Send each node its own payload."""
         self._spill()
         if self.up < self._n:
             self._start()
@@ -313,8 +313,11 @@ class AioConnections(PushRouter, RequestTimeouts):
             self._call_soon(self.wake)
 
     def wake(self) -> None:
-        """Resume all who were answered, and for a while those whom they wake in turn, as one who passes a lock on does: a
-        turn of the loop for each would take longer. What they send is new business, and leaves at the end of the turn."""
+        """Resume all tasks that have a reply, and for IN_A_ROW rounds the tasks that these wake.
+
+        A task that hands a lock over wakes another one, and a turn of the loop for each would take longer. The requests
+        of resumed tasks leave at the end of the turn.
+        """
         woken: list[ReplyFuture] = []
         self.waking = True
         try:
@@ -323,7 +326,7 @@ class AioConnections(PushRouter, RequestTimeouts):
                 woken, self.woken = self.woken, woken
                 woken.reverse()
                 while woken:
-                    future = woken.pop()  # kept by nobody once its task goes on: many would call the garbage collector
+                    future = woken.pop()  # drop the reference: many live futures would start the garbage collector
                     if future.callback is not None:
                         future.context.run(future.callback, future)
                     resumed += 1
@@ -333,7 +336,7 @@ class AioConnections(PushRouter, RequestTimeouts):
                             self._flush()
                 if not self.woken:
                     break
-        except BaseException:  # an interrupt or an exit, which a task lets through: the others go on all the same
+        except BaseException:  # an interrupt or an exit passes through a task; the other tasks must go on
             self.woken[:0] = reversed(woken)
             raise
         finally:
@@ -348,7 +351,7 @@ class AioConnections(PushRouter, RequestTimeouts):
             self._call_soon(self._flush)
 
     def _spill(self) -> None:
-        """What was noted for all nodes goes into each one's queue, so that what follows stays behind it."""
+        """Move the payloads for all nodes to each node's queue, so that later payloads follow them."""
         if self._shared:
             for link in self.links:
                 if link.connection is not None:
@@ -385,7 +388,7 @@ class AioConnections(PushRouter, RequestTimeouts):
             self._plan_sweep(now)
 
     def _answer(self, collector: Any, link: AioLink) -> None:
-        """What a node that is not connected says."""
+        """Give the collector a fault as the reply of a node that is not connected."""
         if (
             collector.add(link.index, link.fault or NOT_CONNECTED)
             and collector.waiter is not None
@@ -402,13 +405,13 @@ class AioConnections(PushRouter, RequestTimeouts):
     # -- ending ----------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End the connections, after a moment for what was just posted."""
+        """Close the connections, after a moment for requests that were just sent."""
         self.closed = True
         tasks = [link.connecting for link in self.links if link.connecting is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # Who is answered meanwhile may have something more to ask, and then to undo.
+        # A task that gets a reply meanwhile may send another request, and may have to take that back.
         for _ in range(LAST_ROUNDS):
             if self.up:
                 await self.broadcast(PING, Ballot(len(self.links), len(self.links)), 0.05)

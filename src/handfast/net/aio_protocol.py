@@ -18,17 +18,17 @@ __all__ = ["AioLink", "NodeProtocol"]
 
 
 class NodeProtocol(asyncio.Protocol):
-    """One connection. A link may have had others before it, whose end must not be taken for this one's."""
+    """One connection. Its link may have had others before, and must not mistake the end of an old one for this one's."""
 
     def __init__(self, link: AioLink, connection: Connection) -> None:
         self.link = link
         self.connection = connection
         self.shaken: asyncio.Future[None] = link.connections.loop.create_future()
-        """Done when the handshake has ended, one way or the other."""
+        """Done when the handshake has ended, well or not."""
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # not so by descent: uvloop has its own
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclass of it
         self._write()
 
     def _write(self) -> None:
@@ -46,7 +46,7 @@ class NodeProtocol(asyncio.Protocol):
         connections.waking = True
         try:
             connection.feed(data)
-        finally:  # an interrupt must not leave everybody asleep
+        finally:  # also after an interrupt: otherwise no task would be resumed
             connections.waking = False
         link.answered += before - len(pending)
         link.asked_at = connections.loop.time() if pending else 0.0
@@ -64,7 +64,7 @@ class NodeProtocol(asyncio.Protocol):
             self.shaken.set_result(None)
 
     def hang_up(self) -> None:
-        """From any thread: end it, as if the server had done so."""
+        """End the connection, from any thread, as if the server had closed it."""
         try:
             self.link.connections.loop.call_soon_threadsafe(self._abort)
         except RuntimeError:
@@ -91,14 +91,14 @@ class AioLink(NodeLink):
         self.connections = connections
         self.protocol: NodeProtocol | None = None
         self.address_now = address
-        """Where it was last looked for."""
+        """The address of the latest try."""
         self.connecting: asyncio.Task[None] | None = None
         self.answered = 0
-        """Requests answered so far."""
+        """How many requests the node has answered so far."""
         self.backlog: list[tuple[bytes, Collector]] = []
-        """What to send once connected, for those who then still wait."""
+        """Requests to send once connected, if their callers still wait."""
 
     def tried(self, task: asyncio.Task[None]) -> None:
-        """Its task has ended. Mostly it has said so itself, but not one that was cancelled before its first step."""
+        """Called when the connecting task has ended: a task that was cancelled before its first step clears nothing."""
         if self.connecting is task:
             self.connecting = None

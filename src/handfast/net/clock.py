@@ -12,10 +12,10 @@ __all__ = ["MachineClock", "nonce", "now", "uniform", "wall"]
 
 
 def _clock_that_runs_in_suspend() -> Callable[[], float]:
-    """A lease does not stand still while the machine is suspended, so its clock must not.
+    """Return a clock that goes on while the machine is suspended, because leases go on as well.
 
-    On Linux that is CLOCK_BOOTTIME: CLOCK_MONOTONIC stands still. On macOS it is CLOCK_MONOTONIC: `time.monotonic()`
-    reads another clock there, which stands still. Elsewhere the best that there is.
+    On Linux this is CLOCK_BOOTTIME, because CLOCK_MONOTONIC stops in suspend. On macOS it is CLOCK_MONOTONIC, because
+    `time.monotonic()` reads another clock there, which stops. Other systems get the best clock that they have.
     """
     for name in ("CLOCK_BOOTTIME", "CLOCK_MONOTONIC"):
         if hasattr(time, name):
@@ -24,24 +24,24 @@ def _clock_that_runs_in_suspend() -> Callable[[], float]:
 
 
 now: Callable[[], float] = _clock_that_runs_in_suspend()
-"""Seconds since some fixed point, suspend included where the system can tell."""
+"""Return the seconds since some fixed point. Time in suspend counts, if the system has such a clock."""
 
 _steady = now
 uniform = random.SystemRandom().random
 
 
 def wall() -> int:
-    """Wall clock in µs."""
+    """Return the wall clock in µs."""
     return time.time_ns() // 1000
 
 
 def nonce() -> bytes:
-    """128 random bits."""
+    """Return 128 random bits as text."""
     return os.urandom(16).hex().encode()
 
 
 class MachineClock:
-    """The part of an IO that is the same for all real drivers."""
+    """The clocks and the randomness of `core.io.IO`. All drivers but the simulator's share it."""
 
     now = staticmethod(_steady)
     wall = staticmethod(wall)

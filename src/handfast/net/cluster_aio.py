@@ -1,4 +1,4 @@
-"""The asyncio connections of a client of clusters: one ShardIO for each set of nodes that some name lives on."""
+"""The asyncio connections of a client that uses Redis Cluster: one ShardIO for each route in use."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ __all__ = ["ClusterIO"]
 
 
 class ShardIO(AsyncIO):
-    """The connections to one node of a cluster, or to one of each of several."""
+    """The connections of one route: to one node of each cluster of the client."""
 
     def __init__(self, *args: Any, sibling: Callable[[HostPort, int], ShardIO]) -> None:
         super().__init__(*args)
         self._sibling = sibling
-        """The connections to another node."""
+        """Returns the ShardIO of another node."""
 
     def _redirected(self, link: AioLink, address: Address, collector: Any, payload: bytes, fault: Fault) -> bool:
-        """See Connection.redirected. Other names use these connections, so they stay; others send the request on."""
+        """See Connection.redirected. Other names still use these connections, so another ShardIO sends the request."""
         belongs = address.resolver.on_redirect(address.host_port, fault) if address.resolver is not None else None
         if belongs is None or link.connection is None:
             return False
         slot, host_port, asking = belongs
         if self._n > 1:
-            if not asking:  # one vote less, this time
+            if not asking:  # this node's vote is missing this time
                 shard: Any = address.resolver
                 shard.slot, shard.preferred = slot, host_port
                 if link.protocol is not None:
                     link.protocol.hang_up()
             return False
         if type(collector) is BatchBallot and len(collector.ballots) > 1:
-            return False  # of many names: each is asked for again where it belongs
+            return False  # a batch of several names: the caller sends each one again to its own node
         if asking and collector.width > 1 and type(collector) is not BatchBallot:
-            return False  # each of its commands would have to be asked for: sooner or later the move is over
+            return False  # each of its commands would need an ASKING; the caller retries until the move is over
         self._sibling(host_port, slot).carry(
             ASKING + payload if asking else payload, ForwardedReply(link.connection, collector, asking)
         )
@@ -54,7 +54,7 @@ class ShardIO(AsyncIO):
         suspected(link.address for link in self.links)
 
     def carry(self, payload: bytes, collector: Any) -> None:
-        """Take over a request of another ShardIO."""
+        """Send a request of another ShardIO."""
         link = self.links[0]
         if link.connection is None and link.connecting is None:
             self._start(force=True)
@@ -62,7 +62,7 @@ class ShardIO(AsyncIO):
 
 
 class ClusterIO:
-    """The connections of one event loop, made when first needed. They share the listeners: any node may push to any."""
+    """The ShardIOs of one event loop, made when first needed. They share their listeners: any node may push to any."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ClusterIO:
         self.loop = loop
         self._shards: dict[Route, ShardIO] = {}
         self.known: dict[bytes, ShardIO] = {}
-        """By key, where it was looked for before; emptied when slots move."""
+        """Key to its ShardIO. The dict is cleared when a slot moves."""
         self._routes.forget_when_moved(self.known)
         self._tracked: dict[bytes, list[PushListener]] = {}
         self._mailbox: dict[bytes, PushListener] = {}

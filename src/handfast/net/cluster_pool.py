@@ -1,4 +1,4 @@
-"""The blocking connections of a client of clusters: idle ones, by the set of nodes that they lead to."""
+"""The pool of blocking connections of a client that uses Redis Cluster. Idle connections are kept by route."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from handfast.net.cluster_threads import RedirectingIO
 __all__ = ["RoutedPool"]
 
 SPARE: Final = 16
-"""Idle RedirectingIO objects that are kept of each route."""
+"""Idle RedirectingIO objects that the pool keeps for each route."""
 IN_PASSING: Final = 1.0
-"""Seconds for a question to a node that a slot is just being moved to."""
+"""Seconds for one request (ASK) to the node to which a slot is being moved."""
 
 
 class RoutedPool:
-    """The lists of idle connections change by single steps that are atomic, so threads need no lock."""
+    """Lends a RedirectingIO for a key. The lists of idle ones change by single atomic steps, so threads need no lock."""
 
     def __init__(self, group: NodeGroup, routes: SlotRouter, shake: Callable[[int], Steps]) -> None:
         self._group = group
@@ -29,7 +29,7 @@ class RoutedPool:
         self._shake = shake
         self._idle: dict[Route, list[RedirectingIO]] = {}
         self._known: dict[bytes, list[RedirectingIO]] = {}
-        """By key, those of its route; emptied when slots move."""
+        """Key to the idle RedirectingIOs of its route. The dict is cleared when a slot moves."""
         routes.forget_when_moved(self._known)
         self._closed = False
 
@@ -60,7 +60,7 @@ class RoutedPool:
             return io
 
     def give_back(self, io: RedirectingIO) -> None:
-        """For the next; under the node that it leads to now."""
+        """Keep it for the next caller, under the route that it has now."""
         if io.inconsistent:
             io.abandon()
             return
@@ -86,7 +86,7 @@ class RoutedPool:
                 idle.pop().close()
 
     def forked(self) -> None:
-        """In the child: the connections are the parent's."""
+        """Forget all connections in the child after a fork: they belong to the parent."""
         idle, self._idle = self._idle, {}
         self._known.clear()
         for ios in idle.values():

@@ -1,4 +1,4 @@
-"""Which connections a lock's operations use. Mostly there is one set of them; on a cluster each name has its own node."""
+"""Which nodes an operation talks to, if some of a client's servers are clusters: each name has its own node there."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from handfast.net.address import Address, HostPort
 __all__ = ["MOST_KNOWN", "Route", "SlotRouter", "suspected"]
 
 MOST_KNOWN = 10_000
-"""Keys whose connections are remembered."""
+"""How many keys a client remembers the connections of."""
 
 Route = tuple[HostPort | None, ...]
-"""Of each cluster among a client's servers: the node; None while that is not known."""
+"""The node of each cluster of a client; None while it is not known."""
 
 
 def suspected(addresses: Iterable[Address]) -> None:
-    """A node has been silent: perhaps another serves its slots by now. Its connection is hung up when that is known."""
+    """Read the slot maps again after a node was silent: another node may serve its slots by now. If so, reading the map
+    closes the old connection."""
     for address in addresses:
         if address.cluster is not None:
             address.cluster.refresh_soon()
 
 
 class SlotRouter:
-    """The ways to the servers of a client, at least one of which is a cluster."""
+    """Finds the nodes for a slot. At least one of the client's servers is a cluster."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
         self._addresses = addresses
@@ -36,12 +37,12 @@ class SlotRouter:
         return tuple([cluster.host_ports[slot] for cluster in self._clusters])
 
     def forget_when_moved(self, known: dict[bytes, Any]) -> None:
-        """Have it emptied whenever a slot is known to have moved."""
+        """Clear `known` whenever a slot moves."""
         for cluster in self._clusters:
             cluster.caches.append(known)
 
     def addresses(self, route: Route, slot: int) -> list[Address]:
-        """For connections that take this route, made for this slot first of all."""
+        """The addresses of a route. `slot` finds the node again if the route's own node is gone."""
         preferred = iter(route)
         return [
             each if each.cluster is None else each._replace(resolver=Shard(each.cluster, next(preferred), slot))
@@ -50,12 +51,12 @@ class SlotRouter:
 
     @staticmethod
     def taken(addresses: Sequence[Address]) -> Route:
-        """The route of connections to these, which may have been sent on to other nodes."""
+        """The present route of connections, which redirects may have changed."""
         return tuple([each.resolver.preferred for each in addresses if isinstance(each.resolver, Shard)])
 
     @staticmethod
     def check(names: Sequence[str], keys: Sequence[bytes]) -> None:
-        """Several names of one lock must live on one node."""
+        """Raise ConfigError unless all names of one lock are in one slot."""
         if len({slot_of(key) for key in keys}) > 1:
             shown = " and ".join(repr(f"{{t}}{name}") for name in names[:2])
             raise ConfigError(

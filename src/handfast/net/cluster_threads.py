@@ -1,4 +1,4 @@
-"""Blocking connections for one name of a cluster at a time: they go where that name is."""
+"""Blocking connections that follow the redirects of a cluster. An operation is about one name: they follow that name."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class Redirect(NamedTuple):
 
 
 class RedirectingIO(ThreadIO):
-    """A request that a node refuses because its slot is elsewhere is sent on to there."""
+    """Sends a request that one node redirects to the other node."""
 
     def __init__(self, *args: Any, detour: Callable[[HostPort, int, bytes], Any]) -> None:
         super().__init__(*args)
         self._detour = detour
-        """Asks a node once for a key that is just being moved to it."""
+        """Sends one request to the node to which the key's slot is being moved (ASK)."""
         self._redirects: deque[Redirect] = deque()
         self.siblings: list[RedirectingIO] = []
-        """Where idle connections of its route are kept."""
+        """The pool's list for the idle connections of this route."""
         self.redirected = False
-        """It leads to another node than before."""
+        """A redirect has changed the route of these connections."""
 
     def _wait(self, seconds: float | None, *, spin: bool = False) -> None:
         if self._redirects:
@@ -56,14 +56,14 @@ class RedirectingIO(ThreadIO):
             suspected(link.address for link in self.links)
 
     def _redirected(self, index: int, address: Address, collector: Any, payload: bytes, fault: Fault) -> bool:
-        """See Connection.redirected. An operation is about one name, so the link follows it to where that is now."""
+        """See Connection.redirected. An operation concerns one name, so the link follows it to its present node."""
         resolver = address.resolver
         belongs = resolver.on_redirect(address.host_port, fault) if resolver is not None else None
         if belongs is None or isinstance(collector, Discard):
             return False
         slot, host_port, asking = belongs
         if asking and collector.width > 1:
-            return False  # each of its commands would have to be asked for: sooner or later the move is over
+            return False  # each of its commands would need an ASKING; the caller retries until the move is over
         if self.group.n == 1:
             self._redirects.append(Redirect(collector, payload, slot, host_port, asking, fault))
         elif not asking:
@@ -71,7 +71,7 @@ class RedirectingIO(ThreadIO):
         return self.group.n == 1
 
     def _point(self, link: ThreadLink, slot: int, host_port: HostPort) -> None:
-        """Look for the link's node elsewhere from now on."""
+        """Direct the link to another node from now on."""
         shard: Any = link.address.resolver
         shard.slot, shard.preferred = slot, host_port
         self.redirected = True
@@ -96,7 +96,7 @@ class RedirectingIO(ThreadIO):
         redirect.collector.add(0, reply)
 
     def ask_in_passing(self, payload: bytes, timeout: float) -> Any:
-        """Ask the only node for a key of a slot that is just being moved to it."""
+        """Send one request to the only node of these connections, to which the key's slot is being moved (ASK)."""
         link = self.links[0]
         if link.connection is None:
             self.connect_now(1, timeout)

@@ -1,8 +1,9 @@
 """One connection without I/O: it turns requests into bytes and bytes into replies, for any transport.
 
-Requests are pipelined. Each waits in `pending` for its replies, which come back in order, also long after the caller
-has gone. Nothing is usable before the handshake has ended. A script that the server forgot (NOSCRIPT) is loaded and
-the request sent again, in the order of the replies, so that a release still follows its claim.
+Requests are pipelined. The collector of each request waits in `pending` for the replies, which come back in order, even
+long after the caller has gone. No request is sent before the handshake has ended. If the server has forgotten a script
+(NOSCRIPT), the connection loads it and sends the request again, in the order of the replies, so that a release still
+follows its claim.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from handfast.protocol.scripts import LOAD_REPLIES, load_scripts
 __all__ = ["DISCARD", "Connection", "Discard", "Subscription"]
 
 _NOTHING: Final = object()
-"""What a reader gives that has no whole reply."""
+"""The parser returns this while no reply is complete."""
 _ReplyError: Final = hiredis.ReplyError
 _Push: Final = hiredis.PushNotification
 
 
 class Discard:
-    """A collector for replies that nobody waits for."""
+    """A collector that ignores its replies."""
 
     __slots__ = ("waiter", "width")
 
@@ -70,23 +71,23 @@ class Connection:
     def __init__(self, index: int, steps: Steps, now: Callable[[], float]) -> None:
         self.index = index
         self.now = now
-        """The clock that leases are counted on."""
+        """The clock of the leases."""
         self.reader = hiredis.Reader(notEnoughData=_NOTHING)
         self._partial: list[Any] = []
         self.pending: deque[Any] = deque()
-        """Collectors whose replies have not come."""
+        """Collectors that still lack replies, in the order of their requests."""
         self.sent: deque[bytes] = deque()
-        """In step with `pending`: what was sent for each; empty where it must not be sent again."""
+        """The request of each collector in `pending`; empty if it must not be sent again."""
         self.out: list[bytes] = []
         """Bytes for the transport to send; it takes and clears them."""
         self.ready = False
-        """The handshake is over and requests are welcome."""
+        """The handshake has ended, so requests may be sent."""
         self.fault: Fault | None = None
-        """Why the connection is of no use any more."""
+        """Why the connection is no longer usable."""
         self.on_push: Callable[[int, Any], None] | None = None
-        """Told of what the node pushes."""
+        """Called with each push of the node."""
         self.redirected: Callable[[Any, bytes, Fault], bool] | None = None
-        """Of a server that may have moved: asked about a request's error. True if the reply comes from elsewhere."""
+        """Called with an error reply if the server may have moved. True if another connection brings the reply."""
         self.channel = b""
         """The pub/sub channel on which the node reaches this connection alone; empty without a subscription."""
         self._steps = steps
@@ -98,12 +99,12 @@ class Connection:
         self.out.append(payload)
 
     def _expect(self, collector: Collector) -> None:
-        """Replies to something that is not a request."""
+        """Expect replies to bytes that must not be sent again: the handshake, or SCRIPT LOAD."""
         self.pending.append(collector)
         self.sent.append(b"")
 
     def feed(self, data: bytes) -> None:
-        """Take what arrived. Replies go to their collectors."""
+        """Parse received bytes and give each reply to its collector."""
         self.reader.feed(data)
         gets = self.reader.gets
         try:
@@ -118,11 +119,11 @@ class Connection:
                 else:
                     self._collect(from_reply(str(reply)) if kind is _ReplyError else reply)
         except (hiredis.ProtocolError, TypeError) as error:
-            # A TypeError: a map with a key that cannot be one.
+            # The parser raises TypeError for a map with an unhashable key.
             self.fail(Fault("protocol", f"does not speak Redis' protocol ({error})", lasting=True))
 
     def _collect(self, reply: Any) -> None:
-        """A reply for the first collector in `pending`."""
+        """Give a reply to the first collector in `pending`."""
         collector = self.pending[0]
         if collector.width > 1:
             self._partial.append(reply)
@@ -133,21 +134,21 @@ class Connection:
         payload = self.sent.popleft()
         if (type(reply) is Fault or collector.width > 1) and self._again(collector, payload, reply):
             return
-        # The same as `answer`, without the call: this runs for each reply of each node.
+        # This is `answer`, inlined: it runs for each reply of each node.
         if collector.add(self.index, reply):
             waiter = collector.waiter
             if waiter is not None and not waiter.over:
                 waiter.set_result(None)
 
     def answer(self, collector: Any, reply: Any) -> None:
-        """Hand a reply to its collector."""
+        """Give a reply to its collector."""
         if collector.add(self.index, reply):
             waiter = collector.waiter
             if waiter is not None and not waiter.over:
                 waiter.set_result(None)
 
     def fail(self, fault: Fault) -> None:
-        """The connection is over: all who wait are told why."""
+        """End the connection: every pending collector gets the fault."""
         if self.fault is None:
             self.fault = fault
         self.ready = False
@@ -157,10 +158,10 @@ class Connection:
             self.answer(self.pending.popleft(), self.fault)
 
     def _again(self, collector: Any, payload: bytes, reply: Any) -> bool:
-        """Send the request once more: elsewhere, if the server says so; here, with the scripts, if it has forgotten them.
+        """Send a refused request again: to another node if the server redirects it; here, after the scripts, on NOSCRIPT.
 
-        Not if the caller has gone meanwhile and has undone what it asked for, nor after the request's own end: it
-        must not be carried out now.
+        A request whose caller has gone is not sent again, because the caller has taken it back. Nor is a request whose
+        time is over.
         """
         faults = [r for r in (reply if type(reply) is list else [reply]) if type(r) is Fault]
         if not payload or not faults or collector.over or self.now() >= collector.until:
@@ -190,10 +191,10 @@ class Connection:
 
 
 class Subscription(Discard):
-    """Subscribes to a channel of the connection's own.
+    """Subscribes the connection to a channel of its own.
 
-    What confirms a subscription is a push, so it is known by the reply to the PING behind it. A refusal is a reply of its
-    own, and comes before that one.
+    A server confirms a subscription by a push, which is not in the order of replies. So a PING follows, and its reply
+    confirms the subscription. A refusal is a reply, and comes before the PING's.
     """
 
     __slots__ = ("_connection", "_done", "_name")
@@ -203,7 +204,7 @@ class Subscription(Discard):
         self._connection = connection
         self._name = prefix + os.urandom(12).hex().encode()
         self._done = done
-        """Told when the node has answered, with its refusal if it was one."""
+        """Called when the node has replied, with the fault if it refused."""
 
     @property
     def payload(self) -> bytes:

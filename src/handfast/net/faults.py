@@ -1,4 +1,4 @@
-"""A server's error reply, or a socket's, as that node's answer."""
+"""Turns the error replies of servers and the errors of sockets into faults that people can read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MEANING: Final = {
     "EXHAUSTED": "its fence counter is used up",
 }
 
-# Time alone does not change these; somebody has to.
+# These do not pass with time: a person has to change something.
 _LASTING: Final = frozenset({"NOPERM", "NOAUTH", "WRONGPASS", "WRONGTYPE", "MOVED", "CROSSSLOT", "EXHAUSTED"})
 
 _NO_DATABASE: Final = ("DB index is out of range", "invalid DB index", "SELECT is not allowed in cluster mode")
@@ -46,7 +46,7 @@ def from_reply(text: str) -> Fault:
     True
     """
     code, _, rest = text.partition(" ")
-    # An error inside a script comes wrapped on some servers; the cause is the word that counts.
+    # Some servers wrap an error inside a script in another one. The code of the inner error is the one that matters.
     for word in (code, *rest.replace(":", " ").split()[:12]):
         if word.lstrip("-") in _MEANING:
             code = word.lstrip("-")
@@ -68,17 +68,17 @@ def from_reply(text: str) -> Fault:
 
 
 def from_socket(error: BaseException) -> Fault:
-    """A failed connection in words; the system's own text where there are none."""
+    """The fault for a failed connection. An error without a text of our own keeps the system's."""
     if isinstance(error, ConfigError):
         return Fault("config", str(error), lasting=True)
     if isinstance(error, TimeoutError):
         return Fault("timeout", "did not answer the connection in time")
-    # ssl is not imported for those who do without it: its errors are told by what they have.
+    # Programs without TLS should not pay for importing ssl, so its errors are recognised by their attributes.
     if (refused := getattr(error, "verify_message", None)) is not None:
         return Fault("tls", f"TLS certificate refused: {refused}", lasting=True)
     if type(error).__module__ == "ssl":
         reason = getattr(error, "reason", None) or error
-        # What a peer that does not speak TLS says makes no sense as TLS.
+        # OpenSSL reports the reply of a server without TLS as a wrong version.
         hint = "; if its port has no TLS, use redis:// and not rediss://" if reason == "WRONG_VERSION_NUMBER" else ""
         return Fault("tls", f"TLS failed: {reason}{hint}")
     if isinstance(error, socket.gaierror):
@@ -95,5 +95,5 @@ def from_socket(error: BaseException) -> Fault:
 
 
 def wants_more(error: OSError) -> bool:
-    """Nothing is wrong: a socket, plain or TLS, is waiting for its peer."""
+    """Whether a plain or TLS socket only waits for its peer: this is no failure."""
     return isinstance(error, BlockingIOError) or type(error).__name__ in ("SSLWantReadError", "SSLWantWriteError")

@@ -1,4 +1,4 @@
-"""A request that a cluster's node has sent on to another."""
+"""The reply to a request that a node of a cluster has redirected to another node."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from handfast.protocol.resp import encode
 __all__ = ["ASKING", "ForwardedReply"]
 
 ASKING: Final = encode(b"ASKING")
-"""Before a request for a key whose slot is just being moved to the node."""
+"""The command before a request for a key whose slot is being moved to the node."""
 
 
 class ForwardedReply:
-    """The collector of a request that another connection has sent on: its reply goes back there."""
+    """The collector of a redirected request. It returns the reply to the connection that was asked first."""
 
     decided = False
 
@@ -24,7 +24,7 @@ class ForwardedReply:
         self.until: float = collector.until
         self.width = collector.width + asking
         self.asking = asking
-        """The first reply is to ASKING: it says nothing."""
+        """The next reply is the one to ASKING, which is ignored."""
 
     @property
     def over(self) -> bool:

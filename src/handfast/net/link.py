@@ -12,25 +12,26 @@ from handfast.net.connection import Connection
 __all__ = ["CONNECT_TIMEOUT", "GRACE", "HUNG", "NOT_CONNECTED", "NodeLink"]
 
 CONNECT_TIMEOUT: Final = 2.0
-"""Seconds for a connection with TLS and handshake, which goes on in the background while others vote."""
+"""Seconds to connect a node, with TLS and handshake. This goes on in the background while other nodes vote."""
 PREPARE_TIMEOUT: Final = 10.0
-"""More seconds for an address that has to be prepared first: an embedded server may have to be started."""
+"""Extra seconds for an address that must be prepared first: an embedded server may have to start."""
 FIND_TIMEOUT: Final = 1.0
-"""More seconds for an address that has to be found first."""
+"""Extra seconds for an address that a resolver must find first."""
 GRACE: Final = 0.1
-"""Seconds that a first use waits for the remaining nodes once a majority is connected."""
+"""Seconds that the first operation waits for the remaining nodes after a majority is connected."""
 HUNG: Final = 2.5
-"""Seconds without any answer after which a connection is given up: its node hangs, and requests would pile up."""
+"""Seconds without any reply after which a connection is closed: its node hangs, and requests would pile up."""
 RETRY_LEAST: Final = 0.01
 RETRY_FIRST: Final = 0.05
 RETRY_MOST: Final = 0.5
 RETRY_MOVING: Final = 0.2
-"""Seconds between tries to connect a node that is down: doubled from the first to the most; at least the least, even
-if nothing goes without it. One that may move is looked for more often: it may be up again elsewhere."""
+"""Seconds between tries to connect a node that is down. They start at RETRY_FIRST and double up to RETRY_MOST. A caller
+that needs the node waits RETRY_LEAST at least. A server that may move is tried every RETRY_MOVING seconds at most,
+because it may be up again elsewhere."""
 
 
 class NodeLink:
-    """What is known of a connection, or of the lack of one."""
+    """The connection to one node; while there is none, the reason and the time of the next try."""
 
     __slots__ = ("address", "asked_at", "connection", "failed_at", "failures", "fault", "group", "index", "retry_at")
 
@@ -40,9 +41,9 @@ class NodeLink:
         self.address = address
         self.connection: Connection | None = None
         self.fault: Fault | None = None
-        """Why it is down; None while up or before the first try."""
+        """Why the link is down. None while it is up, and before the first try."""
         if address.tls is not None and address.resolver is None and address.cluster is None:
-            # The first try may take longer than its caller waits, and that caller must hear what it is about, too.
+            # The first try may take longer than its caller waits. The caller's error must mention TLS even so.
             self.fault = TLS_SILENT
             if group.nodes[index].fault is NOT_CONNECTED:
                 group.nodes[index].fault = TLS_SILENT
@@ -50,7 +51,7 @@ class NodeLink:
         self.failed_at = float("-inf")
         self.retry_at = 0.0
         self.asked_at = 0.0
-        """Since when an answer has been due; 0.0 if none is."""
+        """The time since which a reply has been due; 0.0 if none is due."""
 
     @property
     def connect_timeout(self) -> float:
@@ -60,7 +61,7 @@ class NodeLink:
 
     @property
     def place(self) -> str:
-        """What people know the server by; in a cluster, with the machine."""
+        """The server's name in messages; in a cluster, with host and port."""
         preferred = getattr(self.address.resolver, "preferred", None) if self.address.cluster is not None else None
         return self.address.label if preferred is None else f"{self.address.label} at {preferred[0]}:{preferred[1]}"
 
@@ -71,9 +72,9 @@ class NodeLink:
             self.group.observer.node_up(self.place, self.group.nodes[self.index].run_id)
 
     def failed(self, fault: Fault, now: float) -> None:
-        # A connection that was lost may be made again at once; one that could not be made may not.
+        # A lost connection may be made again at once. After a failed try the next one waits.
         self.failed_at = now if self.connection is None else float("-inf")
-        # Servers close connections that rest. A node is not called down for that unless it cannot be connected again.
+        # Servers close idle connections. That alone does not make a node "down": only a failed reconnect does.
         resting = self.connection is not None and not self.connection.pending
         self.connection, self.fault, self.asked_at = None, fault, 0.0
         self.group.failed(self.index, fault)
@@ -84,15 +85,15 @@ class NodeLink:
         self.failures += 1
 
     def due(self, now: float, *, force: bool) -> bool:
-        """Time to try again; `force` for who cannot do without it, within reason."""
+        """Whether it is time for another try. `force`: the caller needs this node, so RETRY_LEAST is enough."""
         return now >= (self.failed_at + RETRY_LEAST if force else self.retry_at)
 
     def rests(self, now: float) -> float:
-        """Seconds until it may be tried again for who cannot do without it."""
+        """Seconds until a caller that needs this node may try again."""
         return self.failed_at + RETRY_LEAST - now if self.connection is None else 0.0
 
     def hangs(self, now: float) -> Fault | None:
-        """The fault of a node that has not answered for too long, if it is one."""
+        """A fault if the node has not replied for too long, else None."""
         if self.asked_at and now - self.asked_at > max(HUNG, 2 * (self.group.policy.node_timeout or 0.0)):
             return Fault("timeout", f"no answer for {now - self.asked_at:.1f} s")
         return None

@@ -1,4 +1,4 @@
-"""Routes what nodes push to the listeners that wait for it: messages by the id in them, invalidations by key."""
+"""Gives the pushes of the nodes to the listeners that wait for them: messages by the id in them, invalidations by key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TaskWakeup:
     def __init__(self) -> None:
         self.is_set = False
         self.future: Any = None
-        """What the task waits on: it has `over` and `set_result`."""
+        """The future that the task awaits. It has `over` and `set_result`."""
 
     def set(self) -> None:
         if self.future is None:
@@ -33,18 +33,18 @@ class TaskWakeup:
 
 
 class PushRouter:
-    """The part of the connections that listens. Only the thread that uses the connections uses it."""
+    """The listening part of the connections. Only the thread that uses the connections may use it."""
 
     def __init__(self, nodes: int) -> None:
         self._tracked: dict[bytes, list[PushListener]] = {}
-        """By key."""
+        """Key to its listeners."""
         self.mailbox: dict[bytes, PushListener] = {}
         """See IO.mailbox."""
         self.channels: list[bytes] = [b""] * nodes
         """See IO.channels."""
 
     def share_listeners(self, tracked: dict[bytes, list[PushListener]], mailbox: dict[bytes, PushListener]) -> None:
-        """Share the listeners of other connections, before anybody listens: any of them may get any push."""
+        """Use the listeners of other connections, because any of them may get any push. Called before the first wait."""
         self._tracked, self.mailbox = tracked, mailbox
 
     def track(self, listener: PushListener) -> None:
@@ -62,14 +62,14 @@ class PushRouter:
                 self._tracked.pop(key, None)
 
     def subscribed(self, node: Node, connection: Connection | None, fault: Fault | None) -> None:
-        """A node has answered a subscription. Where it refuses for good, nobody can queue."""
+        """Note a node's reply to a subscription. If the node refuses for good, no waiter can queue there."""
         if connection is not None:
             self.channels[node.index] = connection.channel
             if fault is not None and fault.lasting:
                 node.no_push = fault
 
     def listen_to(self, connection: Connection) -> None:
-        """A new connection: route what it pushes."""
+        """Route the pushes of a new connection."""
         connection.on_push = self._pushed
 
     def _pushed(self, node: int, push: Any) -> None:
@@ -89,7 +89,7 @@ class PushRouter:
                     listener.on_change(node)
 
     def connection_lost(self, node: int) -> None:
-        """A node's connection was lost, and with it what the node would have pushed."""
+        """Tell all listeners that a node's connection is lost, and its pushes with it."""
         self.channels[node] = b""
         for listener in self._listeners():
             listener.on_connection_lost(node)

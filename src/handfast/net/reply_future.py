@@ -1,10 +1,9 @@
-"""What a task waits on for the answer of a node.
+"""The future that a task awaits for the replies of the nodes.
 
-A task may await any object that behaves like a future. asyncio's own would have the loop call the task in its next
-turn, through a handle made for the purpose; here the connections that have read the replies resume the tasks
-themselves, one after the other, in the same turn. That is one poll of the loop and a good part of the cost of an
-exchange less. Whoever is resumed runs where its loop would have run it: on the loop's thread,
-in its own context, inside no other task.
+A task may await any object that behaves like a future. A future of asyncio resumes its task in the next turn of the loop,
+through a handle made for the purpose. A ReplyFuture is resumed by the connections that have read the replies, in the
+same turn. That saves one poll of the loop and a good part of the cost of an exchange. A resumed task runs where its loop
+would have run it: on the loop's thread, in its own context, inside no other task.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ __all__ = ["ReplyFuture", "Waker", "reply_futures_of"]
 
 
 class Waker(Protocol):
-    """Who resumes the tasks."""
+    """Resumes the tasks: the connections."""
 
     loop: asyncio.AbstractEventLoop
     woken: list[ReplyFuture]
 
     def wake_soon(self) -> None:
-        """There is somebody in `woken` now."""
+        """Resume the tasks in `woken` soon."""
 
 
 class ReplyFuture:
-    """A future for one waiting task. Each waker has a kind of its own: see `reply_futures_of`."""
+    """A future for one waiting task. Each waker has a subclass of its own: see `reply_futures_of`."""
 
     __slots__ = ("_asyncio_future_blocking", "callback", "context", "over", "reply")
 
@@ -38,12 +37,12 @@ class ReplyFuture:
     def __init__(self) -> None:
         self._asyncio_future_blocking = True
         self.over = False
-        """Answered, or given up: no further answer is welcome."""
+        """The future has its reply, or its task has stopped waiting. It takes no reply any more."""
         self.callback: Callable[[ReplyFuture], Any] | None = None
-        """Lets the task go on; to be called in its `context`. None if the task has not come to wait."""
+        """Resumes the task; must be called in `context`. None until the task waits."""
 
     def set_result(self, reply: Any) -> None:
-        """Answer it. The task goes on when the waker comes to it."""
+        """Set the reply. The waker resumes the task."""
         self.reply = reply
         self.over = True
         woken = self._waker.woken
@@ -61,19 +60,19 @@ class ReplyFuture:
         return self.over
 
     result = staticmethod(bool)
-    """Whoever yields the future to its task looks at `reply` itself; this is only called to see whether it raises."""
+    """The task calls this only to see whether it raises. The operation reads `reply` itself."""
 
     def cancel(self, msg: object = None) -> bool:
-        """False, always: a task that hears this cancels itself when it goes on. One that was told not to (uncancel, since
-        Python 3.13) finds no reply."""
+        """Always return False, so that asyncio cancels the task at its next step. A task that was uncancelled in the
+        meantime (Python 3.13) goes on and finds no reply."""
         if not self.over:
             self.over = True
             if self.callback is not None:
-                # Not at once: whoever cancels is a task of its own.
+                # Not at once: another task may be running, the one that cancels.
                 self._loop.call_soon(self.callback, self, context=self.context)
         return False
 
 
 def reply_futures_of(waker: Waker) -> type[ReplyFuture]:
-    """A kind of reply future that knows its waker without being told each time."""
+    """Make a subclass that knows its waker, so that each new future needs no argument."""
     return type("ReplyFuture", (ReplyFuture,), {"__slots__": (), "_waker": waker, "_loop": waker.loop})

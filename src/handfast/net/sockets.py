@@ -13,15 +13,15 @@ __all__ = ["converse", "hang_up"]
 
 
 def hang_up(sock: socket.socket) -> None:
-    """From any thread: whoever uses the connection finds it closed."""
+    """Shut a connection down, from any thread. The thread that uses it finds it closed."""
     try:
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not an SSLSocket's own, which is for the thread that uses it
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # SSLSocket.shutdown breaks the thread that reads
     except OSError:
-        pass  # it is closed already
+        pass  # the socket is closed already
 
 
 def converse(sock: socket.socket, connection: Connection, *, blocking: bool) -> None:
-    """The handshake; ends with the connection ready or at fault, and the socket ready for use (see ThreadLink.flags)."""
+    """Shake hands. Afterwards the connection is ready or has a fault, and the socket is ready (see ThreadLink.flags)."""
     end = time.monotonic() + CONNECT_TIMEOUT
     while not connection.ready and connection.fault is None:
         sock.settimeout(max(0.001, end - time.monotonic()))

@@ -4,8 +4,8 @@ Most of the time of a round trip on a near server is spent on falling asleep and
 network. So a blocking round trip first polls its sockets without sleeping, for about twice the time that recent replies
 took and never for more than `LONGEST`. It needs a second CPU, because the server may have to run on this one.
 
-Where it does not pay (a far server, busy CPUs, another thread that keeps the interpreter's lock), it is given up for a
-while, and tried again later. A lock that other processes want is such a case: they run on the same CPUs.
+Spinning does not pay with a far server, with busy CPUs, or if another thread keeps the interpreter's lock. It is then
+switched off for a while, and tried again later. A contended lock is such a case: other processes need the same CPUs.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Final
 __all__ = ["Spinner"]
 
 LONGEST: Final = 200e-6
-"""Seconds: more than that is longer than sleeping costs."""
+"""Seconds. Spinning for longer costs more than sleeping."""
 MARGIN: Final = 10e-6
 MISSES: Final = 3
-"""Rounds in a row without a reply in time after which spinning is given up."""
+"""Spinning is switched off after so many rounds in a row without a reply in time."""
 PAUSE: Final = 0.02
-"""Seconds for which it is given up, doubled up to `LONGEST_PAUSE` while it still does not pay."""
+"""Seconds for which it is switched off, doubled up to `LONGEST_PAUSE` while it still does not pay."""
 LONGEST_PAUSE: Final = 1.0
 WEIGHT: Final = 0.2
-"""Of the latest reply in the average of recent ones."""
+"""The weight of the latest reply in the average of recent replies."""
 
 _clock = time.perf_counter
 
@@ -34,12 +34,12 @@ _clock = time.perf_counter
 def _has_second_cpu() -> bool:
     try:
         return len(os.sched_getaffinity(0)) > 1
-    except AttributeError:  # not on this system
+    except AttributeError:  # this system cannot tell
         return (os.cpu_count() or 1) > 1
 
 
 class Spinner:
-    """One for each set of connections."""
+    """Decides when and how long to spin, for one set of connections."""
 
     __slots__ = ("_average", "_misses", "_pause", "_resumes_at")
 
@@ -66,7 +66,7 @@ class Spinner:
         return poller.poll(max(0.0, seconds - (now - began)) * 1000)
 
     def rest(self) -> None:
-        """Somebody had to wait for others: they need the CPUs, and replies take longer."""
+        """Pause after a wait for a lock: other processes need the CPUs, and replies take longer."""
         self._resumes_at = max(self._resumes_at, _clock() + PAUSE)
 
     def _count(self, took: float, limit: float) -> None:
@@ -79,7 +79,7 @@ class Spinner:
     def _miss(self, now: float) -> None:
         self._misses += 1
         if self._misses >= MISSES:
-            self._misses = MISSES - 1  # one more try after the pause
+            self._misses = MISSES - 1  # after the pause, one more miss is enough
             self._resumes_at = now + self._pause
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
             self._average = LONGEST / 2

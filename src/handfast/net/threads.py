@@ -1,4 +1,4 @@
-"""The core's interface on blocking sockets: no await in here ever suspends, so an operation runs straight through."""
+"""`core.io.IO` on blocking sockets. No await in this driver ever suspends, so an operation runs straight through."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["DONE", "ThreadAccess", "ThreadIO", "run"]
 
 T = TypeVar("T")
 LONGEST: Final = 1e6
-"""Seconds; the system's own timers end at 24 days."""
+"""The longest wait in seconds. The system's timers overflow after 24 days."""
 
 
 class Done:
-    """What has already happened can be awaited without suspending."""
+    """An awaitable that is complete: awaiting it does not suspend."""
 
     __slots__ = ()
 

@@ -1,11 +1,11 @@
 """Blocking connections: one socket to each node, for one thread at a time.
 
 A broadcast writes to all sockets and then polls them, as the Redlock text recommends. There is no thread per node.
-Connections are made by short-lived threads of their own, because name look-ups and TLS handshakes block: a node that
-hangs there holds up nobody. They report through a wake-up socket, which is polled along with the others.
+Short-lived threads make the connections, because name look-ups and TLS handshakes block: a node that hangs there holds
+up nobody. Such a thread reports through a wake-up socket, which is polled along with the others.
 
-An exception may strike between any two steps (Ctrl-C). Around each place where bytes and bookkeeping must agree
-`inconsistent` is set. Connections that are found inconsistent afterwards are not used again.
+An exception (Ctrl-C) may strike between any two steps. `inconsistent` is set around each place where bytes and
+bookkeeping must agree. Connections that an exception has left inconsistent are not used again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from handfast.net.wakeup import wake_up
 __all__ = ["ThreadConnections", "ThreadLink"]
 
 IDLE_CHECK: Final = 0.05
-"""Connections that rested longer are checked for those that the server has closed."""
+"""Seconds. After a longer rest the next operation first checks whether a server has closed its connection."""
 
 _READ = select.POLLIN | select.POLLERR | select.POLLHUP
 _NOBODY: Final[tuple[Payloads, Collector | None]] = ((), None)
@@ -51,7 +51,7 @@ class ThreadLink(NodeLink):
         super().__init__(index, address, group)
         self.sock: socket.socket | None = None
         self.flags = 0 if address.tls is not None else socket.MSG_DONTWAIT
-        """For what must not block. Not with TLS, whose sockets do not block."""
+        """Flags for send() and recv() that must not block. TLS takes no flags, so TLS sockets are non-blocking."""
 
 
 class ThreadConnections(PushRouter):
@@ -78,7 +78,7 @@ class ThreadConnections(PushRouter):
         self._by_fd: dict[int, ThreadLink] = {}
         self._poller = select.poll()
         self._spinner = Spinner()
-        # Sockets rather than a pipe: a thread that comes late finds a closed object, not a number that is in use again.
+        # Sockets rather than a pipe: a late thread finds a closed object, not a file descriptor that is in use again.
         self._woken_socket, self._wake_socket = socket.socketpair()
         self._woken_socket.setblocking(False)
         self._wake_socket.setblocking(False)
@@ -86,14 +86,14 @@ class ThreadConnections(PushRouter):
         self._poller.register(self._woken_fd, select.POLLIN)
         self.inconsistent = False
         self._current: tuple[Payloads, Collector | None] = _NOBODY
-        """The broadcast under way, for nodes that are connected during it."""
+        """The broadcast under way. A node that gets connected during it is sent its part."""
 
     # -- connecting ------------------------------------------------------------------------------------------------
 
     def connect_now(self, need: int, within: float) -> None:
         """See IO.connect."""
         end = _clock() + min(within, max(link.connect_timeout for link in self.links) + GRACE)
-        # A node that could not be connected a moment ago is not tried again at once, however many callers ask for it.
+        # After a failed try the next one waits, however many callers ask for it.
         time.sleep(max(0.0, min(within, max(link.rests(_clock()) for link in self.links))))
         self.inconsistent = True
         self._start(force=True)
@@ -107,16 +107,16 @@ class ThreadConnections(PushRouter):
         self.ready = self.up >= self.group.need
 
     def _start(self, *, force: bool = False) -> None:
-        """Begin to connect every link that is down and due; with `force` all that are down."""
+        """Begin to connect every link that is down and due. `force`: see NodeLink.due."""
         now = _clock()
         for link in self.links:
             if link.connection is None and link.index not in self._connecting and link.due(now, force=force):
                 self._connecting.add(link.index)
-                # Not threading.Thread: its start() waits for the thread, and an interrupt there leaves a broken lock.
+                # threading.Thread.start() waits for the thread, and an interrupt there leaves a broken lock.
                 _thread.start_new_thread(self._dial, (link.index, link.address))
 
     def _dial(self, index: int, address: Address) -> None:
-        """In a thread of its own: connect, shake hands, hand over."""
+        """Connect and shake hands, in a thread of its own, and hand the connection over."""
         sock: socket.socket | None = None
         connection: Connection | None = None
         fault: Fault | None = None
@@ -130,7 +130,7 @@ class ThreadConnections(PushRouter):
                 connection.redirected = functools.partial(self._redirected, index, address)
             converse(sock, connection, blocking=address.tls is None)
             fault = connection.fault
-        except Exception as error:  # whatever went wrong is this node's answer
+        except Exception as error:  # any error is this node's reply
             fault = from_socket(error)
         if fault is not None:
             fault = address.says(fault)
@@ -148,11 +148,11 @@ class ThreadConnections(PushRouter):
                 sock.close()
 
     def _admit(self) -> None:
-        """Take over what the connecting threads have made; a failure is an answer to whoever waits for that node."""
+        """Take over the connections of the connecting threads. A failure is the node's reply to the present broadcast."""
         try:
             self._woken_socket.recv(4096)
         except BlockingIOError:
-            pass  # woken for something that was admitted already
+            pass  # an earlier wake-up has admitted this connection already
         payloads, collector = self._current
         while self._arrived:
             index, sock, connection, fault = self._arrived.popleft()
@@ -214,7 +214,7 @@ class ThreadConnections(PushRouter):
             self._answer_unsent(payloads, collector)
 
     def _answer_unsent(self, payloads: Payloads, collector: Collector) -> None:
-        """Nodes that are still being connected get nothing of it: the watchdog must repeat a release there."""
+        """Answer for nodes that are still being connected: they get no request, so the watchdog repeats a release."""
         for link in self.links:
             if (
                 link.index in self._connecting
@@ -251,7 +251,7 @@ class ThreadConnections(PushRouter):
         return all_up
 
     def wake(self) -> None:
-        """Before an operation after a rest: notice what was closed meanwhile."""
+        """Notice connections that were closed during a rest. Called before an operation."""
         self._wait(0)
 
     def subscribe_now(self, timeout: float) -> None:
@@ -273,7 +273,7 @@ class ThreadConnections(PushRouter):
             self._wait(left)
 
     def _inspect(self, now: float) -> None:
-        """Before use: drop what hangs, and see to what is down."""
+        """Close connections that hang, and reconnect links that are down. Called before use."""
         self.used_at = now
         self.inconsistent = True
         for link in self.links:
@@ -310,7 +310,7 @@ class ThreadConnections(PushRouter):
             self._poller.modify(sock.fileno(), _READ | select.POLLOUT)
 
     def _wait(self, seconds: float | None, *, spin: bool = False) -> None:
-        """Poll once and handle what came; None: however long it takes. `spin`: a reply is expected soon."""
+        """Poll once and handle the events. None: no timeout. `spin`: a reply is expected soon."""
         if spin and seconds is not None:
             self._handle(self._spinner.poll(self._poller, seconds))
         else:
@@ -336,7 +336,7 @@ class ThreadConnections(PushRouter):
     def _receive(self, link: ThreadLink, connection: Connection, sock: socket.socket) -> None:
         try:
             data = sock.recv(65536, link.flags)
-            # TLS may have decrypted more than was asked for; poll() knows nothing of it.
+            # TLS may have decrypted more than recv() returned, and poll() does not report that.
             while data and link.address.tls is not None and sock.pending():  # type: ignore[attr-defined]
                 data += sock.recv(65536)
         except OSError as error:
@@ -348,7 +348,7 @@ class ThreadConnections(PushRouter):
         self._after(link, connection, CLOSED if not data else connection.fault)
 
     def _after(self, link: ThreadLink, connection: Connection, fault: Fault | None) -> None:
-        """Something was received, or the end of it."""
+        """Update the link after a read; `fault` if the connection has ended."""
         if fault is not None:
             self._down(link, fault)
             return
@@ -365,8 +365,8 @@ class ThreadConnections(PushRouter):
     # -- ending ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the connections. Replies that are due are awaited for a moment: closing on unread data resets a
-        connection, and a release that was just posted could be lost with it."""
+        """Close the connections, after a moment for replies that are due: closing with unread data resets a connection,
+        and a release that was just sent could be lost with it."""
         if self.closed:
             return
         end = _clock() + 0.05
@@ -375,11 +375,11 @@ class ThreadConnections(PushRouter):
         self.abandon()
 
     def abandon(self) -> None:
-        """Close without a word: after a fork the connections are the parent's."""
+        """Close the sockets without sending anything: after a fork the connections belong to the parent."""
         self.closed = True
         for link in self.links:
             if link.sock is not None:
-                # detach: an SSLSocket must not say goodbye on a connection that is still in use elsewhere.
+                # Detach first: an SSLSocket must not send its closing message on a connection that the parent uses.
                 os.close(link.sock.detach())
             link.sock = link.connection = None
         self._turn_away()

@@ -1,4 +1,4 @@
-"""How long the tasks wait for the nodes: kept by one sweep over all of them, not by a timer for each."""
+"""The timeouts of requests on asyncio. One sweep checks all waiting tasks, because a timer for each would cost more."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ from handfast.net.reply_future import ReplyFuture
 __all__ = ["RequestTimeouts"]
 
 SWEEP_EVERY: Final = 0.02
-"""Seconds between two looks at who has waited too long, unless a timeout ends sooner."""
+"""Seconds between two sweeps, unless a timeout ends sooner."""
 QUEUE_TIMEOUTS: Final = 10
-"""How many times its timeout an exchange waits on for nodes that are busy answering others before it."""
+"""A request waits for so many more of its timeouts if its nodes are still busy with earlier requests."""
 
 
 class RequestTimeouts:
-    """The part of the connections that ends requests without a reply."""
+    """The part of the connections that ends waits for nodes that do not reply."""
 
     loop: asyncio.AbstractEventLoop
     links: Sequence[AioLink]
 
     def __init__(self) -> None:
         self._fresh: list[ReplyFuture] = []
-        """Who began to wait in this turn, all with the same timeout."""
+        """The latest futures of this turn, all with the timeout `_timeout`."""
         self._timeout = 0.0
         self._batches: list[tuple[float, list[ReplyFuture]]] = []
-        """Those before them, with another timeout."""
+        """The earlier futures of this turn, with other timeouts."""
         self._waiting: dict[float, deque[tuple[float, list[ReplyFuture], list[int]]]] = {}
-        """By timeout: who waits, turn by turn. A timeout counts from the write, not from the call."""
+        """Timeout to the waiting futures, turn by turn: when the timeout ends, the futures, and for each node how many
+        replies it takes. A timeout counts from the write, not from the call."""
         self._sweeper: asyncio.TimerHandle | None = None
 
     def down(self, link: AioLink, fault: Fault) -> None:
         raise NotImplementedError
 
     def _met_silence(self) -> None:
-        """Somebody has waited in vain for a node."""
+        """Called when a request has timed out."""
 
     def _regroup(self, timeout: float) -> None:
-        """Who waits from now on has this timeout."""
+        """Begin a new batch: the next futures have this timeout."""
         if self._fresh:
             self._batches.append((self._timeout, self._fresh))
             self._fresh = []
@@ -54,7 +55,7 @@ class RequestTimeouts:
             future.set_result(SILENT)
 
     def _plan_sweep(self, now: float) -> None:
-        """After a write: those who have sent something with it wait from now on."""
+        """Start the timeouts of the requests that were just written."""
         self._regroup(self._timeout)
         marks = [link.answered + len(link.connection.pending) if link.connection else 0 for link in self.links]
         least = min(timeout for timeout, _ in self._batches)
@@ -65,9 +66,9 @@ class RequestTimeouts:
             self._sweep_at(now + min(SWEEP_EVERY, least))
 
     def _is_over(self, end: float, futures: list[ReplyFuture], marks: list[int], now: float, timeout: float) -> bool:
-        """All nodes have answered this turn's requests; or the timeout is over, and no answer is on its way.
+        """Whether all nodes have answered the requests of a turn, or their timeout is over.
 
-        A node that works through a long queue answers all the time: it is slow, not silent, and is given longer.
+        A node that works through a long queue keeps replying. It is slow, not silent, so it gets more time.
         """
         behind = self._behind(marks)
         if not behind:
@@ -77,18 +78,18 @@ class RequestTimeouts:
         return now >= end + QUEUE_TIMEOUTS * timeout or all(now - link.asked_at > timeout for link in behind)
 
     def relieve(self) -> None:
-        """After replies: forget those who have all been answered. They would live on until the sweep, and so many would
-        call the garbage collector."""
+        """Forget the turns that all nodes have answered. If they lived on until the sweep, there would be enough of them
+        to start the garbage collector."""
         for queue in self._waiting.values():
             while queue and not self._behind(queue[0][2]) and all(future.over for future in queue[0][1]):
                 queue.popleft()
 
     def _behind(self, marks: list[int]) -> list[AioLink]:
-        """Who has not answered what was sent up to there."""
+        """The links whose nodes have not sent all the replies that `marks` counts."""
         return [link for link, mark in zip(self.links, marks, strict=True) if link.connection and link.answered < mark]
 
     def _sweep(self) -> None:
-        """Wake exchanges whose timeout is over; give up connections whose node hangs."""
+        """End the waits whose timeout is over, and close connections whose node hangs."""
         now = self.loop.time()
         for timeout, queue in list(self._waiting.items()):
             while queue and self._is_over(*queue[0], now, timeout):
@@ -109,7 +110,7 @@ class RequestTimeouts:
             self._sweep_at(min([now + SWEEP_EVERY, *ends]))
 
     def _end_timeouts(self) -> None:
-        """For ever: nobody looks after who waits any more, so nobody waits."""
+        """End all waits at closing time: no sweep will run any more."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None

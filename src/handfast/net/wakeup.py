@@ -1,4 +1,4 @@
-"""What wakes a thread that waits, with or without connections to listen to."""
+"""Wakes a waiting thread, whether it polls connections or has none."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ __all__ = ["ThreadWakeup", "wake_up"]
 
 
 class ThreadWakeup:
-    """Wakes one thread, parked with or without connections.
+    """Wakes one thread, whether it polls connections or sleeps without any.
 
-    The setter sets `is_set` first and then looks for the sleeper; the sleeper announces itself first and then looks at
-    `is_set`. So one of them sees the other.
+    `set` first sets `is_set` and then reads `sleeping`. `sleep` first sets `sleeping` and then reads `is_set`. So one of
+    them always sees the other, and no wake-up is lost.
     """
 
-    # One is made for each waiting, and little of it is used: hence no __init__.
+    # Class attributes instead of __init__: each wait makes one of these and sets few of its attributes.
     is_set = False
     sleeping: _thread.LockType | None = None
-    """Of a thread that sleeps without connections: free when it is set."""
+    """The lock that a thread without connections sleeps on. `set` releases it."""
     wake_socket: socket.socket | None = None
-    """Of the connections that its thread polls."""
+    """The wake-up socket of the connections that the thread polls."""
 
     def set(self) -> None:
         self.is_set = True
@@ -29,16 +29,16 @@ class ThreadWakeup:
             try:
                 sleeping.release()
             except RuntimeError:
-                pass  # it is set already
+                pass  # another thread has released it already
         if wake_socket is not None:
             wake_up(wake_socket)
 
     def set_here(self) -> None:
-        """The same, by the thread itself."""
+        """Set the wake-up from the waiting thread itself, which needs no waking."""
         self.is_set = True
 
     def sleep(self, seconds: float) -> None:
-        """Until it is set, or so long; -1: however long it takes."""
+        """Sleep until the wake-up is set, or for so many seconds; -1: without a timeout."""
         self.sleeping = sleeping = _thread.allocate_lock()
         sleeping.acquire()
         if not self.is_set:
@@ -51,4 +51,4 @@ def wake_up(wake_socket: socket.socket) -> None:
     try:
         wake_socket.send(b"!")
     except OSError:
-        pass  # it is full, so the thread wakes anyway; or the connections are closed
+        pass  # the socket is full, so the thread wakes anyway; or the connections are closed

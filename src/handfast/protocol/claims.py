@@ -1,15 +1,16 @@
 """The sole codec of votes, claims and pushes.
 
-A claim is what a node keeps of a waiter: `ends ttl step proposal generation channel owner`. `ends` is the second of
-server time until which the claim is good, `ttl` the milliseconds that the waiter wants, `step` the tokens (0:
-unfenced), `proposal` its proposed token, `generation` the acquisition of an explicit owner (`-`: none). The owner
-comes last, because it may contain spaces. The record of a vote that was given is `stamp ticket id claim`.
+A claim is a waiter's entry on a node: `ends ttl step proposal generation channel owner`. `ends` is the last second of
+server time at which the claim is valid, `ttl` is in milliseconds, `step` is the number of tokens (0: unfenced),
+`proposal` is the proposed token, `generation` is the acquisition of an explicit owner (`-`: none). The owner comes last,
+because it may contain spaces. The record of a given vote is `stamp ticket id claim`.
 
-A push is `yours id stamp token s µs [promotion marker]` (the vote of this node is yours since server time s, µs),
-`inquire id stamp` (a lower ticket waits for the vote that has this stamp) or `look id` (claim again: the new holder's
-vote ends sooner than was said). The id names the acquisition.
+A push is one of these. The id names the acquisition.
+- `yours id stamp token s µs [promotion marker]`: the acquisition has this node's vote since server time s, µs.
+- `inquire id stamp`: a lower ticket waits for the vote with this stamp.
+- `look id`: claim again, because the new holder's vote ends sooner than the node has said.
 
-The reply of a vote is described in scripts/claim.lua. Changing a format means changing this module and the Lua files.
+scripts/claim.lua describes the reply to a claim. A change of a format concerns this module and the Lua files.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = [
 
 
 class Proof(NamedTuple):
-    """What a guarded node shows with a vote: see core/guard.py."""
+    """The promotion and the marker that a guarded node shows with a vote: see core/guard.py."""
 
     promotion: bytes
     marker: bytes
@@ -45,25 +46,25 @@ class Granted(NamedTuple):
     """The node has given its vote."""
 
     left_ms: int
-    """What remains of the vote's ttl; -1: all of it."""
+    """The remaining ttl of the vote; -1: all of it."""
     token: int
     stamp: int
-    """0 for a vote that was given without a ticket."""
+    """The stamp of the vote; 0 for a vote that was given without a ticket."""
     inquired: bool
     """A lower ticket waits for this vote."""
     server_us: int
-    """0 if the node did not say."""
+    """The node's time in µs; 0 if it did not tell it."""
     proof: Proof | None
 
 
 class Refused(NamedTuple):
-    """The node has given its vote to somebody else."""
+    """Another owner has the node's vote."""
 
     left_ms: int
-    """-1: the key has no end."""
+    """The remaining ttl of the holder; -1: the key has no ttl."""
     holder: bytes
     plain: bool
-    """Nothing but the key tells of the holder: it may be another program's."""
+    """The holder has only the key, and no record of a vote: it may be another program."""
     server_us: int
     proof: Proof | None
 
@@ -95,18 +96,18 @@ Push = Yours | Inquiry | Look
 
 
 class QueuedClaim(NamedTuple):
-    """A waiter as a node's queue knows it."""
+    """A waiter in a node's queue."""
 
     ticket: float
     id: bytes
     owner: bytes
     ends: int
-    """The last second of server time at which it is good."""
+    """The last second of server time at which the claim is valid."""
     channel: bytes
 
 
 class VoteRecord(NamedTuple):
-    """To which claim a node has given its vote."""
+    """The claim to which a node has given its vote."""
 
     stamp: int
     claim: QueuedClaim
@@ -124,7 +125,7 @@ def _micros(seconds: bytes, micros: bytes) -> int:
 
 
 def decode_vote(reply: Any) -> Any:
-    """Granted or Refused from a node's reply; what is no vote (a fault, a status) comes back as it is."""
+    """Decode a node's reply to Granted or Refused. A reply that is no vote (a fault, a status) is returned unchanged."""
     if type(reply) is int:
         return Granted(-1, reply, 0, False, 0, None)
     if type(reply) is not list:
@@ -137,12 +138,12 @@ def decode_vote(reply: Any) -> Any:
 
 
 def token_in(answer: Any) -> int:
-    """The token of a vote that was granted; 0 for a published command, which has none."""
+    """The token of a granted vote; 0 for a published command, which has none."""
     return answer if type(answer) is int else answer.token if type(answer) is Granted else 0
 
 
 def decode_push(text: bytes) -> Push | None:
-    """The push in a message; None for a message that no version of this library sent.
+    """Decode the push in a message; None if no version of handfast sent it.
 
     >>> decode_push(b"inquire h:1::ab 12")
     Inquiry(id=b'h:1::ab', stamp=12)
@@ -162,7 +163,7 @@ def decode_push(text: bytes) -> Push | None:
 
 
 def decode_claim(claimant: bytes, ticket: bytes, claim: bytes | None) -> QueuedClaim | None:
-    """A waiter in a node's queue; None for what somebody else has put there."""
+    """Decode an entry of a node's queue; None if handfast did not write it."""
     words = (claim or b"").split(b" ", 6)
     if len(words) != 7 or not all(word.isdigit() for word in words[:4]):
         return None
@@ -170,7 +171,7 @@ def decode_claim(claimant: bytes, ticket: bytes, claim: bytes | None) -> QueuedC
 
 
 def decode_record(record: bytes | None) -> VoteRecord | None:
-    """The record of a vote; None if there is none.
+    """Decode the record of a vote; None if there is none.
 
     >>> decode_record(b"12 7 h:1::ab 99 1000 1 0 - wake h:1::ab").claim.ends
     99

@@ -1,7 +1,7 @@
-"""One encoder for each transition. Keys come from keys.py, the meaning of arguments is in the header of each script.
+"""One encoder for each transition. Keys come from keys.py, and the header of each script explains its arguments.
 
-The commands about one name are in every acquisition, so they are put together from parts that their callers keep ready:
-making a command from twenty words takes longer than sending it.
+Every acquisition uses the commands about one name. They are joined from parts that their callers keep ready: encoding a
+command of twenty words takes longer than sending it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ NO_GENERATION: Final = b"-"
 
 
 class Identity:
-    """Who asks. An acquisition has an id of its own: its owner, or, for an explicit owner, its generation.
+    """The identity of an acquisition. Its id is its owner or, for an explicit owner, its generation.
 
-    An acquisition of several names has an id for each of them: a push must not be taken for one about another name.
+    An acquisition of several names has an id for each of them, so that a push names the one that it concerns.
     """
 
     __slots__ = ("generation", "id", "owner", "words")
@@ -55,11 +55,11 @@ class Identity:
         self.words = b"$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
             len(id), id, len(owner), owner, len(generation), generation,
         )  # fmt: skip
-        """As arguments of a command."""
+        """Id, owner and generation, as arguments of a command."""
 
     @classmethod
     def explicit(cls, owner: bytes, generation: bytes) -> Identity:
-        """One of possibly several acquisitions of an explicit owner."""
+        """The identity of one of possibly several acquisitions of an explicit owner."""
         return cls(generation, owner, generation)
 
     def for_name(self, index: int) -> Identity:
@@ -83,12 +83,12 @@ _YIELD: Final = _head("yield", 6)
 
 
 def claim_terms(ttl_ms: bytes, step: int) -> bytes:
-    """ttl and tokens wanted, as arguments of a claim."""
+    """The ttl and the number of tokens, as arguments of a claim."""
     return bulk(ttl_ms) + bulk(b"%d" % step)
 
 
 def limits(retention: int, longest_ms: int) -> bytes:
-    """Retention of counters and longest ttl, as arguments of a claim."""
+    """The retention of counters and the longest ttl, as arguments of a claim."""
     return bulk(b"%d" % retention) + bulk(b"%d" % longest_ms)
 
 
@@ -104,8 +104,8 @@ def claim(
     channel: bytes = b"",
     barge: bool = False,
 ) -> bytes:
-    """Take the vote or, with a ticket, stand in the queue. `keys`: see `keys.queue_keys`; `guard`: the guard's keys as
-    arguments, or nothing."""
+    """Take the vote or, with a ticket, enter the queue. `keys`: see `keys.queue_keys`. `guard`: the guard's keys as
+    arguments; empty without a guard."""
     return b"%b%b%b%b%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n$1\r\n%d\r\n" % (
         _CLAIM[guard != b""], keys, guard, who.words, terms, len(proposal), proposal, len(floor), floor,
         limit, len(ticket), ticket, len(channel), channel, barge,
@@ -147,7 +147,7 @@ def acquire_all(
 
 
 def extend(keys: Sequence[bytes], who: Identity, ttl_ms: bytes, longest_ms: bytes) -> bytes:
-    # Only the locks where that is enough: a cluster refuses keys that do not exist while their slot moves.
+    # Do not name keys that are not needed: while a slot moves, a cluster refuses keys that do not exist.
     generations = names.with_suffix(keys, names.GENERATIONS) if who.generation != NO_GENERATION else []
     return script("extend", [*keys, *generations], who.owner, who.generation, ttl_ms, longest_ms)
 
@@ -155,7 +155,7 @@ def extend(keys: Sequence[bytes], who: Identity, ttl_ms: bytes, longest_ms: byte
 def restore_vote(
     keys: Sequence[bytes], mark: Sequence[bytes], who: Identity, ttl_ms: int, token: int, retention: int
 ) -> bytes:
-    """Put back the votes for names that a node has lost. `mark`: the high-water mark's key, if there is one."""
+    """Restore votes that a node has lost. `mark`: the key of the high-water mark, if there is one."""
     all_keys = [*keys, *names.with_suffix(keys, names.FENCE, names.GENERATIONS), *mark]
     return script(
         "restore_vote", all_keys, who.owner, who.generation, b"%d" % ttl_ms, b"%d" % len(keys), b"%d" % token,
@@ -181,14 +181,15 @@ DELETE_OWNED: Final = {
     "delex": b"*4\r\n$5\r\nDELEX\r\n$%d\r\n%b\r\n$4\r\nIFEQ\r\n$%d\r\n%b\r\n",
     "": b"*5\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n$1\r\n1\r\n" % SHA["delete_owned"] + b"$%d\r\n%b\r\n$%d\r\n%b\r\n",
 }
-"""How a server compares and deletes in one step, by what the handshake has found: Valkey, Redis 8.4, any."""
+"""The commands that compare and delete in one step, for Valkey, for Redis 8.4 and for any server. The handshake finds out
+which of them a server has."""
 SEAL_REPLIES: Final = 3
-"""Replies to what `seal` sends."""
+"""The number of replies to `seal`."""
 INFO_REPLICATION: Final = encode(b"INFO", b"replication")
 
 
 def set_nx(key: bytes, owner: bytes, ttl_ms: bytes) -> bytes:
-    """The published protocol, to the letter."""
+    """The acquisition of the published protocol."""
     return b"*6\r\n$3\r\nSET\r\n%b%b$2\r\nNX\r\n$2\r\nPX\r\n%b" % (bulk(key), bulk(owner), bulk(ttl_ms))
 
 
@@ -197,20 +198,20 @@ def delete_owned(ladder: str, key: bytes, owner: bytes) -> bytes:
 
 
 def seal(marker_key: bytes) -> bytes:
-    """What a guarded node shows behind a vote that no script can show it with."""
+    """Read the proof and the time of a guarded node after a published command, which cannot show them itself."""
     return encode(b"GET", marker_key) + encode(b"TIME") + INFO_REPLICATION
 
 
-# -- looking ---------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------------------------
 
 _TRACKED: Final = encode(b"CLIENT", b"CACHING", b"YES")
 _UNTRACKED: Final = encode(b"PING")
 
 
 def track(keys: Sequence[bytes], *, tracked: bool) -> bytes:
-    """Who holds these keys and for how long, and a wish to be told of changes.
+    """Read the holders of these keys and their ttls. `tracked`: also ask for a push when they change.
 
-    Replies: one to drop, the holder (of several keys: all holders), the PTTL of each key.
+    Replies: one to drop, the holder (of several keys: a list of holders), the PTTL of each key.
     """
     read = encode(b"GET", keys[0]) if len(keys) == 1 else encode(b"MGET", *keys)
     return (_TRACKED if tracked else _UNTRACKED) + read + b"".join(encode(b"PTTL", key) for key in keys)
@@ -226,5 +227,5 @@ def peek(keys: Sequence[bytes]) -> bytes:
 
 
 def queue(key: bytes) -> bytes:
-    """Two replies: the ids that wait with their tickets, and their claims."""
+    """Two replies: the waiting ids with their tickets, and their claims."""
     return encode(b"ZRANGE", key + names.QUEUE, b"0", b"-1", b"WITHSCORES") + encode(b"HGETALL", key + names.CLAIMS)

@@ -5,14 +5,15 @@
 | `<prefix>{name}` | string     | the owner that holds this node's vote         | the lease's ttl, renewed        |
 | `...:f`          | string     | the fence counter: the last token             | the token's time + token_memory |
 | `...:q`          | sorted set | waiting acquisitions by ticket                | minutes after the last claim    |
-| `...:c`          | hash       | their claims; field `*`: who has the vote     | minutes after the last claim    |
+| `...:c`          | hash       | their claims; field `*`: record of the vote   | minutes after the last claim    |
 | `...:g`          | hash       | acquisitions of an explicit owner             | as the lock                     |
 | `<prefix>guard`  | string     | the restart guard's marker                    | for ever; one per namespace     |
 | `<prefix>mark`   | string     | the largest token that the node has voted for | for ever; one per namespace     |
 | `<prefix>wake:…` | channel    | pushes to one connection                      | as the connection               |
 
-A name with a hash tag of its own keeps it, so that several names can live in one slot of a cluster: `<prefix><a{tag}>`.
-A name that begins with a brace would make an empty tag, which is none: `<prefix>[{_}}a]`. So no two names share a key.
+A name with a hash tag of its own keeps it, so that several names can be in one slot of a cluster: `<prefix><a{tag}>`.
+A name that begins with a closing brace would make an empty tag, so it gets another form: `<prefix>[{_}}a]`. No two names
+share a key.
 With `prefix=""` and without a fence the key is exactly the name, as other programs expect it.
 """
 
@@ -30,7 +31,7 @@ QUEUE: Final = b":q"
 CLAIMS: Final = b":c"
 GENERATIONS: Final = b":g"
 NAMESPACE: Final = "handfast:"
-"""The namespace of guard and channels where a client has no prefix of its own."""
+"""The namespace of guard and channels for clients with an empty prefix."""
 
 
 def key_of(prefix: str, name: str, *, exact: bool) -> bytes:
@@ -52,7 +53,7 @@ def key_of(prefix: str, name: str, *, exact: bool) -> bytes:
 
 
 def queue_keys(key: bytes) -> bytes:
-    """The five keys that the scripts about one name get, as arguments of a command."""
+    """The five keys of one name, as arguments of a command."""
     size = len(key) + 2
     return b"$%d\r\n%b\r\n$%d\r\n%b:q\r\n$%d\r\n%b:c\r\n$%d\r\n%b:f\r\n$%d\r\n%b:g\r\n" % (
         len(key), key, size, key, size, key, size, key, size, key,
@@ -73,11 +74,11 @@ def mark_key(prefix: str) -> bytes:
 
 
 def guard_keys(prefix: str) -> bytes:
-    """Marker and high-water mark, as arguments of a command."""
+    """The keys of marker and high-water mark, as arguments of a command."""
     return bulk(guard_key(prefix)) + bulk(mark_key(prefix))
 
 
 def channel_prefix(prefix: str) -> bytes:
-    """How the channels of this namespace begin. Claims are separated by spaces, so a channel has none."""
+    """The beginning of the namespace's channel names. It has no spaces, because spaces separate the fields of a claim."""
     usable = prefix and not any(letter.isspace() for letter in prefix)
     return (prefix if usable else NAMESPACE).encode() + b"wake:"

@@ -6,7 +6,7 @@ __all__ = ["bulk", "encode"]
 
 
 def bulk(word: bytes) -> bytes:
-    """One argument of a command.
+    """Encode one argument of a command.
 
     >>> bulk(b"GET")
     b'$3\\r\\nGET\\r\\n'
@@ -15,7 +15,7 @@ def bulk(word: bytes) -> bytes:
 
 
 def encode(*words: bytes) -> bytes:
-    """One command.
+    """Encode one command.
 
     >>> encode(b"GET", b"k")
     b'*2\\r\\n$3\\r\\nGET\\r\\n$1\\r\\nk\\r\\n'

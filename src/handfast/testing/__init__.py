@@ -1,5 +1,8 @@
-"""What our tests use and our users' tests may: real servers that can be paused, killed and forgotten, a bad network in
-front of them, and leases that are lost on demand. `plugin` has them as pytest fixtures. See docs/testing.md."""
+"""The test kit, for handfast's own tests and for its users' tests.
+
+It has real servers that can be paused, killed and emptied, a bad network in front of them, and leases that are lost on
+demand. `plugin` has them as pytest fixtures. See docs/testing.md.
+"""
 
 from .cluster import Cluster
 from .lose import lose

@@ -1,9 +1,9 @@
-"""The wall clock of a server or a client, stepped while it runs.
+"""Steps the wall clock of a server or a client while it runs.
 
-A small library (`clockshim.c`) is loaded before all others and adds an offset to the time of day. The offset lies in a
-file that the process has mapped, so a step is one store and is seen at the next look at the clock (Valkey looks ten
-times a second when it is idle). Monotonic clocks go on as they are: a step of the wall clock is what NTP, an operator or
-a virtual machine does. Needs Linux and a C compiler.
+A small library (`clockshim.c`) is loaded before all others and adds an offset to the time of day. The offset is in a
+file that the process has mapped, so a step is one store. The process sees it when it next reads its clock; an idle Valkey
+reads it ten times a second. Monotonic clocks are not changed: NTP, an operator or a virtual machine steps the wall clock
+only. It needs Linux and a C compiler.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ __all__ = ["Clock", "missing"]
 
 SOURCE: Final = Path(__file__).with_name("clockshim.c")
 OFFSET: Final = struct.Struct("=q")
-"""Nanoseconds, as the library reads them."""
+"""The format of the offset, in nanoseconds, as the library reads it."""
 
 
 def missing() -> str:
-    """Why clocks cannot be moved here; "" if they can."""
+    """The reason why clocks cannot be stepped on this machine; "" if they can."""
     if sys.platform != "linux":
         return "clocks are moved by LD_PRELOAD, which only Linux has"
     return "" if _compiler() else "clocks are moved by a C library, and there is no C compiler (cc) here"
 
 
 class Clock:
-    """`with Clock() as clock, Server(env=clock.environment) as server: clock.step(3600)`. Processes may share one."""
+    """A clock for one or more processes:
+    `with Clock() as clock, Server(env=clock.environment) as server: clock.step(3600)`."""
 
     def __init__(self, ahead: float = 0.0) -> None:
         self._shim = _shim()
@@ -46,21 +47,21 @@ class Clock:
         with path.open("r+b") as file:
             self._offset = mmap.mmap(file.fileno(), OFFSET.size)
         self.environment = {"LD_PRELOAD": str(self._shim), "HANDFAST_CLOCK": str(path)}
-        """What a process is to be started with."""
+        """The environment variables for a process that uses this clock."""
         self.step(ahead)
 
     @property
     def ahead(self) -> float:
-        """Seconds between this clock and the machine's."""
+        """How many seconds this clock is ahead of the machine's."""
         nanoseconds: int = OFFSET.unpack_from(self._offset)[0]
         return nanoseconds / 1e9
 
     def step(self, seconds: float) -> None:
-        """Set it forward, or back."""
+        """Set the clock forward, or back if `seconds` is negative."""
         OFFSET.pack_into(self._offset, 0, OFFSET.unpack_from(self._offset)[0] + round(seconds * 1e9))
 
     def close(self) -> None:
-        """Remove its files. Processes that run keep the offset they have."""
+        """Remove the clock's file. Running processes keep their offset."""
         self._offset.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -79,7 +80,7 @@ def _compiler() -> str | None:
 
 @functools.cache
 def _shim() -> Path:
-    """The library, compiled at first use and kept as long as this process lives."""
+    """The path of the library. It is compiled at first use and kept while this process lives."""
     if reason := missing():
         raise RuntimeError(reason)
     folder = Path(tempfile.mkdtemp(prefix="handfast-clock-"))

@@ -1,7 +1,7 @@
-"""A cluster: masters that share the slots, each with its replicas.
+"""A cluster for tests: masters that share the slots, each with its replicas.
 
-What the nodes think of each other is read from CLUSTER NODES of every one of them: a cluster is in order when all that
-live say the same, and what they say is true.
+Each node reports its view of the others (CLUSTER NODES). The cluster is ready when all living nodes have the same view,
+and that view is true.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from .waiting import until_nothing_is_missing
 __all__ = ["Cluster"]
 
 READY_WITHIN: Final = 30.0
-"""Some 2 s, since a master waits that long before it serves; an election that nobody wins costs a second or two more."""
+"""Seconds. It mostly takes 2 s, because a master waits that long before it serves. A failed election takes a second or
+two more."""
 
 
 class Cluster(Servers):
-    """Nodes (`nodes`) that serve all slots when it has started. `config` is for all of them."""
+    """The nodes (`nodes`) of a cluster. They serve all slots after `start`. `config` applies to all of them."""
 
     nodes: list[Server]
 
@@ -47,7 +48,7 @@ class Cluster(Servers):
             **settings(binary, password),
             "cluster-enabled": "yes",
             "cluster-node-timeout": f"{node_timeout * 1000:.0f}",
-            # A replica may be promoted however long it has been without its master: a test decides what it misses.
+            # A replica may be promoted however long it had no link to its master: a test decides which writes it misses.
             "cluster-replica-validity-factor": "0",
             **config,
         }
@@ -63,11 +64,11 @@ class Cluster(Servers):
         login = f":{quote(self.password, safe='')}@" if self.password else ""
         return f"redis+cluster://{login}" + ",".join(f"{LOOPBACK}:{node.port}" for node in self.nodes)
 
-    # -- who is who
+    # -- roles
 
     @property
     def masters(self) -> list[Server]:
-        """Those that serve slots, in the order of these."""
+        """The masters that serve slots, in the order of their slots."""
         slots = self._view().slots
         return [self._named(name) for name in sorted(slots, key=lambda name: min(slots[name]))]
 
@@ -76,7 +77,7 @@ class Cluster(Servers):
         return [member for member in self._members if master_of.get(member.id) == name]
 
     def replica_of(self, master: Server) -> Server:
-        """The first of its replicas."""
+        """The first replica of this master."""
         return self.replicas_of(master)[0]
 
     def owner(self, slot: int) -> Server:
@@ -92,12 +93,12 @@ class Cluster(Servers):
         """The master that serves the key."""
         return self.owner(self.slot_of(key))
 
-    # -- its life
+    # -- start and end
 
     def start(self) -> Self:
         super().start()
         for number, node in enumerate(self._members):
-            # Each an epoch of its own: else they come to them by collisions, one after the other.
+            # Give each master an epoch of its own. Otherwise epochs collide, and the nodes resolve that one by one.
             node.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             for other in self._members[:number]:
                 node.command("CLUSTER", "MEET", LOOPBACK, other.port)
@@ -111,32 +112,33 @@ class Cluster(Servers):
         return self
 
     def wait_ok(self, within: float = READY_WITHIN) -> None:
-        """Until the nodes (but those dead or paused) agree that all slots are served, and the replicas are linked."""
+        """Wait until all running nodes agree that all slots are served, and the replicas are linked."""
         until_nothing_is_missing(self._missing, within, "the cluster is")
 
-    # -- what can happen to it
+    # -- faults
 
     def failover(self, master: Server, within: float = READY_WITHIN) -> Server:
-        """Its first replica takes over, in agreement with it: nothing is lost. The new master, when all nodes know."""
+        """Let the first replica take over from a living master, without loss. Returns the new master when all nodes
+        know it."""
         self.replica_of(master).command("CLUSTER", "FAILOVER")
         return self.wait_replaced(master, within)
 
     def wait_replaced(self, old: Server, within: float = READY_WITHIN) -> Server:
-        """Until all nodes (but those dead or paused) know another that serves this master's slots; which that is."""
+        """Wait until all running nodes know a new master for the slots of `old`, and return it."""
         slot = min(self._served[self._member(old).id])
         until_nothing_is_missing(lambda: self._missing_successor(old, slot), within, "the new master is")
         return self.owner(slot)
 
     def move_slot(self, slot: int, to: Server, keys_per_step: int = 100) -> None:
-        """Give the slot and its keys to another master."""
+        """Move the slot and its keys to another master."""
         with self.moving(slot, to, keys_per_step):
             pass
 
     @contextmanager
     def moving(self, slot: int, to: Server, keys_per_step: int = 100) -> Iterator[SlotMove]:
-        """Inside the block the slot is on its way, and keys move when you say `step()`; the rest at the end of it.
+        """Inside the block the slot is being moved, and keys move with each `step()`. The others move at the end of it.
 
-        An error in the block leaves it on its way.
+        After an error in the block the slot is still being moved.
         """
         masters = [self._member(master) for master in self.masters]
         move = SlotMove(slot, self._member(self.owner(slot)), self._member(to), masters, keys_per_step)
@@ -145,12 +147,13 @@ class Cluster(Servers):
         move.finish()
 
     def cut(self, *replicas: Server) -> None:
-        """From now on these hear nothing of their masters' writes, until `heal`. They still know the other nodes."""
+        """Cut the replication of these replicas until `heal`. They stay connected to the other nodes of the cluster."""
         for replica in replicas:
             cut_link(replica)
 
     def heal(self, within: float = READY_WITHIN) -> None:
-        """Undo `pause` and `cut`, until it is whole, perhaps with other masters. One that was killed, restart first."""
+        """Undo `pause` and `cut`, and wait until the cluster is whole, perhaps with other masters. Restart killed nodes
+        first."""
         for node in self.nodes:
             node.resume()
             node.command("CONFIG", "SET", "masterauth", self.password)
@@ -168,7 +171,7 @@ class Cluster(Servers):
         return next(member for member in self._members if member.id == name)
 
     def _view(self) -> View:
-        """That of a node which has heard of the latest epoch."""
+        """The view of a node that knows the latest epoch."""
         view = max((node.view() for node in self._awake()), key=lambda view: view.epoch)
         self._served.update(view.slots)
         return view

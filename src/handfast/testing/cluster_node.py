@@ -1,4 +1,4 @@
-"""A node of a cluster, and how it sees the cluster."""
+"""A node of a cluster for tests, and its view of the cluster."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ UNWELL: Final = frozenset({"fail", "fail?", "handshake", "noaddr"})
 
 @dataclass
 class View:
-    """What CLUSTER NODES says; nodes by their ids."""
+    """The reply to CLUSTER NODES. Nodes are given by their ids."""
 
     epoch: int = 0
-    """The latest that it has heard of."""
+    """The latest configuration epoch that the node knows."""
     slots: dict[str, frozenset[int]] = field(default_factory=dict)
-    """Of the masters that have any."""
+    """The slots of each master that has any."""
     master_of: dict[str, str] = field(default_factory=dict)
     reached: set[str] = field(default_factory=set)
-    """Those that it is connected with, and itself."""
+    """The node itself, and the nodes that it is connected with."""
     moving: set[int] = field(default_factory=set)
-    """Slots that come to it or leave it."""
+    """Slots that are being moved to or from the node."""
 
 
 class ClusterNode(Server):
-    """Its port and the one of its bus are reserved."""
+    """A server in cluster mode. Its port and the port of its bus are reserved."""
 
     id = ""
-    """As the other nodes know it, once it was started."""
+    """The node's id in the cluster, after the first start."""
 
     def wait_ready(self) -> None:
         super().wait_ready()
         self.id = _text(self.command("CLUSTER", "MYID"))
 
     def state(self) -> str:
-        """ "ok" or "fail"."""
+        """The cluster's state as the node sees it: "ok" or "fail"."""
         return _text(self.command("CLUSTER", "INFO")).partition("cluster_state:")[2].split()[0]
 
     def view(self) -> View:
@@ -75,7 +75,7 @@ def _read(said: str) -> View:
 
 
 def _range(word: str) -> range:
-    """ "7" or "0-5460"."""
+    """Parse slots such as "7" or "0-5460"."""
     first, _, last = word.partition("-")
     return range(int(first), int(last or first) + 1)
 

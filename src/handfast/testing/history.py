@@ -1,18 +1,18 @@
-"""What many processes did under a lock, and whether it was allowed.
+"""Records what many processes do under a lock, and checks that it was allowed.
 
-Each process appends what it does to a file of its own, one line in one write, so the file of a process that was killed is
-good up to its last moment. All processes are on one machine and so have one clock that never goes back (`now`): to
-find two holders at once it is enough to sort their intervals.
+Each process appends its events to a file of its own. An event is one line in one write, so the file of a killed process
+is complete up to its last moment. All processes are on one machine and share one monotonic clock (`now`), so sorting
+their intervals is enough to find two holders at once.
 
-A *holding* lasts from the return of the acquisition to its end, as its holder believed: the last moment at which the
-lease said that it was valid. A *write* is a value that was computed from another (`base`), with the number that the
-resource gave it; numbers are consecutive, so that one that is missing (its writer was killed before it could tell) shows.
+A *holding* lasts from the return of the acquisition to its end as its holder knew it: the last moment at which the lease
+said that it was valid. A *write* is a value that was computed from another (`base`), with the number that the resource
+gave it. The numbers are consecutive, so a missing one shows a writer that was killed before it could record its write.
 
-    overlap         somebody else began to hold a name before a holding of it had ended
-    order           B began after A had returned, and B's token is not larger
-    duplicate       two holdings of one name with the same token
-    lost update     a write replaced a value that its writer had not read, both written under a valid lease
-    late write      the same, but one of the two was written after its lease had ended: no lock prevents it, a token can
+    overlap         another holder began to hold a name before a holding of it had ended
+    order           acquisition B began after A had returned, and B's token is not larger
+    duplicate       two holdings of one name have the same token
+    lost update     a write replaced a value that its writer had not read, and both were written under a valid lease
+    late write      as lost update, but one of the two was written after its lease had ended: only a token prevents it
     lower token     the resource accepted a token lower than one that it had accepted before
 """
 
@@ -35,25 +35,25 @@ __all__ = ["Failure", "History", "Holding", "Recorder", "Violation", "Write", "n
 
 @dataclass(frozen=True)
 class Holding:
-    """Somebody believed to hold a lock."""
+    """An owner believed that it held a lock."""
 
     name: str
     owner: str
     token: int | None
     began: float
-    """When the acquisition was asked for."""
+    """When the acquisition began."""
     since: float
-    """When it returned."""
+    """When the acquisition returned."""
     until: float
-    """The end of the lease, as known when this was written; the last word on it is what counts."""
+    """The end of the lease, as known at the time of the record. The last record of a holding counts."""
     process: int
     over: bool = False
-    """It has ended: before that, the death of its process ends it too."""
+    """The holding has ended. Before that, the death of its process ends it as well."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Somebody wanted a lock and did not get it."""
+    """An acquisition failed."""
 
     name: str
     began: float
@@ -64,16 +64,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class Write:
-    """Somebody wrote what it had computed from `base`."""
+    """An owner wrote a value that it had computed from `base`."""
 
     register: str
     base: int
     value: int
     token: int | None
     order: int | None
-    """The resource's own number for it; None if it was refused."""
+    """The resource's number for the write; None if the resource refused it."""
     late: bool
-    """Written, or still being written, after the lease had ended."""
+    """The lease had ended before the write was complete."""
     owner: str
     process: int
 
@@ -88,7 +88,7 @@ class Death:
 
 @dataclass(frozen=True)
 class Violation:
-    """What is not allowed. `where` is the lock or the register."""
+    """A broken guarantee. `where` is the name of the lock or of the register."""
 
     kind: str
     where: str
@@ -102,7 +102,7 @@ EVENTS: Final = {kind.__name__: kind for kind in (Holding, Failure, Write, Death
 
 
 class Recorder:
-    """Where one process writes down what it does. Threads may share it; a process after a fork needs its own."""
+    """Writes the events of one process. Threads may share it. A forked process needs its own."""
 
     def __init__(self, folder: Path | str) -> None:
         self._process = os.getpid()
@@ -110,17 +110,17 @@ class Recorder:
         self._file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o600)
 
     def took(self, name: str, owner: str, token: int | None, *, began: float, until: float) -> Holding:
-        """An acquisition that began then has just returned; its lease is believed in until then."""
+        """Record an acquisition that has just returned: when it began, and until when its lease is valid."""
         holding = Holding(name, owner, token, began, now(), until, self._process)
         self._write(holding)
         return holding
 
     def renewed(self, holding: Holding, until: float) -> None:
-        """Only needed where a process may be killed: `ended` has the last word."""
+        """Record a renewal. Only needed if the process may be killed before `ended`."""
         self._write(replace(holding, until=until))
 
     def ended(self, holding: Holding, until: float) -> None:
-        """To be said before the release is sent: `until` is now, or when the lease ended if that was earlier."""
+        """Record the end, before the release is sent. `until` is now, or the end of the lease if that was earlier."""
         self._write(replace(holding, until=until, over=True))
 
     def failed(self, name: str, reason: str, *, began: float) -> None:
@@ -129,11 +129,11 @@ class Recorder:
     def wrote(
         self, register: str, base: int, value: int, *, token: int | None, order: int | None, late: bool, owner: str
     ) -> None:
-        """After the resource has answered, with its number for the write; None if it refused."""
+        """Record a write after the resource has replied. `order` is its number for the write; None if it refused."""
         self._write(Write(register, base, value, token, order, late, owner, self._process))
 
     def died(self, process: int) -> None:
-        """Of another process, after it was killed: from now on it holds nothing."""
+        """Record that another process was killed: it holds nothing any more."""
         self._write(Death(process, now()))
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class Recorder:
 
 @dataclass
 class History:
-    """What happened, in the order of its beginning, and what is wrong with it."""
+    """All events, sorted by the time of their beginning, and the violations in them."""
 
     holdings: list[Holding] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -157,7 +157,7 @@ class History:
         return sorted({each.name for each in self.holdings} | {each.name for each in self.failures})
 
     def violations(self) -> list[Violation]:
-        """Everything that is not allowed, whatever the faults were; which of it was to be expected, the caller knows."""
+        """All violations, whatever faults were injected. The caller knows which of them those faults explain."""
         found: list[Violation] = []
         for name in self.names:
             held = sorted((each for each in self.holdings if each.name == name), key=lambda each: each.since)
@@ -168,7 +168,7 @@ class History:
         return found
 
     def idle(self, name: str, begin: float, end: float) -> float:
-        """The longest time in which nobody held it, between these moments."""
+        """The longest time between `begin` and `end` in which no owner held the lock."""
         longest, free_since = 0.0, begin
         for each in sorted(self.holdings, key=lambda each: each.since):
             if each.name == name and each.until > begin and each.since < end:
@@ -177,13 +177,13 @@ class History:
         return max(longest, end - free_since, 0.0)
 
     def stuck(self, since: float) -> list[str]:
-        """Locks that somebody has asked for since then, in vain, and that nobody has got."""
+        """Names of locks with a failed acquisition since `since`, and no successful one."""
         wanted = {each.name for each in self.failures if each.ended > since}
         return sorted(wanted - {each.name for each in self.holdings if each.since > since})
 
 
 def read(folder: Path | str) -> History:
-    """What all processes have written down so far in this folder."""
+    """Read the events that all processes have recorded in this folder so far."""
     history, deaths = History(), dict[int, float]()
     held: dict[tuple[int, str, str, float], Holding] = {}
     for event in _events(Path(folder)):
@@ -207,13 +207,13 @@ def read(folder: Path | str) -> History:
 def _events(folder: Path) -> Iterator[Holding | Failure | Write | Death]:
     for path in sorted(folder.glob("*.history")):
         lines = path.read_text().split("\n")
-        for line in lines[:-1]:  # what follows the last line break is nothing, or torn
+        for line in lines[:-1]:  # the text after the last line break is empty or incomplete
             fields: dict[str, Any] = json.loads(line)
             yield EVENTS[fields.pop("event")](**fields)
 
 
 def _overlaps(name: str, held: Iterable[Holding]) -> Iterator[Violation]:
-    """One for each holding in which others began: a holder that never notices is one fault, however many come."""
+    """One violation for each holding during which others began: a holder that never notices is one fault, not many."""
     last: Holding | None = None
     told = False
     for each in held:

@@ -1,8 +1,8 @@
 """One connection through a proxy: two pumps, one for each direction.
 
-Whatever comes in is kept, in order and with the time of its coming, and goes on when it may: at once, after a delay, a
-few bytes at a time, or not at all. The end of a stream is one of the things that come in, so a silent network does not
-pass on a hang-up either. Faults are looked at when something is about to go on, so a new fault holds at once.
+A pump keeps all received bytes, in order and with their time of arrival, and passes them on when it may: at once, after a
+delay, a few bytes at a time, or never. It keeps the end of a stream in that order as well, so a silent network does not
+pass on a closed connection. A pump reads the faults before it passes anything on, so a new fault applies at once.
 
 Everything here runs on the proxy's loop.
 """
@@ -23,32 +23,32 @@ __all__ = ["CHUNK", "Faults", "Flow", "Link", "Way"]
 
 CHUNK: Final = 65536
 ABRUPTLY: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER: a close is a reset."""
+"""The value of SO_LINGER that makes close() reset the connection."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """What is wrong with one direction."""
+    """The faults of one direction."""
 
     delay: float = 0.0
     drop: bool = False
     size: int = CHUNK
-    """Bytes that pass at a time, and the seconds in between."""
+    """Bytes that pass at a time; `every` is the seconds in between."""
     every: float = 0.0
 
 
 @dataclass(frozen=True)
 class Flow:
-    """Bytes of one direction, of all connections so far."""
+    """Counts the bytes of one direction, over all connections so far."""
 
     passed: int = 0
     held: int = 0
-    """Kept back now."""
+    """Bytes that are held back now."""
     swallowed: int = 0
 
 
 class Way:
-    """One direction, of all connections."""
+    """One direction of all connections: its faults and its counters."""
 
     def __init__(self) -> None:
         self.faults = Faults()
@@ -65,14 +65,14 @@ class Pump:
     def __init__(self, way: Way) -> None:
         self.way = way
         self.bell = asyncio.Event()
-        """Something came in, or the faults are others."""
+        """Set when bytes arrive, or the faults change."""
         self.torn = False
-        """Something was swallowed."""
+        """Bytes were lost."""
         self.fuse: int | None = None
-        """Bytes until the connection is reset."""
+        """How many more bytes pass before the connection is reset."""
         self._kept: deque[tuple[float, bytes]] = deque()
         self._last: tuple[float, Faults] = (-math.inf, way.faults)
-        """When something went on, and under which faults."""
+        """When bytes last passed, and under which faults."""
 
     async def take(self, source: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -81,7 +81,7 @@ class Pump:
             try:
                 data = await loop.sock_recv(source, CHUNK)
             except OSError:
-                data = b""  # a reset is an end too
+                data = b""  # a reset ends the stream as well
             self._kept.append((loop.time(), data))
             self.way.count(held=len(data))
             self.bell.set()
@@ -100,25 +100,25 @@ class Pump:
                 return
 
     async def connectable(self) -> None:
-        """Until the way is not a silent one."""
+        """Wait until this direction lets bytes pass."""
         while self.way.faults.delay == math.inf:
             self.bell.clear()
             await self.bell.wait()
 
     def empty(self) -> None:
-        """Forget what is kept."""
+        """Drop all bytes that are held back."""
         self.way.count(held=-sum(len(data) for _, data in self._kept))
         self._kept.clear()
 
     async def _due(self) -> None:
-        """Until the oldest of what is kept may go on."""
+        """Wait until the oldest bytes may pass."""
         loop = asyncio.get_running_loop()
         while True:
             self.bell.clear()
             faults = self.way.faults
             came = self._kept[0][0] if self._kept else math.inf
             last, under = self._last
-            # A drip begins with a piece, not with a pause.
+            # A drip begins with bytes, not with a pause.
             left = max(came + faults.delay, last + faults.every if under is faults else 0.0) - loop.time()
             if left <= 0:
                 return
@@ -140,7 +140,7 @@ class Pump:
 
     async def _pass(self, data: bytes, sink: socket.socket) -> None:
         data = data[: self.fuse]
-        # First: who has the reply must find it counted.
+        # Count first: a test that has the reply must find it counted.
         self.way.count(passed=len(data))
         if self.fuse is not None:
             self.fuse -= len(data)
@@ -150,7 +150,7 @@ class Pump:
 
 
 class Link:
-    """A client, and the server it came for."""
+    """The connection of one client, and the proxy's connection to the server."""
 
     def __init__(self, client: socket.socket, target: Address, up: Way, down: Way) -> None:
         self.up, self.down = Pump(up), Pump(down)
@@ -159,7 +159,7 @@ class Link:
         self._server: socket.socket | None = None
         self._in_order = False
         self.task = asyncio.get_running_loop().create_task(self._run())
-        # Not at the end of the task itself: one that is cancelled before its first step has none.
+        # Not in the task itself: a task that is cancelled before its first step never runs.
         self.task.add_done_callback(self._close)
 
     @property
@@ -180,7 +180,7 @@ class Link:
             await self._connect()
             self._in_order = await self._pump()
         except OSError:
-            pass  # the server is not there
+            pass  # the server does not accept connections
 
     def _close(self, _: asyncio.Task[None]) -> None:
         for sock in (self._client, self._server):
@@ -201,7 +201,7 @@ class Link:
         await asyncio.get_running_loop().sock_connect(self._server, target.path or (target.host, target.port))
 
     async def _pump(self) -> bool:
-        """Both ways to their ends; True if these came in order."""
+        """Run both directions to their ends. True if both streams ended normally."""
         assert self._server is not None
         ended = True
         try:

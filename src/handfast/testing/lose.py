@@ -1,4 +1,4 @@
-"""A lease that is lost on demand."""
+"""Loses a lease on demand."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 __all__ = ["lose"]
 
 TIMEOUT: Final = 1.0
-"""Seconds in which the servers are to forget the lease; the loss does not wait for them."""
+"""Seconds that the servers have to delete the lease. A slow server does not prevent the loss."""
 
 
 def lose(what: BaseLease | BaseLock, reason: str = "a test wanted it so") -> None:
-    """Have a lease lost now, as if a majority of the servers had forgotten it; of a lock, all leases that its client has.
+    """Lose a lease now, as if a majority of the servers had forgotten it. Given a lock, lose all leases of its client.
 
-    Everything happens that happens at a real loss: `lost` is set, `check()` raises, the body of an `async with` is
-    cancelled at its next await, the end of the block raises LeaseLost with this `reason`, nothing is renewed or released.
-    The keys are gone when this returns, so anybody else may take the lock at once; a server that does not answer
-    within a second keeps its key until the ttl ends.
+    Everything happens as in a real loss: `lost` is set, `check()` raises, the body of an `async with` is cancelled at its
+    next await, the end of the block raises LeaseLost with this `reason`, and nothing is renewed or released. When this
+    returns, the keys are deleted, so that another client may take the lock at once. A server that does not answer within
+    a second keeps its key until the ttl ends.
 
-    RuntimeError if there is nothing to lose: a released lease, a lock that its client does not hold.
+    RuntimeError is raised if there is nothing to lose: a released lease, or a lock that its client does not hold.
     """
     client: BaseClient[Any, Any] = cast(Any, what)._client
     dog = client._dog
     if dog is None:
         raise RuntimeError(f"{what.name}: this client does not hold it")
-    # In the watchdog's thread: that is where a real loss is noticed, and where it is known what is held.
+    # In the watchdog's thread, which also notices real losses. Its schedule knows all holds.
     asyncio.run_coroutine_threadsafe(_lose(dog, what, reason), dog._loop).result(10 * TIMEOUT)
 
 
@@ -59,7 +59,7 @@ async def _lose(dog: Watchdog, what: BaseLease | BaseLock, reason: str) -> None:
 
 
 async def _delete(dog: Watchdog, hold: Hold) -> None:
-    """On the watchdog's connections, so that it comes after a renewal or a heal that is under way there."""
+    """Delete the keys, on the watchdog's connections: so this follows a renewal or a heal that is under way there."""
     group = hold.group
     registration = dog._registrations.get(group)
     if registration is None:

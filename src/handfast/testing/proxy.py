@@ -1,9 +1,9 @@
-"""A TCP proxy in front of a server, which does what bad networks do.
+"""A TCP proxy in front of a server, which imitates a bad network.
 
-"Up" is from the client to the server, "down" is back. Faults are switched at any time, hold for connections old and new
-from the moment at which the method returns, and add up until `heal`. Only `drop` loses bytes; what the others keep back
-goes on, in order, when they are healed. No TCP stream goes on with a hole in it, so `heal` resets the connections that
-lost some.
+"Up" is from the client to the server, "down" is back. Faults can be switched at any time. They apply to old and new
+connections as soon as the method returns, and add up until `heal`. Only `drop` loses bytes. Bytes that the other faults
+hold back go on, in order, after `heal`. A TCP stream cannot go on with a hole in it, so `heal` resets the connections
+that have lost bytes.
 
 The proxy runs in a thread of its own: a test may block its event loop.
 """
@@ -28,7 +28,7 @@ from .servers import LOOPBACK, reserve_port
 __all__ = ["Flow", "Proxy"]
 
 PATIENCE: Final = 10.0
-"""Seconds in which the proxy's own thread must have done what it was asked to."""
+"""Seconds that the proxy's thread has to carry out a call."""
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class HasUrl(Protocol):
 
 
 class Proxy:
-    """`with Proxy(server) as proxy:`, and connect to `proxy.url`. Takes a URL, or what has one."""
+    """Use it as `with Proxy(server) as proxy:`, and connect to `proxy.url`. The target is a URL, or has one."""
 
     def __init__(self, target: str | HasUrl) -> None:
         url = target if isinstance(target, str) else target.url
@@ -60,69 +60,69 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """As the target's: its scheme, its credentials, its options."""
+        """The target's URL with the proxy's host and port: its scheme, its credentials, its options."""
         return self._url
 
-    # -- faults: both ways, or only the one that is named
+    # -- faults: in both directions, or only in the given one
 
     def delay(self, seconds: float, *, up: bool | None = None, down: bool | None = None) -> None:
-        """Whatever passes takes this much longer."""
+        """Delay all bytes by so many seconds."""
         if not seconds >= 0:
             raise ValueError(f"a delay is 0 seconds or more, not {seconds!r}")
         self._change(up, down, lambda faults: replace(faults, delay=seconds))
 
     def drop(self, *, up: bool | None = None, down: bool | None = None) -> None:
-        """Swallow everything, and tell nobody."""
+        """Lose all bytes, silently."""
         self._change(up, down, lambda faults: replace(faults, drop=True))
 
     def drip(self, size: int = 1, every: float = 0.1, *, up: bool | None = None, down: bool | None = None) -> None:
-        """Let so many bytes pass at a time, with so many seconds in between."""
+        """Let `size` bytes pass at a time, `every` so many seconds."""
         if size < 1 or not every >= 0:
             raise ValueError(f"drip() takes 1 byte or more and 0 seconds or more, not {size!r} and {every!r}")
         self._change(up, down, lambda faults: replace(faults, size=size, every=every))
 
     def half_open(self) -> None:
-        """Connections stay and new ones are accepted, but nothing passes, not even a hang-up."""
+        """Keep connections and accept new ones, but let nothing pass, not even the end of a connection."""
         self.delay(math.inf)
 
     def reset(self, after: int | None = None) -> int:
-        """Reset the connections that are open now, and say how many they are: at once, or each when `after` more bytes
-        have come down (0: at the next reply, before any of it)."""
+        """Reset the connections that are open now, and return their number. `after`: reset each one after so many more
+        bytes down; 0 means at the next reply, before its first byte."""
         if after is not None and after < 0:
             raise ValueError(f"a connection is reset after 0 bytes or more, not {after!r}")
         return self._do(self._reset(after))
 
     def refuse(self) -> None:
-        """Let nobody new in. What is connected stays connected."""
+        """Refuse new connections. Open connections stay open."""
         self._do(self._close_door())
 
     def heal(self) -> None:
-        """A good network again: what was kept back goes on at once."""
+        """End all faults. Bytes that were held back go on at once."""
         self._do(self._heal())
 
-    # -- what it has seen
+    # -- counters
 
     @property
     def accepted(self) -> int:
-        """Connections so far."""
+        """The number of connections accepted so far."""
         return self._accepted
 
     @property
     def connections(self) -> int:
-        """Connections that are open now."""
+        """The number of connections that are open now."""
         return len(self._links)
 
     @property
     def up(self) -> Flow:
-        """Bytes that clients sent."""
+        """Counts the bytes that clients sent."""
         return self._up.flow
 
     @property
     def down(self) -> Flow:
-        """Bytes that the server sent."""
+        """Counts the bytes that the server sent."""
         return self._down.flow
 
-    # -- its life
+    # -- start and end
 
     def start(self) -> Self:
         self._thread.start()
@@ -132,7 +132,7 @@ class Proxy:
         return self
 
     def close(self) -> None:
-        """End all connections. It cannot be started again."""
+        """End all connections. A closed proxy cannot be started again."""
         if self._thread.is_alive() and self._loop is not None and self._end is not None:
             self._loop.call_soon_threadsafe(self._end.set)
             self._thread.join(PATIENCE)
@@ -156,7 +156,7 @@ class Proxy:
     # -- from the caller's thread to the proxy's
 
     def _change(self, up: bool | None, down: bool | None, how: Callable[[Faults], Faults]) -> None:
-        # A direction that is not mentioned is meant unless the other one is asked for.
+        # Without arguments both directions are meant; `up=True` means only up, `up=False` only down.
         ups = up if up is not None else not down
         downs = down if down is not None else not up
         self._do(self._set([way for way, meant in ((self._up, ups), (self._down, downs)) if meant], how))
@@ -184,7 +184,7 @@ class Proxy:
         if self._listener is not None:
             return
         if sys.platform != "linux":
-            self._reserved.close()  # elsewhere a second bind to the port is refused
+            self._reserved.close()  # other systems refuse a second bind to the port
         listener = self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setblocking(False)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -202,7 +202,7 @@ class Proxy:
         try:
             client, _ = listener.accept()
         except OSError:
-            return  # gone before it came in
+            return  # the client was gone before it was accepted
         client.setblocking(False)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link = Link(client, self._target, self._up, self._down)
@@ -233,7 +233,7 @@ class Proxy:
 
 
 def _moved(url: str, port: int) -> str:
-    """The URL of the same server at our port."""
+    """The URL with the proxy's host and port."""
     parts = urlsplit(url.strip())
     login, at, _ = parts.netloc.rpartition("@")
     unix = parts.scheme == "unix"

@@ -1,13 +1,13 @@
-"""Servers must die with the test process, also when that is killed with SIGKILL.
+"""Ends the servers together with the test process, even if that is killed with SIGKILL.
 
 A server does not watch its parent, and the ways to make the kernel do it fall short: PR_SET_PDEATHSIG needs
 code between fork and exec (unsafe in a process with threads, and tests have threads), fires when the *thread*
 that started the server ends, and is Linux only; `setpriv` is one more program that must be there.
 
 So every test process gets one reaper, started with its first server: a bare interpreter that reads a pipe and
-knows the servers that run. The end of the pipe is the end of the test process, however it came; then the
-reaper kills what is left. A process id cannot be reused before it is reaped, and it is struck from the list
-before that.
+knows the running servers. The pipe ends when the test process ends, for whatever reason, and the reaper kills
+the servers that are left. The system cannot reuse a process id before the process is waited on, and it is
+removed from the reaper's list before that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import threading
 from pathlib import Path
 
-# "+PID FOLDER" watches, "-PID" forgets. A session of its own: a Ctrl-C must not end it before its work.
+# "+PID FOLDER" adds a server, "-PID" removes it. The reaper has its own session, so that Ctrl-C does not end it.
 CODE = """
 import os, shutil, signal, sys
 os.setsid()
@@ -42,12 +42,12 @@ _pipe: int | None = None
 
 
 def watch(pid: int, folder: Path | None) -> None:
-    """Kill this process when we are gone, and remove the folder too if it is given."""
+    """Have the reaper kill this process after the end of the test process, and remove the folder, if given."""
     _say(f"+{pid} {folder or ''}\n")
 
 
 def forget(pid: int) -> None:
-    """To be said before the process is reaped: from then on its number may be another's."""
+    """Remove the process from the reaper's list. Call this before waiting on it: afterwards its id may be reused."""
     _say(f"-{pid}\n")
 
 
@@ -62,7 +62,7 @@ def _say(line: str) -> None:
 def _start() -> int:
     reader, writer = os.pipe()
     null = ((os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_WRONLY, 0) for fd in (1, 2))
-    # Not subprocess: the reaper outlives every object that could stand for it here.
+    # Not subprocess.Popen: the reaper outlives this process, so no object should wait on it.
     os.posix_spawn(
         sys.executable,
         [sys.executable, "-I", "-S", "-c", CODE],
@@ -74,7 +74,7 @@ def _start() -> int:
 
 
 def _forked() -> None:
-    """A child has no say over the parent's servers, and its copy of the pipe must not keep them alive."""
+    """Close the pipe in a forked child: its copy would keep the parent's servers alive."""
     global _guard, _pipe
     _guard = threading.Lock()
     if _pipe is not None:

@@ -1,7 +1,7 @@
-"""A master with replicas, and what happens to such: a replica falls behind, one is promoted.
+"""A master with replicas for tests. A replica can fall behind, or be promoted.
 
-Its servers have a configuration file, because that is where a server keeps its role: one that was promoted is a master
-after a restart too.
+The servers have configuration files, because a server keeps its role there: a promoted replica is still a master after a
+restart.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .waiting import until_nothing_is_missing
 __all__ = ["READY_WITHIN", "Configured", "Replicated", "cut_link", "settings"]
 
 READY_WITHIN: Final = 20.0
-"""A replica is in step after some 0.2 s, and after a second where it just missed the moment to connect."""
+"""Seconds. A replica is in sync after about 0.2 s, or after a second if it has just missed the moment to connect."""
 CUT_OFF: Final = "cut off"
-"""No master lets a replica in with this password."""
+"""A wrong password: a master refuses a replica that has it."""
 
 
 class Configured(Server):
-    """A server with a configuration file, which it rewrites when somebody changes its role."""
+    """A server with a configuration file. The server rewrites the file when its role changes."""
 
     def _arguments(self) -> Sequence[str]:
         path = self.folder / "server.conf"
@@ -34,7 +34,7 @@ class Configured(Server):
 
 
 class Replicated(Servers):
-    """A master and replicas that are in step when it has started. `config` is for all of them."""
+    """A master and replicas that are in sync after `start`. `config` applies to all of them."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Replicated(Servers):
 
     @property
     def url(self) -> str:
-        """The master's."""
+        """The master's URL."""
         return self.master.url
 
     def start(self) -> Self:
@@ -72,14 +72,14 @@ class Replicated(Servers):
         return self
 
     def wait_synced(self, within: float = READY_WITHIN) -> None:
-        """Until the replicas, but for those that are dead or paused, confirm all that the master has written so far."""
+        """Wait until all running replicas confirm everything that the master has written so far."""
         until_nothing_is_missing(self._missing_copies, within, "the replicas are")
 
     def promote(self, replica: Server) -> None:
-        """Make it the master, and let the other replicas follow it.
+        """Make this replica the master, and let the other replicas follow it.
 
-        The former master is left alone, as in a failover that it knows nothing of: if it lives, there are two masters
-        now. `heal` makes it a replica.
+        The former master is not told, as in a failover during a partition: if it lives, there are two masters now.
+        `heal` makes it a replica.
         """
         replica.command("REPLICAOF", "NO", "ONE")
         _remember(replica)
@@ -90,12 +90,12 @@ class Replicated(Servers):
                 _follow(other, replica)
 
     def cut(self, *replicas: Server) -> None:
-        """From now on these, or all, hear nothing of the master, until `heal`. What they are asked, they answer."""
+        """Cut the replication of these replicas, or of all, until `heal`. They still answer clients."""
         for replica in replicas or self.replicas:
             cut_link(replica)
 
     def heal(self, within: float = READY_WITHIN) -> None:
-        """Undo `pause` and `cut`, and make all but the master its replicas again. One that was killed, restart first."""
+        """Undo `pause` and `cut`, and make all other servers replicas of the master. Restart killed servers first."""
         self._reconnect()
         self._replicas = [node for node in self.nodes if node is not self._master]
         for node in self._replicas:
@@ -122,7 +122,7 @@ class Replicated(Servers):
 
 
 def settings(binary: Path, password: str) -> dict[str, str]:
-    """What servers that replicate have in common."""
+    """The settings that all replicating servers share."""
     return {
         "repl-ping-replica-period": "1",
         **({} if older_than_7(binary) else {"enable-debug-command": "local"}),
@@ -136,7 +136,7 @@ def _follow(replica: Server, master: Server) -> None:
 
 
 def cut_link(replica: Server) -> None:
-    """No more replication, until its masterauth is what it was. Data that is on its way is lost with the link."""
+    """Stop the replication by a wrong masterauth, until it is set back. Data in transit is lost with the link."""
     replica.command("CONFIG", "SET", "masterauth", CUT_OFF)
     replica.command("CLIENT", "KILL", "TYPE", "master")
     replica.wait_for(lambda: replica.info("master_link_status") != "up")
@@ -147,15 +147,15 @@ def _remember(server: Server) -> None:
 
 
 def _confirmations(master: Server, wanted: int) -> int:
-    """How many replicas have all that the master has now."""
+    """The number of replicas that have all present data of the master."""
     with master.connect() as link:
-        link.command("PING")  # WAIT is about what was written up to the command before it
+        link.command("PING")  # WAIT concerns the writes before this connection's last command
         said = link.command("WAIT", wanted, 200)
         assert isinstance(said, int)
         return said
 
 
 def _quoted(word: str) -> str:
-    """As a word of a configuration file."""
+    """Quote a word for a configuration file."""
     plain = all("!" <= c <= "~" and c not in "\"'\\" for c in word)
     return word if word and plain else '"' + "".join(f"\\x{byte:02x}" for byte in word.encode()) + '"'

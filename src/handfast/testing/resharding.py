@@ -1,7 +1,7 @@
-"""One slot on its way from one master to another.
+"""Moves one slot from one master to another, step by step.
 
-While it moves, the source answers for the keys that it still has and sends everybody else on (ASK); a command with
-keys on both sides is told to come again (TRYAGAIN).
+While the slot moves, the source answers for the keys that it still has, and redirects all other requests (ASK). A command
+with keys on both sides gets TRYAGAIN.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PATIENCE_MS: Final = 5000
 
 
 class SlotMove:
-    """`cluster.moving(slot, to)` begins it, and finishes it at the end of its block."""
+    """The move of one slot. `cluster.moving(slot, to)` begins it, and finishes it at the end of its block."""
 
     def __init__(
         self, slot: int, source: ClusterNode, target: ClusterNode, masters: Sequence[ClusterNode], keys_per_step: int
@@ -35,7 +35,7 @@ class SlotMove:
         self.source.command("CLUSTER", "SETSLOT", self.slot, "MIGRATING", self.target.id)
 
     def step(self, keys: int = 1) -> int:
-        """Move so many keys; how many there were."""
+        """Move up to so many keys, and return how many were moved."""
         found = self.source.command("CLUSTER", "GETKEYSINSLOT", self.slot, keys)
         assert isinstance(found, list)
         names = [key for key in found if isinstance(key, bytes)]
@@ -44,7 +44,8 @@ class SlotMove:
         return len(names)
 
     def finish(self) -> None:
-        """Move what is left and tell all masters whose slot it is: first the new owner, so that it always has one."""
+        """Move the remaining keys, and tell all masters the slot's new owner. The new owner comes first, so that the slot
+        always has an owner."""
         while self.step(self._keys_per_step):
             pass
         others = [master for master in self._masters if master not in (self.source, self.target) and master.alive]
@@ -52,7 +53,7 @@ class SlotMove:
             try:
                 master.command("CLUSTER", "SETSLOT", self.slot, "NODE", self.target.id)
             except ReplyError as error:
-                # It has heard that its last slot is gone, and follows the new owner by itself.
+                # This master has lost its last slot, and has already become a replica of the new owner.
                 if "only with masters" not in str(error) or master is self.target:
                     raise
 

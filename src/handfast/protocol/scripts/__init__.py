@@ -1,6 +1,6 @@
-"""The transitions that run on a server, one `.lua` file each; its header gives keys, arguments and reply.
+"""The transitions that run on a server. Each is one `.lua` file, whose header explains keys, arguments and reply.
 
-A line `--@ _part` includes another file: Lua on a server has no other way to share code.
+A line `--@ _part` includes another file, because Lua on a server has no other way to share code.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 
 from handfast.protocol.resp import encode
 
-try:  # the interpreter's own: hashlib imports OpenSSL, which takes longer to load than all the scripts
+try:  # hashlib imports OpenSSL, which takes longer to load than all the scripts
     from _sha1 import sha1  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
 except ImportError:
     from hashlib import sha1
@@ -24,7 +24,7 @@ INCLUDE: Final = b"--@ "
 
 
 def _text(name: str) -> bytes:
-    """A script without its comments: every connection loads every script."""
+    """Read a script without its comments: every connection sends every script."""
     with open(os.path.join(os.path.dirname(__file__), f"{name}.lua"), "rb") as file:
         lines = file.read().splitlines()
     return b"\n".join(
@@ -39,7 +39,7 @@ SHA: Final[dict[str, bytes]] = {
     name: sha1(text, usedforsecurity=False).hexdigest().encode() for name, text in TEXT.items()
 }
 LOAD_REPLIES: Final = len(NAMES)
-"""Replies to what `load_scripts` sends."""
+"""The number of replies to `load_scripts`."""
 
 
 def load_scripts() -> bytes:

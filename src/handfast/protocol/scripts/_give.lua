@@ -1,21 +1,21 @@
--- _give: part of other scripts. Gives a vote that nobody holds to the lowest ticket whose waiter is still there.
--- A waiter that died listens no more, and the claim of one that hangs expires. Both are skipped.
+-- _give: part of other scripts. Gives a free vote to the lowest ticket whose waiter is still there.
+-- A dead waiter does not listen to its channel, and the claim of a waiter that hangs expires. Both are skipped.
 -- The record of the vote is field `*` of the claims: `stamp ticket id claim`. A stamp is never given twice.
 -- KEYS   1 lock  2 queue (sorted set of ids by ticket)  3 claims (hash by id)
 -- needs  call, time, now_ms, id (the caller, which needs no push), take, next_token, proof
--- after  give(floor) returns the claim's id, owner, ttl, token and stamp; nil if nobody waits
+-- after  give(floor) returns the claim's id, owner, ttl, token and stamp; nil if there is no waiter
 local CLAIM = '^(%d+) (%d+) (%d+) (%d+) (%S+) (%S+) (.*)$'
 local function new_stamp()
   local last = string.match(call('HGET', KEYS[3], '*') or '', '^%d+') or '0'
   return string.format('%.0f', math.max(time[1] * 1000000 + time[2], tonumber(last) + 1))
 end
 local function push(channel, text)
-  -- A failure is not the caller's: its user may lack the right to publish. The waiter counts as gone.
+  -- A failure must not fail the caller, whose user may lack the right to publish. The waiter counts as gone.
   local heard = redis.pcall('PUBLISH', channel, text)
   return type(heard) == 'number' and heard > 0
 end
--- If the new holder hangs, somebody has to look when its ttl is over. The next waiter may expect a later end: it is told
--- to look again. A waiter that listens no more is left out.
+-- If the new holder hangs, the next waiter must look again when its ttl is over. That waiter may expect a later end, so
+-- it is told to look. A waiter that does not listen any more is skipped.
 local function hint(ttl)
   if ttl < 0 or ttl >= 5000 then return end -- every waiter looks again after five seconds
   for _, waiter in ipairs(call('ZRANGE', KEYS[2], 0, 9)) do

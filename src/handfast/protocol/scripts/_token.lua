@@ -1,7 +1,7 @@
 -- _token: part of other scripts. The next fencing token of a name, and its counter.
--- A counter expires a retention after its own token's time. So it is gone only when the server's clock is past every
--- token that it gave, and the server's time is then a safe start. A proposal that is older than the retention may be
--- older than an expired counter: the server's time replaces it.
+-- A counter expires one retention after the time of its token. So when it is gone, the server's clock is past every
+-- token that it gave, and the server's time is a safe start. A proposal that is older than the retention may be older
+-- than an expired counter: the server's time replaces it.
 -- KEYS   4 fence counter  7 high-water mark (guarded only)
 -- needs  call, time, retention (seconds)
 local function set_counter(token)
@@ -18,7 +18,7 @@ local function next_token(step, proposal, floor)
   if token == 0 or (count == 0 and token <= now - retention * 1000000) then token = now end
   local least = math.max(count, floor) + step
   if token < least then token = least end
-  -- Lua numbers are doubles: 2^53 is the last that counts by ones.
+  -- Lua numbers are doubles: above 2^53 they do not count by ones.
   if token >= 9007199254740992 then error('EXHAUSTED the fence counter has reached 2^53', 0) end
   return set_counter(token)
 end

@@ -1,4 +1,4 @@
--- _vote: part of other scripts. Giving the vote of this node, and what a guarded node shows with it.
+-- _vote: part of other scripts. Gives the vote of this node, and makes the proof that a guarded node shows with it.
 -- An explicit owner may hold the lock several times at once. Each acquisition has a generation of its own in the hash
 -- KEYS[5], with the millisecond at which it ends; field `t` is the token that they share.
 -- KEYS   1 lock  5 generations  6 guard marker (guarded only)
@@ -11,7 +11,7 @@ local function take(owner, generation, ttl, token)
     call('PEXPIRE', KEYS[5], ttl)
   end
 end
--- One acquisition of this owner ends: true if no other one of the same owner is left, nil if it had ended before.
+-- End one acquisition of this owner: true if the owner has no other acquisition, nil if this one had ended before.
 local function leave(generation)
   if generation == '-' then return true end
   if call('HDEL', KEYS[5], generation) == 0 then return nil end
@@ -22,7 +22,7 @@ local function leave(generation)
   call('DEL', KEYS[5])
   return true
 end
--- The node's incarnation as far as a script can see it: 0, or the replication id that it took when it was promoted.
+-- The part of the node's incarnation that a script can see: 0, or the replication id that it took at its promotion.
 local function promotion()
   local info = call('INFO', 'replication')
   if string.find(info, 'master_replid2:0+\r') then return '0' end

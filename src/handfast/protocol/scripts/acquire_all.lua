@@ -1,11 +1,11 @@
--- acquire_all: take the votes for n names at once, if all of them are free and nobody waits for one of them. A free name
--- that somebody waits for is given to the first waiter.
+-- acquire_all: take the votes for n names at once, if all of them are free and have no waiters. A free name that has
+-- waiters is given to the first of them.
 -- KEYS   1..n locks; then n queues, n claims, n fence counters, n generations; guarded: marker, high-water mark
 -- ARGV   1 owner  2 generation ('-': the owner is new)  3 ttl in ms  4 n  5 tokens wanted (0: unfenced)
 --        6 proposed token (0: the server's time)  7 floor of the counters  8 retention of the counters in s
 --        9 longest ttl in ms  10 1: overtake the queues
 -- reply  {1, ttl, token, '0', s, µs, proof, 0}: granted
---        {0, remaining ttl in ms (-1: no end), holder, 0, s, µs, proof}: refused; the holder of the first name that is held
+--        {0, remaining ttl in ms (-1: none), holder, 0, s, µs, proof}: refused; ttl and holder of the first held name
 local call = redis.call
 local names, owner, generation, ttl, n = KEYS, ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local step, retention = tonumber(ARGV[5]), tonumber(ARGV[8])

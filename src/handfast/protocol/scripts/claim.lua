@@ -1,19 +1,19 @@
--- claim: take the vote of this node if it is free and nobody waits for it; otherwise stand in the queue.
--- A claim is repeatable: it finds its own vote or its own place again.
+-- claim: take the vote of this node if it is free and there are no waiters; otherwise enter the queue.
+-- A claim is repeatable: it finds its own vote or its own place in the queue again.
 -- KEYS   1 lock  2 queue  3 claims  4 fence counter  5 generations; guarded: 6 marker  7 high-water mark
 -- ARGV   1 id of the acquisition  2 owner  3 generation ('-': the id is the owner)  4 ttl in ms
---        5 tokens wanted, of which the last is answered (0: unfenced)  6 proposed token (0: the server's time)
+--        5 number of tokens, of which the last is the reply (0: unfenced)  6 proposed token (0: the server's time)
 --        7 floor of the counter  8 retention of the counter in s  9 longest ttl in ms
 --        10 ticket ('': do not queue; '0': the time of arrival)  11 channel  12 1: overtake the queue if the lock is free
 -- reply  an integer, the token (1 if unfenced): granted, on a node without a guard
 --        {1, remaining ttl in ms, token, stamp, s, µs, proof, inquired}: granted; inquired: a lower ticket waits
---        {0, remaining ttl of the holder in ms (-1: no end), holder, held by a plain key, s, µs, proof}: refused or queued
+--        {0, remaining ttl of the holder in ms (-1: none), holder, held by a plain key, s, µs, proof}: refused or queued
 local call = redis.call
 local id, owner, generation, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local step, retention, ticket = tonumber(ARGV[5]), tonumber(ARGV[8]), ARGV[10]
 local time = call('TIME')
 --@ _token
--- The usual case: the lock is free, nobody waits, and nothing more has to be remembered or shown.
+-- The usual case: the lock is free and has no waiters, the owner is not explicit, and there is no guard.
 local overtakes = ARGV[12] == '1'
 if generation == '-' and not KEYS[6] and (ticket == '' or ticket == '0')
     and (overtakes or call('EXISTS', KEYS[2]) == 0) and call('SET', KEYS[1], owner, 'NX', 'PX', ttl) then
@@ -37,8 +37,8 @@ end
 local left = 0
 if holder then
   left = call('PTTL', KEYS[1])
-  -- No lease is longer than the longest ttl: this server's clock was set back. Without this, the key of a dead holder
-  -- would stay until the clock has caught up.
+  -- No lease is longer than the longest ttl, so this server's clock was set back. Without this, the key of a dead
+  -- holder would stay until the clock has caught up.
   if left > tonumber(ARGV[9]) then
     left = tonumber(ARGV[9])
     call('PEXPIRE', KEYS[1], left)
@@ -53,13 +53,13 @@ if ticket == '0' then
   ticket = string.format('%.0f', math.max(time[1] * 1000000 + time[2], tonumber(last) + 1))
 end
 local function keep()
-  -- The queue outlives every claim in it. It is not extended each time.
+  -- The queue must outlive every claim in it. Extending it rarely, but by more, saves commands.
   local least = math.max(300000, left + ttl + 3000)
   if call('PTTL', KEYS[2]) < least then call('PEXPIRE', KEYS[2], 2 * least) end
   if call('PTTL', KEYS[3]) < least then call('PEXPIRE', KEYS[3], 2 * least) end
 end
 if holder == owner then
-  -- Ours already: by an earlier claim, or by another acquisition of the same explicit owner.
+  -- This owner has the vote already: by an earlier claim, or by another acquisition of the same explicit owner.
   if left >= 0 and left < ttl then
     left = ttl
     call('PEXPIRE', KEYS[1], ttl)
@@ -77,12 +77,12 @@ if holder == owner then
     token = call('GET', KEYS[4]) or '0'
   end
   local stamp, given, whose = string.match(call('HGET', KEYS[3], '*') or '', '^(%d+) (%d+) (%S+)')
-  -- On a single node the order of arrival is the order: a claim that is repeated keeps its ticket, and yields to nobody.
+  -- On a single node the time of arrival decides: a repeated claim keeps its ticket, and yields to no other claim.
   local single = ARGV[10] == '0'
   if whose ~= id then stamp = new_stamp() elseif single then ticket = given end
   local inquired = 0
   if queues then
-    -- It arrived before, not now. A vote without a record was given before anybody queued.
+    -- The claim arrived earlier, not now. A vote without a record was given while the queue was empty.
     if ARGV[10] == '0' then ticket = whose == id and given or '0' end
     if call('ZREM', KEYS[2], id) == 1 then call('HDEL', KEYS[3], id) end
     call('HSET', KEYS[3], '*', table.concat({stamp, ticket, id, claim}, ' '))

@@ -1,8 +1,8 @@
--- extend: give n names another ttl, if this acquisition holds all of them. Never shortens what is there: of two renewals
--- that pass each other on their way the longer one must stand. More than the longest ttl is a clock that was set back.
+-- extend: give n names another ttl, if this acquisition holds all of them. It never shortens a ttl: if one renewal
+-- overtakes another, the longer one must win. A ttl above the longest one shows a clock that was set back.
 -- KEYS   1..n locks; then n generations, if there is a generation
 -- ARGV   1 owner  2 generation ('-': the owner is the acquisition's own)  3 ttl in ms  4 longest ttl in ms
--- reply  1 extended, 0 not this acquisition's (nothing was changed)
+-- reply  1 extended, 0 the acquisition does not hold all names (nothing was changed)
 local call, n = redis.call, ARGV[2] == '-' and #KEYS or #KEYS / 2
 local owner, generation, ttl, most = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 for i = 1, n do

@@ -5,7 +5,7 @@
 -- reply  2 it held this vote, and a waiter has it now; 1 it held this vote; 0 it did not
 local call = redis.call
 local id, owner, generation, floor, retention = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
--- The usual case: nobody waits, and the counter is not behind. The claims hold nothing but the record of the vote.
+-- The usual case: there are no waiters, and the counter is not behind. The claims have only the record of the vote.
 if generation == '-' and call('EXISTS', KEYS[2]) == 0
     and (floor == 0 or tonumber(call('GET', KEYS[4]) or '0') >= floor) then
   if call('GET', KEYS[1]) ~= owner then return 0 end

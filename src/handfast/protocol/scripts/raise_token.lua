@@ -1,7 +1,7 @@
 -- raise_token: lift the counters of n names to an agreed token, while the acquisition still holds all of them.
 -- KEYS   1..n locks; then n fence counters, n generations; guarded: high-water mark
 -- ARGV   1 owner  2 generation ('-': the owner is the acquisition's own)  3 n  4 token  5 retention of the counters in s
--- reply  1 raised, 0 not this acquisition's
+-- reply  1 raised, 0 the acquisition does not hold all names
 local call, n, token = redis.call, tonumber(ARGV[3]), tonumber(ARGV[4])
 for i = 1, n do
   if call('GET', KEYS[i]) ~= ARGV[1] then return 0 end

@@ -1,9 +1,9 @@
--- restore_vote: put a vote back on a node that lost it, while a majority elsewhere confirms the acquisition. Never takes
--- another owner's key, never shortens what is there.
+-- restore_vote: restore a vote on a node that has lost it, while a majority of other nodes confirms the acquisition. It
+-- never takes another owner's key, and never shortens a ttl.
 -- KEYS   1..n locks; then n fence counters, n generations; guarded: high-water mark
 -- ARGV   1 owner  2 generation ('-': the owner is the acquisition's own)  3 ttl in ms  4 n  5 token (0: unfenced)
 --        6 retention of the counters in s
--- reply  1 held here now, 0 another owner is here
+-- reply  1 restored, 0 another owner has the key
 local call, n = redis.call, tonumber(ARGV[4])
 local owner, generation, ttl, token = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[5])
 for i = 1, n do

@@ -1,7 +1,7 @@
--- set_marker: replace the guard marker, if it still is what the caller saw (compare and set).
+-- set_marker: replace the guard's marker if it is still the one that the caller has seen (compare and set).
 -- KEYS   1 guard marker
 -- ARGV   1 marker as seen ('' absent)  2 new marker; in it @ stands for "server time in µs, plus ARGV[3]"  3 µs to add
--- reply  the marker that is there now
+-- reply  the present marker
 local seen = redis.call('GET', KEYS[1]) or ''
 if seen ~= ARGV[1] then return seen end
 local time = redis.call('TIME')

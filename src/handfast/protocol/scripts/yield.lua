@@ -1,4 +1,4 @@
--- yield: a waiter gives a vote back to the queue, because a lower ticket waits there. Only the vote with this stamp.
+-- yield: a waiter gives the vote with this stamp back to the queue, because a lower ticket waits there.
 -- KEYS   as claim
 -- ARGV   1 id  2 owner  3 generation ('-': the id is the owner)  4 stamp  5 floor of the counter  6 retention in s
 -- reply  as claim: {1, ...} if the vote came back with a new stamp, {0, ...} if not
@@ -17,7 +17,7 @@ if holder == owner and whose == id and stamp == ARGV[4] and leave(generation) th
   local heir, new_owner, new_ttl, token, given = give(tonumber(ARGV[5]))
   if heir == id then return {1, new_ttl, token, given, time[1], time[2], proof(), 0} end
   if heir then return {0, new_ttl, new_owner, 0, time[1], time[2], proof()} end
-  -- Our own claim had expired too.
+  -- The waiter's own claim has expired too.
   call('DEL', KEYS[1])
   call('HDEL', KEYS[3], '*')
   holder = nil
