@@ -227,11 +227,11 @@ def run(
     except (Violation, Circles) as error:
         violation = error
     finally:
+        world = scene.world
+        outcome = Outcome(
+            seed, plan, world.now, world.digest(), violation, scene.observer.sums(), world.happened, world.cancelled_at,
+            list(world.recent),
+        )  # fmt: skip
+        world.close()
         log.disabled = before
-    world = scene.world
-    outcome = Outcome(
-        seed, plan, world.now, world.digest(), violation, scene.observer.sums(), world.happened, world.cancelled_at,
-        list(world.recent),
-    )  # fmt: skip
-    world.close()
     return outcome
