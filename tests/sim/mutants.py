@@ -137,8 +137,10 @@ def hunt(name: str, seeds: int, first: int = 0) -> Fate:
 def _fails(mutant: Mutant) -> str:
     """Why the mutant's test fails; empty if it passes."""
     shown = StringIO()
+    # handfast is imported already, which its pytest plugin would be warned of.
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
     with mutant.alive(), redirect_stdout(shown):
-        code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", mutant.test])
+        code = pytest.main([*options, mutant.test])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise LookupError(f"{mutant.name}: {mutant.test} cannot be run: {shown.getvalue()}")
     return shown.getvalue() if code == pytest.ExitCode.TESTS_FAILED else ""
