@@ -1,6 +1,6 @@
 """What was sent for whom: nothing for what is over (invariant 7), and a release behind every attempt that failed (9).
 
-A lock or a claim that is left behind ends by itself in time, and nobody else would notice; so it is looked at what was
+A lock or a claim that is left behind ends by itself in time, and nobody would notice. So the ledger looks at what was
 *sent*. A client that asked a node to hold something for an acquisition must, once that acquisition has failed or its hold
 was released, have sent a release behind it on the same connection; or on another one, if by then the node had carried
 out the first. A connection that is gone excuses it: what else is done then is the watchdog's business and, in the
