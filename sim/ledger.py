@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from handfast.core.hold import HELD, LOST, RELEASED, Hold
 from handfast.protocol.commands import NO_GENERATION, Identity
+from handfast.protocol.keys import GENERATIONS, QUEUE
 from handfast.watchdog import LATE_ARRIVAL
 from sim import lua
 from sim.net import TcpConnection
@@ -133,11 +134,12 @@ class Ledger:
     def _is_there(node: Node, key: bytes, who: Acquirer, claimant: bytes) -> bool:
         """The node has a vote or a claim of this acquisition."""
         owner, generation = who
-        if claimant and claimant in node.table(key + b":q"):
+        if claimant and claimant in node.table(key + QUEUE):
             return True
         if node.shows(key) != owner:
             return False
-        return generation == NO_GENERATION or generation in node.table(key + b":g")
+        # The hash keeps acquisitions that have ended, as long as another one of the same owner goes on.
+        return generation == NO_GENERATION or int(node.table(key + GENERATIONS).get(generation, 0)) > node.millis()
 
     def _still_held(self, client: Client, what: str, who: Acquirer, again: bool) -> None:
         holds = self._holds.get(who, ())
