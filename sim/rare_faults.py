@@ -31,8 +31,8 @@ YEAR = 365 * 86400.0
 def dies_with_its_vote(fault_schedule: FaultSchedule) -> None:
     scene, rng = fault_schedule.scene, fault_schedule.rng
     clients = [client for client in scene.clients if not client.actor.stopped]
-    if len(scene.nodes) < 5 or len(clients) < 2 or fault_schedule.suspects():
-        return
+    if not scene.plan.guard or len(scene.nodes) < 5 or len(clients) < 2 or fault_schedule.suspects():
+        return  # without a guard nobody looks at a node that has forgotten
     dies, looks = rng.sample(clients, 2)
     first, *late, out1, out2 = rng.sample(scene.nodes, 5)
     name = f"rare {fault_schedule.world.now:.3f}"  # which nobody else uses
