@@ -5,6 +5,7 @@ net             TCP connections, delay, loss, partitions
 store, lua      a server's data, and production's Lua scripts on it
 resp, node      a server: bytes in, bytes out
 io              the driver: the core's IO over all that
+lanes           connections as threads borrow them
 client, user    a process with production's client and watchdog, and what it does with locks
 plan            what a seed decides, and which guarantees are expected
 faults          SAFETY.md's faults, by number

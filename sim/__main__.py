@@ -42,7 +42,7 @@ def _shown(word: Any) -> str:
 
 
 def report(outcome: Outcome, *, shown: int = SHOWN) -> str:
-    """A violation, for whoever has to find out."""
+    """A violation, and the events before it."""
     events = [line(*event)[:300] for event in outcome.recent[-shown:]] if shown else []
     return "\n".join(
         [

@@ -37,7 +37,7 @@ __all__ = ["Client", "Watchdog"]
 
 
 class Lease(aio.Lease):
-    """Users keep the hold; nobody drops a lease in here."""
+    """A lease that ends only when a user says so: see `Client.drop`. Users keep the hold."""
 
     __slots__ = ()
 

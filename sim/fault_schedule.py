@@ -101,7 +101,7 @@ class FaultSchedule:
         for where in clients:
             for node in nodes:
                 scene.net.cut(where, node, up=up, down=down)
-                self.world.at(end, scene.net.mend, where, node)
+                self.world.at(end, scene.net.repair, where, node)
         if clients and nodes and one_way:
             happened["20 requests" if up else "20 replies"] += 1
         elif clients and nodes:
@@ -114,7 +114,7 @@ class FaultSchedule:
         where, node, end = tcp.where, tcp.server.index, self._until(self.world.now + 3 * self.plan.ttl)
         self.note("lost raise", where, node, end)
         self.scene.net.cut(where, node)
-        self.world.at(end, self.scene.net.mend, where, node)
+        self.world.at(end, self.scene.net.repair, where, node)
 
     def _one_way_partition(self) -> None:
         self._partition(one_way=True)

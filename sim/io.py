@@ -1,8 +1,9 @@
 """The core's IO over the simulated network: a driver, as handfast.net has them.
 
-What a connection is (net.connection), when it is tried again or given up (net.link) and who hears what a node pushes
-(net.push_router) is production's own code, and so is the handshake; only the moving of bytes and of time is simulated
-here. It is shared by all tasks of one actor, like asyncio's connections. Every request is a write of its own.
+Production's own code decides what a connection is (net.connection), when it is tried again or given up (net.link), and
+which listener hears what a node pushes (net.push_router). The handshake is production's too. Only the moving of bytes
+and of time is simulated here. All tasks of one actor share it, like asyncio's connections. Every request is a write of
+its own.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class SimLink(NodeLink):
         """Its connection during the handshake."""
         self.hanging: Timer | None = None
         self.backlog: list[tuple[bytes, Collector]] = []
-        """What to send once connected, for those who then still wait."""
+        """What to send once it is connected, if its caller still waits."""
 
     def dial(self) -> None:
         io = self.io

@@ -1,6 +1,6 @@
 """What was sent for whom: nothing for what is over (invariant 7), and a release behind every attempt that failed (9).
 
-A lock or a claim that is left behind ends by itself in time, and nobody else would notice; so it is looked at what was
+A lock or a claim that is left behind ends by itself in time, and nobody would notice. So the ledger looks at what was
 *sent*. A client that asked a node to hold something for an acquisition must, once that acquisition has failed or its hold
 was released, have sent a release behind it on the same connection; or on another one, if by then the node had carried
 out the first. A connection that is gone excuses it: what else is done then is the watchdog's business and, in the
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from handfast.core.hold import HELD, LOST, RELEASED, Hold
 from handfast.protocol.commands import NO_GENERATION, Identity
+from handfast.protocol.keys import GENERATIONS, QUEUE
 from handfast.watchdog import LATE_ARRIVAL
 from sim import lua
 from sim.net import TcpConnection
@@ -133,11 +134,12 @@ class Ledger:
     def _is_there(node: Node, key: bytes, who: Acquirer, claimant: bytes) -> bool:
         """The node has a vote or a claim of this acquisition."""
         owner, generation = who
-        if claimant and claimant in node.table(key + b":q"):
+        if claimant and claimant in node.table(key + QUEUE):
             return True
         if node.shows(key) != owner:
             return False
-        return generation == NO_GENERATION or generation in node.table(key + b":g")
+        # The hash keeps acquisitions that have ended, as long as another one of the same owner goes on.
+        return generation == NO_GENERATION or int(node.table(key + GENERATIONS).get(generation, 0)) > node.millis()
 
     def _still_held(self, client: Client, what: str, who: Acquirer, again: bool) -> None:
         holds = self._holds.get(who, ())

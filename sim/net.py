@@ -4,7 +4,7 @@ What is sent on one connection in one direction arrives in order, or not at all;
 A lost packet is sent again, so loss is delay. A partition holds back what is sent, in both directions or in one; when it
 heals, what was held back arrives in a burst. A connection that was given up while it was cut off may still deliver what
 was sent on it, long after: such an orphan is a write that nobody waits for any more. Its other end learns of
-the end as late as of everything else, so half-open connections come about by themselves.
+the end as late as of everything else, so half-open connections need no fault of their own.
 """
 
 from __future__ import annotations
@@ -159,11 +159,11 @@ class Net:
     def cut(self, where: int, node: int, *, up: bool = True, down: bool = True) -> None:
         self._cut |= {(where, node, way) for way, wanted in ((1, up), (0, down)) if wanted}
 
-    def mend(self, where: int, node: int) -> None:
+    def repair(self, where: int, node: int) -> None:
         self._cut -= {(where, node, 0), (where, node, 1)}
         self.flow()
 
-    def mend_all(self) -> None:
+    def repair_all(self) -> None:
         self._cut.clear()
         self.slow = self.loss = 0.0
         self.far.clear()

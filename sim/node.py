@@ -37,7 +37,7 @@ _CALM: Final = frozenset({b"PING", b"HELLO", b"CLIENT", b"SCRIPT", b"INFO", b"SU
 
 
 class Witness(Protocol):
-    """Who sees what servers do: the observer."""
+    """Sees what servers do: the observer."""
 
     def complain(self, number: int, text: str) -> None: ...
     def voted(self, node: Node, key: bytes, owner: bytes) -> None: ...
@@ -62,7 +62,7 @@ class Node(Store):
         self.disturbed_at = NEVER
         """When it last lost its data or its connections."""
         self.mood = ""
-        """The error with which it meets those who want something of it, if any: see faults.py."""
+        """The error that it answers to everything, if any: see faults.py."""
         self.tracks = True
         self.compares = True
         """It knows DELIFEQ."""

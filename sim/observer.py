@@ -139,7 +139,7 @@ class Observer:
             for name in hold.names:
                 self.now_held.setdefault(name, {})[hold] = client
                 self._no_two_valid(name)
-            # What is joined of parts counts facts, as a renewal does. Its parts were looked at.
+            # What is joined of parts counts facts, as a renewal does. Its parts were checked.
             if not hold.handovers and acquirer(hold.who) not in self._joined:
                 self._no_young_votes(client, hold)
         self._held_on_a_majority(client, hold)
@@ -160,7 +160,7 @@ class Observer:
             self.complain(1, f"{name} is held by {who} at the same time")
 
     def granted_part(self, client: Client, hold: Hold) -> None:
-        """One of several names was granted; the others are still waited for."""
+        """One of several names was granted, and the acquisition waits for the others."""
         self._joined[acquirer(hold.who)] = None
         self._no_young_votes(client, hold)
 
@@ -225,7 +225,7 @@ class Observer:
         votes.append((self.world.now, self.world.now - node.forgot_at))
 
     def began(self, names: Iterable[str]) -> dict[str, int]:
-        """Who begins to ask now must get larger tokens than these."""
+        """An acquisition that begins now must get larger tokens than these."""
         return {name: self.largest.get(name, 0) for name in names}
 
     def failed(self, acquisition: Acquisition) -> None:

@@ -6,7 +6,7 @@ What is guaranteed follows from the plan alone (SAFETY.md, "Assumptions"):
 exclusion     unless clocks run at rates beyond `drift` (A1), a node's clock steps forward (A2), or a node forgets that
               nobody guards (A3). A5 is kept by not letting nodes forget while M - 1 are suspect;
 uniqueness    wherever counters survive, or a guard repairs a minority of them. One node alone numbers by its clock;
-order         the same; a cohort's tokens are in order only while exclusion holds;
+order         the same; the tokens of a cohort are in order only while exclusion holds;
 fairness      unless barging is wanted, or the nodes' clocks disagree, from which tickets are taken;
 liveness      unless a clock was set back where nobody may cut a lease that has become too long, or runs so wrong that the
               guard suspects every node, or a client of another max_ttl may have written a forgetful node's marker.
@@ -115,7 +115,7 @@ class Plan(NamedTuple):
     owners: bool = False
     """Users present owners of their own."""
     reentrant: bool = False
-    """Who holds it takes it again now and then."""
+    """A holder takes it again now and then."""
     fault_seconds: float = 20.0
     """How long faults strike."""
     every: float = 4.0
@@ -163,7 +163,7 @@ class Plan(NamedTuple):
     def patience(self) -> float:
         """Within so long after all faults everybody must have had the lock (invariant 11)."""
         everybody = self.clients * self.users * 0.5
-        busy = 3 * self.work + 2 * self.ttl  # who still works is let finish, and may be renewed meanwhile
+        busy = 3 * self.work + 2 * self.ttl  # a holder that still works finishes, and may be renewed meanwhile
         return self.max_ttl + 2 * self.quarantine + 8.0 + everybody + self.clients * busy
 
     @property
@@ -184,8 +184,8 @@ class Plan(NamedTuple):
         stuck = backwards and not (self.guard and self.prefix)
         # A client whose clock is that wrong takes every node's for one that was set, and puts it in quarantine.
         suspected = self.guard and "wild drift" in faults
-        # A marker says which max_ttl a namespace has, and whoever first meets a new incarnation writes it. That of a node
-        # that was put in quarantine for its clock is written anew as well.
+        # A marker says which max_ttl a namespace has, and the client that first meets a new incarnation writes it. The
+        # marker of a node that was put in quarantine for its clock is written anew as well.
         rewritten = self.forgetful or backwards or bool(faults & {*STEPS, "durable restart", "power cut"})
         disputed = "another max_ttl" in faults and self.guard and rewritten
         # What a cohort passes on was numbered when it was taken: in order only while nobody else can have taken it since.

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 __all__ = ["dies_with_its_vote"]
 
 LATE = 0.008
-"""Seconds one way: a round trip within the patience of a ttl of one second."""
+"""Seconds one way: a round trip within the timeout of a ttl of one second."""
 YEAR = 365 * 86400.0
 
 
 def dies_with_its_vote(fault_schedule: FaultSchedule) -> None:
     scene, rng = fault_schedule.scene, fault_schedule.rng
     clients = [client for client in scene.clients if not client.actor.stopped]
-    if len(scene.nodes) < 5 or len(clients) < 2 or fault_schedule.suspects():
-        return
+    if not scene.plan.guard or len(scene.nodes) < 5 or len(clients) < 2 or fault_schedule.suspects():
+        return  # without a guard nobody looks at a node that has forgotten
     dies, looks = rng.sample(clients, 2)
     first, *late, out1, out2 = rng.sample(scene.nodes, 5)
     name = f"rare {fault_schedule.world.now:.3f}"  # which nobody else uses
@@ -48,7 +48,7 @@ def dies_with_its_vote(fault_schedule: FaultSchedule) -> None:
     opens = fault_schedule.world.now + fault_schedule.plan.quarantine + 2.5
     for node in late:
         fault_schedule.world.at(opens, scene.net.cut, looks.where, node.index)
-        fault_schedule.world.at(opens + 1.0, scene.net.mend, looks.where, node.index)
+        fault_schedule.world.at(opens + 1.0, scene.net.repair, looks.where, node.index)
     looks.actor.at(opens + 0.1, lambda: _start(looks, _take(looks, name, 0.0)))
 
 
@@ -90,4 +90,4 @@ def _dies(fault_schedule: FaultSchedule, client: Client, first: Node) -> None:
         fault_schedule.crash(client)
     for node in scene.nodes:
         scene.net.far.pop((client.where, node.index), None)
-        scene.net.mend(client.where, node.index)
+        scene.net.repair(client.where, node.index)

@@ -22,7 +22,7 @@ class Register:
         if token < self._seen:
             self.stale += 1
             return None
-        # Reading under a token claims it too: else one who reads before us could still write after us.
+        # Reading under a token claims it too: otherwise a holder that reads before us could still write after us.
         self._seen = token
         return self._value, self._plain
 

@@ -32,7 +32,7 @@ SETTLED: Final = 5.0
 SAVED_EVERY: Final = 1.0
 CROWD: Final = 50
 LONG_ENOUGH: Final = 10.0
-"""Seconds for who waits and does not mind."""
+"""Seconds for which a member of a crowd waits."""
 
 
 class Outcome(NamedTuple):
@@ -117,7 +117,7 @@ class Scenario:
             self._populate(client)
         world.run(BEFORE + plan.fault_seconds)
         fault_schedule.over = True
-        self._mend(fault_schedule)
+        self._repair(fault_schedule)
         world.run(world.now + plan.max_ttl * 1.1 + 0.5)
         for user in self.users:
             user.last = world.now
@@ -146,10 +146,10 @@ class Scenario:
     def _populate(self, client: Client) -> None:
         self.users += [User(self, client, i) for i in range(self.plan.users)]
 
-    def _mend(self, fault_schedule: FaultSchedule) -> None:
+    def _repair(self, fault_schedule: FaultSchedule) -> None:
         """Faults that are under way end soon by themselves; the rest ends now."""
-        self.world.note("FAULT", "all is mended")
-        self.net.mend_all()
+        self.world.note("FAULT", "all is repaired")
+        self.net.repair_all()
         if fault_schedule.restless:
             fault_schedule.restless = False
             fault_schedule.quiet_at = max(fault_schedule.quiet_at, self.world.now)
@@ -188,7 +188,7 @@ class Scenario:
                 user.last = last
 
     def crowd(self, name: str) -> None:
-        """Many who wait for one release, and then go one after the other."""
+        """Many waiters for one release, which then go one after the other."""
         clients = [client for client in self.clients if not client.actor.stopped]
         for i in range(CROWD if clients else 0):
             client = clients[i % len(clients)]
@@ -227,11 +227,11 @@ def run(
     except (Violation, Circles) as error:
         violation = error
     finally:
+        world = scene.world
+        outcome = Outcome(
+            seed, plan, world.now, world.digest(), violation, scene.observer.sums(), world.happened, world.cancelled_at,
+            list(world.recent),
+        )  # fmt: skip
+        world.close()
         log.disabled = before
-    world = scene.world
-    outcome = Outcome(
-        seed, plan, world.now, world.digest(), violation, scene.observer.sums(), world.happened, world.cancelled_at,
-        list(world.recent),
-    )  # fmt: skip
-    world.close()
     return outcome

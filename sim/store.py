@@ -1,7 +1,7 @@
 """What a simulated server remembers: strings, hashes and sorted sets, each with or without an end; and its listeners.
 
 Time is the server's own clock, in whole milliseconds where a server counts in milliseconds. A key whose time has come is
-gone for everybody who looks; clients that track it are told a little later, as a server's expiry cycle would.
+gone for every reader; clients that track it are told a little later, as a server's expiry cycle would.
 
 The commands are what the production scripts and the core use of a server, and no more. Two things are checked with every
 change: no acquisition touches a lock of another owner (invariant 8), and no counter falls while its server remembers it
@@ -73,11 +73,11 @@ class Store:
         self.ends: dict[bytes, int] = {}
         """In ms of the server's clock."""
         self.channels: dict[bytes, TcpConnection] = {}
-        """Who has subscribed to what."""
+        """By channel: the connection that has subscribed to it."""
         self.trackers: dict[TcpConnection, None] = {}
-        """Who has asked that some of its reads be tracked."""
+        """Connections that have asked that some of their reads be tracked."""
         self.tracked: dict[bytes, dict[TcpConnection, None]] = {}
-        """By key: who has asked to be told of its next change."""
+        """By key: the connections that are told of its next change."""
         self.by: bytes | None = None
         """The owner on whose behalf a command is run; None: nobody's."""
 

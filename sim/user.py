@@ -1,4 +1,4 @@
-"""Somebody who uses locks: takes one, works under it on two resources, gives it back; again and again.
+"""A user of locks: it takes one, works under it on two resources, and releases it; again and again.
 
 One resource checks tokens, the other does not. The user looks at its lease before it writes to the latter, as the
 documentation says; sometimes it is slow between the look and the write, which is what tokens are for.

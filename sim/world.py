@@ -9,7 +9,7 @@ An `Actor` is whatever the kernel can stop: a thread, a process, a server. A tim
 fires when the actor goes on, late, behind those that it has missed before. A `Clock` shows the world's time as one
 machine sees it: with an offset, at a rate of its own, and set forward or back now and then.
 
-A `Task` runs a coroutine of the core. Whatever it awaits yields a `Waiter`; a cancel is thrown in where it waits, and
+A `Task` runs a coroutine of the core. What it awaits yields a `Waiter`. A cancel is thrown in where it waits, and
 also where the answer is there already and the task has not gone on yet.
 """
 
@@ -31,7 +31,7 @@ LATE: Final = 1e-7
 """Seconds by which timers are late: a real one never fires before its time, and no rounding may make ours do so."""
 DEAD: Final = 1 << 30
 MOST_AT_ONCE: Final = 200_000
-"""Timers of one moment: nothing in here takes time by itself, so whoever asks again at once would ask for ever."""
+"""Timers of one moment: nothing in here takes time by itself, so a task that asks again at once would ask for ever."""
 
 
 class Circles(AssertionError):
@@ -59,7 +59,7 @@ class World:
         self.seed = seed
         self.rng = Random(seed)
         self.now = 0.0
-        """Seconds since the beginning, by the clock that nobody in here has."""
+        """Seconds since the beginning, by a clock that no actor has."""
         self.task: Task | None = None
         """Whose turn it is."""
         self.tasks: dict[Task, None] = {}
@@ -114,7 +114,7 @@ class World:
             self._tell(self.now, kind, words)
 
     def close(self) -> None:
-        """Nothing more happens; whoever cleans up after itself may still start others, and they end too."""
+        """Nothing more happens. A task that cleans up after itself may start others, and they end too."""
         self._heap.clear()
         while self.tasks:
             self.tasks.popitem()[0].close()
@@ -132,7 +132,7 @@ class Actor:
         self.stopped = 0
         """By how many: they add up."""
         self.went_on = 0.0
-        """When it was last let go on."""
+        """When it last went on."""
         self.missed: deque[Timer] = deque()
 
     def at(self, when: float, call: Callable[..., Any], *args: Any) -> Timer:
@@ -201,7 +201,7 @@ class Waiter:
             self.task.go_on()
 
     def enough(self) -> None:
-        """Patience is over."""
+        """Its time is over."""
         if not self.over:
             self.set_result(SILENT)
 
@@ -253,7 +253,7 @@ class Task:
             self._actor.world.happened["32 after"] += 1
 
     def close(self) -> None:
-        """The world ends: let it clean up after itself, whoever may be bothered by that."""
+        """The world ends: it cleans up after itself."""
         self.over = True
         for _ in range(20):
             try:

@@ -289,8 +289,9 @@ class Watchdog:
         while self._registrations.get(group) is registration:
             io = await self._io_for(registration, hold.key)
             unasked = await release.repeat(io, hold, unasked)
-            if hold.may_arrive_late and not unasked:
-                # The server may read the connection that carried the claim after this one, so release twice.
+            if hold.may_arrive_late:
+                # A server may read the connection that carried the claim after ours. Nodes that answered are asked once
+                # more, though others did not answer yet.
                 hold.may_arrive_late, unasked = False, set(range(group.n))
                 await io.sleep(io.now() + LATE_ARRIVAL)
                 continue

@@ -15,7 +15,7 @@ import handfast
 import handfast.aio
 from handfast import NoQuorum
 from handfast.net.link import HUNG
-from handfast.testing import Server, Servers, available
+from handfast.testing import Proxy, Server, Servers, available
 from tests.support.eventually import eventually_async
 from tests.support.sync_and_async import bootstrap, both, connected, plain
 from tests.support.tcp_relay import Relay
@@ -206,6 +206,25 @@ async def test_a_frozen_minority_that_thaws_keeps_no_key_of_a_lock_released_mean
         await eventually_async(
             lambda: all(int(node.command("GET", "handfast:{pairs}:f") or 0) >= tokens[-1] for node in five)  # type: ignore
         )
+
+
+@both
+async def test_a_node_that_is_being_connected_during_a_release_keeps_no_key(mode: str, three: Servers) -> None:
+    """A majority confirms the release, and the third node cannot be sent it yet."""
+    with Proxy(three.urls[2]) as proxy:
+        async with connected(mode, [*three.urls[:2], proxy.url], guard=False, ttl=60, max_ttl=60) as client:
+            lease = await client.lock("a").acquire(wait=10)
+            while len(lease.votes) < 3:  # the last vote is read with the next replies
+                await (await client.lock("b").acquire(wait=10)).release()
+            proxy.delay(1.0, down=True)  # it is connected, and tells so late
+            before = proxy.accepted
+            proxy.reset()
+            while proxy.accepted == before:
+                await (await client.lock("b").acquire(wait=10)).release()
+            assert await lease.release()
+            assert key_everywhere(three.nodes, "a")[2] is not None
+            proxy.heal()
+            await eventually_async(lambda: key_everywhere(three.nodes, "a") == [None] * 3, within=10)
 
 
 @plain

@@ -8,6 +8,9 @@ A piece that is no longer there is an error: a mutant cannot quietly become none
   python -m tests.sim.mutants                        all of them, with as many seeds as each takes; a table
   python -m tests.sim.mutants --only NAME --seed N   replay one
 
+Some bugs need a history that no seed can be expected to draw. Such a bug names a test, which must fail while the bug is
+on.
+
 Not in the list, because they break nothing that is promised:
 a proposal that is not raised above the last token seen (NodeGroup.proposal). The nodes answer above their own counters
 whatever is proposed, so it costs a round trip for agreement, and neither order nor uniqueness;
@@ -27,9 +30,12 @@ import textwrap
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from io import StringIO
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
+
+import pytest
 
 from handfast.protocol import scripts
 from sim import Outcome, lua, run
@@ -50,6 +56,8 @@ class Mutant(NamedTuple):
     invariants: tuple[int, ...]
     """By which it may be noticed."""
     changes: tuple[Change, ...]
+    test: str = ""
+    """The test that notices it, where no seed can be expected to."""
 
     @contextmanager
     def alive(self) -> Iterator[None]:
@@ -112,6 +120,9 @@ class Fate(NamedTuple):
 def hunt(name: str, seeds: int, first: int = 0) -> Fate:
     """Seeds 0, 1, 2, … until one notices; the empty name is the code as it is."""
     began = time.process_time()
+    if name and MUTANTS[name].test:
+        said = _fails(MUTANTS[name])
+        return Fate(name, 0, said, 0, time.process_time() - began)
     with ExitStack() as stack:
         if name:
             stack.enter_context(MUTANTS[name].alive())
@@ -121,6 +132,18 @@ def hunt(name: str, seeds: int, first: int = 0) -> Fate:
                 number = getattr(violation, "number", 0)
                 return Fate(name, seed + 1 - first, str(violation), number, time.process_time() - began)
     return Fate(name, seeds, "", 0, time.process_time() - began)
+
+
+def _fails(mutant: Mutant) -> str:
+    """Why the mutant's test fails; empty if it passes."""
+    shown = StringIO()
+    # handfast is imported already, which its pytest plugin would be warned of.
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    with mutant.alive(), redirect_stdout(shown):
+        code = pytest.main([*options, mutant.test])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise LookupError(f"{mutant.name}: {mutant.test} cannot be run: {shown.getvalue()}")
+    return shown.getvalue() if code == pytest.ExitCode.TESTS_FAILED else ""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -144,31 +167,35 @@ def _replay(mutant: Mutant, seed: int) -> int:
     return 1 if outcome.violation is not None else 0
 
 
+def _line(mutant: Mutant, fate: Fate) -> str:
+    """The mutant's line of the table."""
+    by = f"invariant {fate.invariant}" if fate.invariant else "circles"
+    last = f"python -m tests.sim.mutants --only {mutant.name} --seed {fate.seeds - 1}"
+    if mutant.test:
+        by, last = "a test", f"pytest {mutant.test}"
+    elif fate.violation and fate.invariant not in mutant.invariants:
+        last += f"  (rather by {mutant.invariants}: {fate.violation})"
+    if not fate.violation:
+        by, last = "nothing", f"SURVIVED: {mutant.what}"
+    return f"{mutant.name:32}  {by:>12}  {fate.seeds:>5}  {last}"
+
+
 def _table(names: list[str], seeds: int, jobs: int) -> int:
     began, killed, most, cpu = time.perf_counter(), 0, 0, 0.0
-    print(f"{'mutant':26}  {'killed by':>12}  {'seeds':>5}  replay")
+    print(f"{'mutant':32}  {'killed by':>12}  {'seeds':>5}  replay")
     # A process for each: nothing of one can be left in another.
     with ProcessPoolExecutor(jobs, max_tasks_per_child=1) as pool:
         for fate in [pool.submit(hunt, name, seeds) for name in names]:
-            name, taken, violation, invariant, spent = fate.result()
-            cpu, most = cpu + spent, max(most, taken)
-            by, last = (
-                f"invariant {invariant}" if invariant else "circles",
-                f"python -m tests.sim.mutants --only {name} --seed {taken - 1}",
-            )
-            if not violation:
-                by, last = "nothing", f"SURVIVED: {MUTANTS[name].what}"
-            elif invariant not in MUTANTS[name].invariants:
-                last += f"  (rather by {MUTANTS[name].invariants}: {violation})"
-            killed += bool(violation)
-            print(f"{name:26}  {by:>12}  {taken:>5}  {last}", flush=True)
+            found = fate.result()
+            cpu, most, killed = cpu + found.cpu, max(most, found.seeds), killed + bool(found.violation)
+            print(_line(MUTANTS[found.name], found), flush=True)
         # The code as it is must bear as many seeds as it took to kill the hardiest.
         share = -(-most // jobs)
         controls = [pool.submit(hunt, "", share, first) for first in range(0, most, share)]
-    found = [control.result().violation for control in controls if control.result().violation]
-    print(f"{'(the code as it is)':26}  {'-':>12}  {most:>5}  {found[0] if found else 'no violation'}")
+    broken = [control.result().violation for control in controls if control.result().violation]
+    print(f"{'(the code as it is)':32}  {'-':>12}  {most:>5}  {broken[0] if broken else 'no violation'}")
     print(f"{killed} of {len(names)} killed; {time.perf_counter() - began:.0f} s, {cpu:.0f} s of CPU")
-    return 1 if found or killed < len(names) else 0
+    return 1 if broken or killed < len(names) else 0
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from handfast.core.votes import majority
 from sim import run
 from tests.sim.mutants import MUTANTS, hunt, main
 
+ROOT = Path(__file__).parents[2]
 CHEAP = ("majority-off-by-one", "release-of-anybody's", "no-rollback", "quarantine-too-short")
 """Noticed within a few seeds."""
 
@@ -31,6 +35,13 @@ def test_a_mutant_changes_what_it_names_and_leaves_nothing_behind(name: str) -> 
                 code.co_names,
             )
     assert {function: function.__code__ for function in mutant.functions()} == before
+
+
+@pytest.mark.parametrize("name", [name for name, mutant in MUTANTS.items() if mutant.test])
+def test_a_test_that_a_mutant_names_exists(name: str) -> None:
+    """`make mutants` runs it with the mutant on."""
+    file, _, test = MUTANTS[name].test.partition("::")
+    assert re.search(rf"^def {test}\(", (ROOT / file).read_text(), re.MULTILINE)
 
 
 def test_a_mutant_is_what_everybody_runs_who_has_imported_it() -> None:

@@ -218,6 +218,17 @@ def test_quarantine_is_longer_than_any_forgotten_lease(max_ttl: float, drift: fl
     assert q / (1 + drift) > policy({"ttl": max_ttl, "max_ttl": max_ttl, "drift": drift}).validity(max_ttl)
 
 
+@pytest.mark.parametrize(
+    ("server_us", "now", "over"), [(99, 10.0, False), (100, 9.9, False), (10**12, 9.9, False), (100, 10.0, True)]
+)
+def test_quarantine_is_over_by_both_clocks(server_us: int, now: float, over: bool) -> None:
+    """A step of the server's clock does not end it, nor does a fast clock of ours."""
+    marker = Marker(b"run:replid", 100, 30000, b"-")
+    node = group_of(1).nodes[0]
+    node.opens_at = 10.0
+    assert guard._is_over(node, marker, server_us, now) is over
+
+
 # -- floors --------------------------------------------------------------------------------------------------------
 
 

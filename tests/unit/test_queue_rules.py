@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import pytest
 
+from handfast.core.guard import STEPPED, UNREADY
 from handfast.core.hold import Hold
-from handfast.core.io import SILENT
+from handfast.core.io import SILENT, Fault
 from handfast.core.local_queue import Acquisition
 from handfast.core.queue import ServerQueue
 from handfast.core.votes import Ballot
@@ -238,6 +239,24 @@ def test_expired_votes_make_no_majority() -> None:
     waiting.io.time += 0.5
     assert waiting.counted() == [1]
     assert waiting.hold() is None
+
+
+@pytest.mark.parametrize("fault", [UNREADY, STEPPED], ids=["forgot", "stepped"])
+def test_vote_of_a_node_that_has_forgotten_does_not_count_any_more(fault: Fault) -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.granted(0, 5)
+    assert waiting.counted() == [0]
+    waiting.queue.on_reply(0, fault, waiting.io.time)
+    assert waiting.counted() == []
+
+
+def test_vote_of_a_node_that_does_not_answer_counts_on() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.granted(0, 5)
+    waiting.queue.on_reply(0, SILENT, waiting.io.time)
+    assert waiting.counted() == [0]
 
 
 # -- rule 4 ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,216 @@
+"""Bugs in the wait queues: on the nodes, and inside a process."""
+
+from __future__ import annotations
+
+from handfast.core import attempt
+from handfast.core.local_queue import Waiter, WaitQueues
+from handfast.core.queue import ServerQueue, wait_in_queue
+from handfast.protocol import commands
+from tests.sim.bugs.bug import Bug
+
+__all__ = ["QUEUES"]
+
+GIVES = "claim pass yield"
+"""The scripts that give votes to waiters."""
+
+QUEUES: tuple[Bug, ...] = (
+    Bug(
+        "no-inquire",
+        "a higher ticket is not asked for its vote",
+        (11, 17),
+        (
+            ("claim", "if stamp and queues and tonumber(ticket) < tonumber(given) then", "if false then"),
+            ("claim", "then inquired = 1 end", "then inquired = 0 end"),
+        ),
+    ),
+    Bug(
+        "uncounted-after-the-yield",
+        "a vote that is given back counts until the node has answered",
+        (1, 5),
+        ((ServerQueue._inquired, "    vote.deadline = 0.0\n", ""),),
+    ),
+    Bug(
+        "pass-to-the-newest",
+        "a vote goes to the highest ticket",
+        (11, 16),
+        (
+            (
+                GIVES,
+                "local function give(floor)\n  local first = call('ZPOPMIN', KEYS[2])",
+                "local function give(floor)\n  local first = call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')\n"
+                "  if first[1] then call('ZREM', KEYS[2], first[1]) end",
+            ),
+        ),
+    ),
+    Bug(
+        "claims-live-for-ever",
+        "a vote goes to a waiter whose claim has ended",
+        (11,),
+        ((GIVES, "if owner and tonumber(ends) >= tonumber(time[1]) then", "if owner then"),),
+    ),
+    Bug(
+        "deaf-waiter",
+        "a vote goes to a waiter that nobody can reach",
+        (11, 17),
+        ((GIVES, "return type(heard) == 'number' and heard > 0", "return true"),),
+    ),
+    Bug(
+        "stamps-ignored-by-the-waiter",
+        "a grant that our own yield has overtaken is counted",
+        (1, 5),
+        ((ServerQueue._count, "if 0 < stamp <= vote.yielded:", "if False:"),),
+        "tests/unit/test_queue_rules.py::test_vote_that_was_yielded_never_counts_and_is_yielded_again",
+    ),
+    Bug(
+        "stamps-ignored-by-the-node",
+        "a repeated yield takes a newer vote",
+        (1, 5),
+        (("yield", "whose == id and stamp == ARGV[4] and", "whose == id and"),),
+        "tests/sim/test_node_rules.py::test_a_repeated_yield_does_not_take_a_newer_vote",
+    ),
+    Bug(
+        "holder-yields",
+        "a waiter that has a majority gives a vote back",
+        (1, 5),
+        ((ServerQueue._inquired, "if self._has_majority() or not vote.deadline", "if not vote.deadline"),),
+    ),
+    Bug(
+        "expired-grant-counts",
+        "a vote counts though its deadline has passed",
+        (1, 5, 6, 18),
+        (
+            (ServerQueue._count, "elif now >= deadline:", "elif False:"),
+            (ServerQueue.hold_if_won, "if vote.deadline > now]", "if vote.deadline > 0.0]"),
+            (ServerQueue.hold_if_won, "if self.io.now() >= deadline:", "if False:"),
+        ),
+    ),
+    Bug(
+        "until-the-latest-deadline",
+        "a lease lasts as long as the last of its votes",
+        (1, 5),
+        ((ServerQueue.hold_if_won, "deadline = deadlines[self.group.need - 1]", "deadline = deadlines[0]"),),
+    ),
+    Bug(
+        "pass-keeps-the-claim",
+        "an acquisition that ends stays in the queue",
+        (9, 11),
+        (("pass", "if call('ZREM', KEYS[2], id) == 1 then", "if false then"),),
+    ),
+    Bug(
+        "yield-does-not-queue",
+        "a waiter that gives its vote back is not in the queue any more",
+        (11, 16, 17),
+        (("yield", "call('ZADD', KEYS[2], ticket, id)", ""),),
+    ),
+    Bug(
+        "no-looking-again",
+        "a waiter relies on pushes alone",
+        (11, 13, 17),
+        (
+            (
+                ServerQueue.next_look,
+                "return self.acquisition.earlier(min(vote.due for vote in self.votes))",
+                "return self.acquisition.earlier(NEVER)",
+            ),
+        ),
+    ),
+    Bug(
+        "ticket-only-where-refused",
+        "nodes that have granted the first attempt are not told the ticket",
+        (11, 17),
+        (
+            (
+                ServerQueue.seed,
+                "self.votes[node].answer = answer",
+                "self.votes[node].answer = answer\n            if type(answer) is Granted:\n"
+                "                self.votes[node].due = NEVER",
+            ),
+        ),
+    ),
+    Bug(
+        "arrives-again",
+        "on one node a waiter that finds its own vote takes a new ticket",
+        (16,),
+        (("claim", "if ARGV[10] == '0' then ticket = whose == id and given or '0' end", ""),),
+    ),
+    Bug(
+        "next-is-not-told",
+        "a release leaves the lock free, and tells nobody",
+        (11,),
+        (("pass", "if give(floor) then return 2 end", ""),),
+    ),
+    Bug(
+        "claim-sent-again",
+        "a claim whose script was lost is sent again though its waiter has left",
+        (9,),
+        ((ServerQueue.end, "replies.over = True", "pass"),),
+    ),
+    Bug(
+        "another-connection's-fault",
+        "a waiter takes a node for lost because another connection to it has failed",
+        (11, 17),
+        ((ServerQueue._due_payload, "or state.no_push", "or state.no_push or state.fault"),),
+    ),
+    Bug(
+        "lost-wake-up",
+        "the look at another program's key does not ask to be told of its end",
+        (11,),
+        ((commands.track, "(_TRACKED if tracked else _UNTRACKED) + read", "_UNTRACKED + read"),),
+    ),
+    Bug(
+        "local-queue-not-woken",
+        "a waiter that leaves the head of the local queue does not wake the next",
+        (11, 13),
+        ((WaitQueues.leave, "head.wakeup.set()", "pass"),),
+    ),
+    Bug(
+        "sibling's-lease-given-up",
+        "what a sibling has handed over is given up with the waiter's own claims",
+        (18,),
+        ((attempt.withdraw, "if hold is not None and hold.who is acquisition.who:", "if hold is not None:"),),
+    ),
+    Bug(
+        "sibling-not-woken",
+        "a waiter is not told that its sibling has handed over to it",
+        (11,),
+        ((WaitQueues.hand_over, "head.wakeup.set()", "pass"),),
+    ),
+    Bug(
+        "local-hand-over-unfinished",
+        "a hold that was handed over inside its process stays half released",
+        (13,),
+        ((WaitQueues.hand_over, "hold.finish_release()", "pass"),),
+    ),
+    Bug(
+        "stale-hand-over-used",
+        "a waiter takes what its sibling handed over though it is over by now",
+        (5, 6, 18),
+        ((Waiter.usable, "if self.given is not None and not self.given.held_at(now):", "if False:"),),
+    ),
+    Bug(
+        "hand-over-unseen",
+        "a waiter in the servers' queues does not look at what its sibling hands over",
+        (11,),
+        ((wait_in_queue, "given = waiter.usable(now)", "given = None"),),
+    ),
+    Bug(
+        "early-inquiry-forgotten",
+        "an inquiry that overtakes its grant is forgotten",
+        (11, 16, 17),
+        ((ServerQueue._inquired, "vote.inquired = stamp", "pass"),),
+        "tests/unit/test_queue_rules.py::test_inquiry_that_overtakes_its_grant_is_remembered",
+    ),
+    Bug(
+        "ticket-by-own-clock",
+        "a ticket is the time of the client's clock",
+        (11, 16, 17),
+        ((ServerQueue._take_ticket, "median_low(times)", "self.io.wall()"),),
+    ),
+    Bug(
+        "no-hint",
+        "nobody is told to look when a holder with a shorter ttl comes",
+        (11,),
+        ((GIVES, "if ttl < 0 or ttl >= 5000 then return end", "do return end"),),
+        "tests/sim/test_node_rules.py::test_the_next_waiter_is_told_to_look_earlier",
+    ),
+)

@@ -1,0 +1,105 @@
+"""What a node's scripts must keep to whatever is sent: rules that hardly any history would show to be broken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from handfast.protocol import commands
+from handfast.protocol.commands import Identity
+from handfast.protocol.keys import queue_keys
+from handfast.protocol.resp import bulk
+from handfast.protocol.scripts import load_scripts
+from sim.net import Net
+from sim.node import Node
+from sim.resp import commands_in
+from sim.world import Clock, World
+
+KEY = b"handfast:{a}"
+KEYS = queue_keys(KEY)
+RETENTION = 1000
+LONGEST = b"60000"
+
+
+class Nobody:
+    """Sees what the node does, and says nothing."""
+
+    def complain(self, number: int, text: str) -> None:
+        raise AssertionError(f"invariant {number}: {text}")
+
+    def voted(self, *_: Any) -> None:
+        pass
+
+    handed_over = voted
+
+
+class Script:
+    """A node, and clients that send it commands. Each of them listens to a channel of its name."""
+
+    def __init__(self, *listeners: str) -> None:
+        self.world = World(0)
+        self.node = Node(self.world, Net(self.world), 0, Clock(self.world, 1_800_000_000.0), Nobody())
+        self.pushed: list[bytes] = []
+        for listener in listeners:
+            tcp: Any = listener
+            self.node.channels[listener.encode()] = tcp
+        self.node.push = lambda tcp, data: self.pushed.append(data)  # type: ignore[method-assign]
+        self.send(load_scripts())
+
+    def send(self, payload: bytes) -> Any:
+        for words in commands_in(payload):
+            reply = self.node._call(words)
+        return reply
+
+    def claim(self, who: Identity, ticket: int, ttl_ms: int = 10_000) -> Any:
+        terms, limits = commands.claim_terms(b"%d" % ttl_ms, 0), commands.limits(RETENTION, int(LONGEST))
+        return self.send(commands.claim(KEYS, b"", who, terms, b"0", b"0", limits, b"%d" % ticket, who.id))
+
+    def give_back(self, who: Identity, stamp: bytes) -> Any:
+        return self.send(commands.yield_vote(KEYS, b"", who, int(stamp), b"0", bulk(b"%d" % RETENTION)))
+
+    def release(self, who: Identity) -> Any:
+        return self.send(commands.pass_on(KEYS, b"", who, b"0", bulk(b"%d" % RETENTION)))
+
+    @property
+    def holder(self) -> bytes | None:
+        return self.node.shows(KEY)
+
+
+def someone(name: str) -> Identity:
+    return Identity(name.encode(), name.encode())
+
+
+def test_a_repeated_yield_does_not_take_a_newer_vote() -> None:
+    script, early, late = Script("early", "late"), someone("early"), someone("late")
+    script.claim(late, 20)
+    script.claim(early, 10)  # the node asks the later ticket for its vote
+    old = script.claim(late, 20)[3]
+    assert script.give_back(late, old)[0] == 0
+    assert script.holder == b"early"
+    script.release(early)
+    assert script.holder == b"late"
+    script.claim(early, 10)
+    script.give_back(late, old)  # it comes a second time
+    assert script.holder == b"late"
+
+
+def test_an_ended_acquisition_of_an_explicit_owner_is_not_extended() -> None:
+    script = Script()
+    first, second = Identity.explicit(b"job", b"one"), Identity.explicit(b"job", b"two")
+    script.claim(first, 0)
+    script.claim(second, 0)
+    script.release(first)
+    assert script.holder == b"job"
+    assert script.send(commands.extend([KEY], first, b"20000", LONGEST)) == 0
+    assert script.send(commands.extend([KEY], second, b"20000", LONGEST)) == 1
+
+
+def test_the_next_waiter_is_told_to_look_earlier() -> None:
+    """The new holder may hang, and its ttl is over long before that of the holder that the waiter was told of."""
+    script, holder, short, waiter = Script("holder", "short", "waiter"), *map(someone, ("holder", "short", "waiter"))
+    script.claim(holder, 5, 30_000)
+    script.claim(short, 10, 1_000)
+    script.claim(waiter, 20)
+    script.release(holder)
+    assert script.holder == b"short"
+    assert any(b"look waiter" in push for push in script.pushed)
