@@ -150,9 +150,9 @@ LEASES: tuple[Bug, ...] = (
         (6,),
         (
             (
-                Schedule._add,
-                "if hold.ttl < UNSCHEDULED_TTL or due < look + UNSCHEDULED_SHARE * hold.ttl:",
-                "if hold.ttl < UNSCHEDULED_TTL:",
+                Schedule.add,
+                "if ttl < UNSCHEDULED_TTL or now > hold.renew_from + UNSCHEDULED_SHARE * ttl:",
+                "if ttl < UNSCHEDULED_TTL:",
             ),
         ),
     ),
