@@ -165,7 +165,7 @@ def test_quarantined_is_reported(trio: handfast.Client, three: Servers) -> None:
     assert 0 < event.seconds < 2  # how long it has no vote
 
 
-def test_resting_connection_that_a_server_closes_is_no_node_down(client: handfast.Client, one: Server) -> None:
+def test_idle_connection_closed_by_server_is_not_node_down(client: handfast.Client, one: Server) -> None:
     """Servers do that to idle clients (`timeout` in redis.conf)."""
     client.lock("orders").acquire().release()
     heard = listening(client)
@@ -228,7 +228,7 @@ def test_listener_that_fails_is_logged_and_changes_nothing(
     assert len([record for record in caplog.records if "listener" in record.getMessage()]) == 2
 
 
-def test_listener_that_has_ended_hears_nothing(client: handfast.Client) -> None:
+def test_removed_listener_receives_nothing(client: handfast.Client) -> None:
     heard = Heard()
     end = client.listen(heard.events.append)
     end()

@@ -101,7 +101,7 @@ LOOKS_LOST = {
 }
 
 
-def test_a_child_inherits_no_lease_and_sends_nothing_for_it(one: Server, client: handfast.Client) -> None:
+def test_child_inherits_no_lease_and_sends_nothing_for_it(one: Server, client: handfast.Client) -> None:
     lease = client.lock("a").acquire(wait=0)
     one.command("CONFIG", "RESETSTAT")
     assert in_child(lambda: look(lease)) == LOOKS_LOST
@@ -111,9 +111,7 @@ def test_a_child_inherits_no_lease_and_sends_nothing_for_it(one: Server, client:
     assert lease.release()
 
 
-def test_a_child_that_drops_the_lease_or_closes_the_client_takes_nothing_from_the_parent(
-    one: Server, client: handfast.Client
-) -> None:
+def test_child_that_drops_lease_or_closes_client_does_not_affect_parent(one: Server, client: handfast.Client) -> None:
     leases = [client.lock("a").acquire(wait=0)]
     before = our_connections(one)
     one.command("CONFIG", "RESETSTAT")
@@ -130,15 +128,13 @@ def test_a_child_that_drops_the_lease_or_closes_the_client_takes_nothing_from_th
     assert leases[0].release()
 
 
-def test_an_unrenewed_lease_is_not_inherited_either(one: Server, client: handfast.Client) -> None:
+def test_lease_without_renewal_is_not_inherited(one: Server, client: handfast.Client) -> None:
     lease = client.lock("a", renew=False).acquire(wait=0)
     assert in_child(lambda: look(lease)) == LOOKS_LOST
     assert lease.release()
 
 
-def test_a_lease_is_not_inherited_even_in_the_moment_of_its_renewal(
-    client: handfast.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lease_is_not_inherited_during_its_renewal(client: handfast.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The watchdog has taken it out to renew it, and the fork strikes."""
     lease = client.lock("a", ttl=0.5).acquire(wait=0)
     dog = client._watchdog()
@@ -153,7 +149,7 @@ def test_a_lease_is_not_inherited_even_in_the_moment_of_its_renewal(
     assert lease.release()
 
 
-def test_a_reentrant_lock_is_not_reentered_by_a_child(client: handfast.Client) -> None:
+def test_child_does_not_reenter_reentrant_lock(client: handfast.Client) -> None:
     lock = client.rlock("a")
     lease = lock.acquire(wait=0)
 
@@ -168,9 +164,7 @@ def test_a_reentrant_lock_is_not_reentered_by_a_child(client: handfast.Client) -
     assert lease.release()
 
 
-def test_the_parent_s_lease_is_renewed_beyond_its_ttl_while_children_come_and_go(
-    one: Server, client: handfast.Client
-) -> None:
+def test_lease_of_parent_is_renewed_while_it_forks(one: Server, client: handfast.Client) -> None:
     lease = client.lock("a", ttl=0.5).acquire(wait=0)
     first = lease._hold.renew_from
     while lease._hold.renew_from < first + 0.7:
@@ -180,7 +174,7 @@ def test_the_parent_s_lease_is_renewed_beyond_its_ttl_while_children_come_and_go
     assert lease.release()
 
 
-def test_a_child_uses_the_client_with_connections_and_an_owner_of_its_own(one: Server, client: handfast.Client) -> None:
+def test_child_uses_client_with_own_connections_and_owner(one: Server, client: handfast.Client) -> None:
     held = client.lock("held").acquire(wait=0)
     client.lock("warm").acquire(wait=0).release()
     before = our_connections(one)
@@ -243,7 +237,7 @@ def test_two_children_of_one_parent_exclude_each_other(client: handfast.Client) 
     assert in_child(first)
 
 
-def test_a_fork_amid_busy_threads_leaves_a_usable_client(one: Server, client: handfast.Client) -> None:
+def test_fork_with_busy_threads_leaves_usable_client(one: Server, client: handfast.Client) -> None:
     """Whatever locks and connections the other threads had in their hands at that moment."""
     stop = threading.Event()
     failures: list[BaseException] = []
@@ -269,7 +263,7 @@ def test_a_fork_amid_busy_threads_leaves_a_usable_client(one: Server, client: ha
     assert not failures
 
 
-def test_a_quorum_client_goes_on_in_parent_and_child(five: Servers, quorum: handfast.Client) -> None:
+def test_quorum_client_works_in_parent_and_child(five: Servers, quorum: handfast.Client) -> None:
     lease = quorum.lock("a").acquire(wait=0)
 
     def work() -> list[Any]:
@@ -289,7 +283,7 @@ def test_a_quorum_client_goes_on_in_parent_and_child(five: Servers, quorum: hand
     assert lease.release()
 
 
-def test_a_tls_connection_survives_the_child_that_abandons_it(tmp_path: Path) -> None:
+def test_tls_connection_survives_fork(tmp_path: Path) -> None:
     """An SSL socket that says goodbye in the child would end the parent's session."""
     authority = trustme.CA()
     made = TlsFiles(tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem")
@@ -319,7 +313,7 @@ def test_a_tls_connection_survives_the_child_that_abandons_it(tmp_path: Path) ->
 
 
 @plain
-async def test_a_child_of_an_asyncio_parent_inherits_no_lease_and_can_start_anew(one: Server) -> None:
+async def test_child_of_asyncio_parent_inherits_no_lease_and_can_connect(one: Server) -> None:
     async with handfast.aio.connect(one.url) as client:
         lease = await client.lock("a", ttl=0.6).acquire(wait=0)
         await lease.extend()
@@ -350,7 +344,7 @@ async def test_a_child_of_an_asyncio_parent_inherits_no_lease_and_can_start_anew
 
 
 @plain
-async def test_a_lost_event_that_was_made_before_the_fork_stays_unset_in_the_parent(one: Server) -> None:
+async def test_lost_event_created_before_fork_stays_unset_in_parent(one: Server) -> None:
     async with handfast.aio.connect(one.url) as client:
         async with client.lock("a") as lease:
             event = lease.lost
@@ -365,7 +359,7 @@ def _in_process(client: handfast.Client, lease: handfast.Lease, said: Any) -> No
     said.send((lease.valid, lease.release(), client.lock("mine").acquire(wait=0).owner, os.getpid()))
 
 
-def test_multiprocessing_with_fork_keeps_the_same_promises(one: Server, client: handfast.Client) -> None:
+def test_multiprocessing_with_fork_inherits_no_lease(one: Server, client: handfast.Client) -> None:
     lease = client.lock("a").acquire(wait=0)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -391,7 +385,7 @@ def _double(x: int) -> int:
 _pool_client: handfast.Client | None = None
 
 
-def test_a_pool_of_forked_workers_shares_the_client_s_locks(client: handfast.Client) -> None:
+def test_forked_pool_workers_exclude_each_other(client: handfast.Client) -> None:
     global _pool_client
     _pool_client = client
     client.lock("warm").acquire(wait=0).release()
@@ -403,7 +397,7 @@ def test_a_pool_of_forked_workers_shares_the_client_s_locks(client: handfast.Cli
 
 
 @pytest.mark.parametrize("words", ["sys.exit(0)", "raise KeyboardInterrupt", "pass"])
-def test_a_child_that_ends_in_the_ordinary_way_leaves_the_parent_s_lock_alone(words: str, one: Server) -> None:
+def test_child_that_exits_normally_leaves_lock_of_parent_alone(words: str, one: Server) -> None:
     """With everything that Python does at its end: finalizers, exit handlers, closed sockets."""
     code = f"""
         import os, sys

@@ -48,7 +48,7 @@ async def two(server: Server) -> AsyncIterator[tuple[aio.Client, aio.Client]]:
 # -- the contract, on every kind of server ----------------------------------------------------------------------------
 
 
-def test_a_lock_excludes_until_it_is_released(server: Server) -> None:
+def test_lock_excludes_until_it_is_released(server: Server) -> None:
     async def main() -> None:
         async with two(server) as (client, rival):
             lease = await client.lock("a").acquire()
@@ -69,7 +69,7 @@ def test_a_lock_excludes_until_it_is_released(server: Server) -> None:
     asyncio.run(main())
 
 
-def test_a_body_runs_with_the_lock_held_and_never_without(server: Server) -> None:
+def test_body_runs_only_while_lock_is_held(server: Server) -> None:
     ran: list[str] = []
 
     async def main() -> None:
@@ -93,7 +93,7 @@ def test_a_body_runs_with_the_lock_held_and_never_without(server: Server) -> Non
     assert not ran
 
 
-def test_release_and_extend_never_touch_what_is_anothers(server: Server) -> None:
+def test_release_and_extend_leave_lock_of_another_owner_alone(server: Server) -> None:
     async def main() -> None:
         async with two(server) as (client, rival):
             late = await client.lock("a", ttl=0.15, renew=False).acquire()
@@ -116,7 +116,7 @@ def test_release_and_extend_never_touch_what_is_anothers(server: Server) -> None
     asyncio.run(main())
 
 
-def test_a_lease_is_extended_checked_and_runs_out(server: Server) -> None:
+def test_lease_can_be_extended_and_checked_until_it_expires(server: Server) -> None:
     async def main() -> None:
         async with aio.connect(server.url) as client:
             lease = await client.lock("a", ttl=1, renew=False).acquire()
@@ -150,7 +150,7 @@ def test_several_names_are_taken_all_or_none(server: Server) -> None:
     asyncio.run(main())
 
 
-def test_an_explicit_owner_reenters_and_keeps_its_token(server: Server) -> None:
+def test_explicit_owner_reenters_and_keeps_its_token(server: Server) -> None:
     async def main() -> None:
         async with two(server) as (client, rival):
             first = await client.lock("a", owner="job-42", ttl=5).acquire()
@@ -165,7 +165,7 @@ def test_an_explicit_owner_reenters_and_keeps_its_token(server: Server) -> None:
     asyncio.run(main())
 
 
-def test_a_reentrant_lock_is_for_its_task_and_costs_no_round_trip(server: Server) -> None:
+def test_reentrant_lock_belongs_to_its_task_and_costs_no_round_trip(server: Server) -> None:
     async def main() -> None:
         async with aio.connect(server.url) as client:
             lock = client.rlock("a")
@@ -189,7 +189,7 @@ def test_a_reentrant_lock_is_for_its_task_and_costs_no_round_trip(server: Server
     asyncio.run(main())
 
 
-def test_a_decorated_coroutine_runs_under_the_lock_named_by_its_arguments(server: Server) -> None:
+def test_decorated_coroutine_holds_lock_named_by_its_arguments(server: Server) -> None:
     async def main() -> None:
         async with aio.connect(server.url) as client:
 
@@ -207,7 +207,7 @@ def test_a_decorated_coroutine_runs_under_the_lock_named_by_its_arguments(server
     asyncio.run(main())
 
 
-def test_a_watched_lease_outlives_its_ttl(one: Server) -> None:
+def test_renewed_lease_outlives_its_ttl(one: Server) -> None:
     async def main() -> None:
         async with two(one) as (client, rival), client.lock("a", ttl=0.3) as lease:
             end = time.monotonic() + 0.7
@@ -222,7 +222,7 @@ def test_a_watched_lease_outlives_its_ttl(one: Server) -> None:
 # -- loss -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_lease_cancels_the_body_and_lease_lost_is_raised_at_the_exit(one: Server) -> None:
+def test_lost_lease_cancels_body_and_exit_raises_lease_lost(one: Server) -> None:
     async def main() -> None:
         async with aio.connect(one.url) as client:
             seen: list[str] = []
@@ -244,7 +244,7 @@ def test_a_lost_lease_cancels_the_body_and_lease_lost_is_raised_at_the_exit(one:
     asyncio.run(main())
 
 
-def test_a_lease_taken_by_another_cancels_the_body_before_the_deadline(one: Server) -> None:
+def test_lease_taken_by_another_owner_cancels_body_before_deadline(one: Server) -> None:
     async def main() -> None:
         async with aio.connect(one.url) as client:
             began = time.monotonic()
@@ -258,7 +258,7 @@ def test_a_lease_taken_by_another_cancels_the_body_before_the_deadline(one: Serv
     asyncio.run(main())
 
 
-def test_lost_fires_and_the_body_is_cancelled_though_the_server_hangs() -> None:
+def test_body_is_cancelled_at_deadline_while_server_hangs() -> None:
     async def main(own: Server) -> float:
         async with aio.connect(own.url) as client:
             with pytest.raises(LeaseLost):
@@ -275,7 +275,7 @@ def test_lost_fires_and_the_body_is_cancelled_though_the_server_hangs() -> None:
         in_time(lambda: asyncio.run(main(own)))
 
 
-def test_a_body_that_catches_the_cancel_still_ends_in_lease_lost(one: Server) -> None:
+def test_body_that_catches_cancellation_still_raises_lease_lost(one: Server) -> None:
     async def main() -> None:
         async with aio.connect(one.url) as client:
             with pytest.raises(LeaseLost):
@@ -291,7 +291,7 @@ def test_a_body_that_catches_the_cancel_still_ends_in_lease_lost(one: Server) ->
     asyncio.run(main())
 
 
-def test_an_exit_does_not_mask_what_the_body_raised(one: Server) -> None:
+def test_exit_does_not_mask_error_of_body(one: Server) -> None:
     async def main() -> None:
         async with aio.connect(one.url) as client:
             with pytest.raises(ZeroDivisionError):
@@ -307,7 +307,7 @@ def test_an_exit_does_not_mask_what_the_body_raised(one: Server) -> None:
     asyncio.run(main())
 
 
-def test_an_exit_raises_lease_lost_when_only_the_release_finds_out(one: Server) -> None:
+def test_exit_raises_lease_lost_when_release_finds_key_gone(one: Server) -> None:
     async def main() -> None:
         async with aio.connect(one.url) as client:
             with pytest.raises(LeaseLost):
@@ -320,7 +320,7 @@ def test_an_exit_raises_lease_lost_when_only_the_release_finds_out(one: Server) 
     asyncio.run(main())
 
 
-def test_on_lost_event_leaves_the_body_alone(one: Server) -> None:
+def test_on_lost_event_does_not_cancel_body(one: Server) -> None:
     async def main() -> None:
         async with aio.connect(one.url, on_lost="event") as client:
             reached = False
@@ -338,7 +338,7 @@ def test_on_lost_event_leaves_the_body_alone(one: Server) -> None:
     asyncio.run(main())
 
 
-def test_lost_is_set_for_who_asks_only_afterwards(one: Server) -> None:
+def test_lost_is_set_when_first_read_after_loss(one: Server) -> None:
     async def main() -> None:
         async with aio.connect(one.url) as client:
             lease = await client.lock("a", ttl=0.15, renew=False).acquire()
@@ -348,7 +348,7 @@ def test_lost_is_set_for_who_asks_only_afterwards(one: Server) -> None:
     asyncio.run(main())
 
 
-def test_a_lease_that_was_not_entered_cancels_nobody(one: Server) -> None:
+def test_lease_without_block_cancels_no_task(one: Server) -> None:
     async def main() -> None:
         async with aio.connect(one.url) as client:
             lease = await client.lock("a", ttl=0.15, renew=False).acquire()
@@ -361,7 +361,7 @@ def test_a_lease_that_was_not_entered_cancels_nobody(one: Server) -> None:
 # -- cancels from outside ---------------------------------------------------------------------------------------------
 
 
-def test_a_cancel_from_outside_ends_the_body_and_frees_the_lock(one: Server) -> None:
+def test_outer_cancellation_ends_body_and_releases_lock(one: Server) -> None:
     async def main() -> None:
         async with aio.connect(one.url) as client:
             entered = asyncio.Event()
@@ -383,7 +383,7 @@ def test_a_cancel_from_outside_ends_the_body_and_frees_the_lock(one: Server) -> 
 
 
 @pytest.mark.parametrize("order", ["loss first", "cancel first", "in one turn of the loop"])
-def test_a_cancel_from_outside_is_not_swallowed_when_it_meets_a_loss(one: Server, order: str) -> None:
+def test_outer_cancellation_is_not_swallowed_by_simultaneous_loss(one: Server, order: str) -> None:
     async def main() -> None:
         async with aio.connect(one.url) as client:
             entered, struck = asyncio.Event(), asyncio.Event()
@@ -419,7 +419,7 @@ def test_a_cancel_from_outside_is_not_swallowed_when_it_meets_a_loss(one: Server
     asyncio.run(main())
 
 
-def test_an_outer_timeout_is_a_timeout_and_not_a_loss(one: Server) -> None:
+def test_outer_timeout_is_not_reported_as_loss(one: Server) -> None:
     async def main() -> None:
         async with aio.connect(one.url) as client:
             with pytest.raises(TimeoutError):
@@ -433,7 +433,7 @@ def test_an_outer_timeout_is_a_timeout_and_not_a_loss(one: Server) -> None:
     asyncio.run(main())
 
 
-def test_a_timeout_around_acquire_ends_the_wait_and_leaves_the_holder_alone(one: Server) -> None:
+def test_timeout_around_acquire_ends_wait_and_leaves_holder_alone(one: Server) -> None:
     async def main() -> None:
         async with two(one) as (client, rival), client.lock("a", ttl=LONG) as lease:
             began = time.monotonic()
@@ -448,7 +448,7 @@ def test_a_timeout_around_acquire_ends_the_wait_and_leaves_the_holder_alone(one:
     asyncio.run(main())
 
 
-def test_timeouts_that_race_with_the_grant_leave_no_key(one: Server) -> None:
+def test_timeout_that_races_with_grant_leaves_no_key(one: Server) -> None:
     async def main() -> None:
         async with aio.connect(one.url, ttl=LONG) as client:
             await (await client.lock("warm").acquire()).release()
@@ -519,7 +519,7 @@ async def interrupted(work: Coroutine[Any, Any, Any], at: int, *, woken: bool, t
 @pytest.mark.parametrize("woken", [False, True])
 @pytest.mark.parametrize("names", ["a", ["a", "b"]])
 @pytest.mark.parametrize("fresh", [True, False])
-def test_a_cancelled_acquire_leaves_no_key_at_any_await(
+def test_cancelled_acquire_leaves_no_key_at_any_await(
     one: Server, fresh: bool, names: str | list[str], woken: bool, times: int
 ) -> None:
     async def main() -> int:
@@ -541,7 +541,7 @@ def test_a_cancelled_acquire_leaves_no_key_at_any_await(
 
 
 @pytest.mark.parametrize("woken", [False, True])
-def test_an_acquire_cancelled_while_waiting_leaves_the_holder_alone(one: Server, woken: bool) -> None:
+def test_acquire_cancelled_while_waiting_leaves_the_holder_alone(one: Server, woken: bool) -> None:
     async def renew(lease: aio.Lease) -> None:
         """All the time, while others wait."""
         while True:
@@ -564,7 +564,7 @@ def test_an_acquire_cancelled_while_waiting_leaves_the_holder_alone(one: Server,
 
 
 @pytest.mark.parametrize("gap", [0, 1, 2])
-def test_two_cancels_in_a_row_leave_no_key(one: Server, gap: int) -> None:
+def test_two_cancellations_in_a_row_leave_no_key(one: Server, gap: int) -> None:
     async def main() -> None:
         for turns in range(12):
             async with aio.connect(one.url, ttl=LONG) as client:
@@ -584,7 +584,7 @@ def test_two_cancels_in_a_row_leave_no_key(one: Server, gap: int) -> None:
     asyncio.run(main())
 
 
-def test_a_cancelled_acquire_on_a_quorum_leaves_no_key_on_any_node(three: Servers) -> None:
+def test_cancelled_acquire_on_a_quorum_leaves_no_key_on_any_node(three: Servers) -> None:
     async def main() -> None:
         async with aio.connect(three.urls, ttl=LONG) as client:
             await aio.bootstrap(client)
@@ -602,7 +602,7 @@ def test_a_cancelled_acquire_on_a_quorum_leaves_no_key_on_any_node(three: Server
 
 
 @pytest.mark.parametrize("woken", [False, True])
-def test_a_cancelled_release_still_frees_the_lock(one: Server, woken: bool) -> None:
+def test_cancelled_release_still_frees_lock(one: Server, woken: bool) -> None:
     async def main() -> None:
         for at in range(1, 30):
             async with aio.connect(one.url, ttl=LONG) as client:
@@ -620,7 +620,7 @@ def test_a_cancelled_release_still_frees_the_lock(one: Server, woken: bool) -> N
     asyncio.run(main())
 
 
-def test_a_cancel_during_the_exit_is_not_swallowed_and_frees_the_lock(one: Server) -> None:
+def test_cancellation_during_exit_is_not_swallowed_and_frees_lock(one: Server) -> None:
     async def main() -> None:
         for turns in range(1, 6):
             async with aio.connect(one.url, ttl=LONG) as client:
@@ -645,7 +645,7 @@ def test_a_cancel_during_the_exit_is_not_swallowed_and_frees_the_lock(one: Serve
 # -- event loops ------------------------------------------------------------------------------------------------------
 
 
-def test_a_blocked_event_loop_does_not_lose_the_lock(one: Server) -> None:
+def test_blocked_event_loop_does_not_lose_the_lock(one: Server) -> None:
     async def main() -> None:
         async with two(one) as (client, rival):
             async with client.lock("a", ttl=0.3) as lease:
@@ -657,7 +657,7 @@ def test_a_blocked_event_loop_does_not_lose_the_lock(one: Server) -> None:
     asyncio.run(main())
 
 
-def test_a_client_belongs_to_one_event_loop(one: Server) -> None:
+def test_client_belongs_to_one_event_loop(one: Server) -> None:
     client = aio.connect(one.url)
     lock = client.lock("a")
 
@@ -679,7 +679,7 @@ def test_a_client_belongs_to_one_event_loop(one: Server) -> None:
     assert free(one, "a")()
 
 
-def test_a_client_may_be_made_before_its_loop_runs(one: Server) -> None:
+def test_client_can_be_created_before_its_loop_runs(one: Server) -> None:
     client = aio.connect(one.url)
 
     async def main() -> None:
@@ -692,7 +692,7 @@ def test_a_client_may_be_made_before_its_loop_runs(one: Server) -> None:
 # -- many tasks -------------------------------------------------------------------------------------------------------
 
 
-def test_two_hundred_tasks_hold_as_many_locks_at_once(one: Server) -> None:
+def test_two_hundred_tasks_hold_two_hundred_locks(one: Server) -> None:
     async def main() -> None:
         async with aio.connect(one.url) as client:
             all_in = asyncio.Barrier(200)
@@ -738,7 +738,7 @@ def test_two_hundred_tasks_exclude_each_other_on_one_lock(one: Server) -> None:
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_dropped_lease_is_released(one: Server) -> None:
+def test_dropped_lease_is_released(one: Server) -> None:
     async def main() -> None:
         async with aio.connect(one.url, ttl=LONG) as client:
             lease = await client.lock("a").acquire()
@@ -752,7 +752,7 @@ def test_a_dropped_lease_is_released(one: Server) -> None:
     asyncio.run(main())
 
 
-def test_closing_a_client_releases_what_is_renewed_and_leaves_the_rest(one: Server) -> None:
+def test_closing_client_releases_renewed_leases_only(one: Server) -> None:
     async def main() -> None:
         async with aio.connect(one.url, ttl=LONG) as client:
             renewed = [await client.lock(f"r{i}").acquire() for i in range(3)]
@@ -766,7 +766,7 @@ def test_closing_a_client_releases_what_is_renewed_and_leaves_the_rest(one: Serv
     asyncio.run(main())
 
 
-def test_closing_a_client_whose_server_hangs_ends_soon_and_quietly() -> None:
+def test_closing_client_is_quick_and_silent_while_server_hangs() -> None:
     async def main(own: Server) -> None:
         client = aio.connect(own.url, ttl=LONG)
         lease = await client.lock("a").acquire()
@@ -782,7 +782,7 @@ def test_closing_a_client_whose_server_hangs_ends_soon_and_quietly() -> None:
 
 
 @pytest.mark.parametrize("turns", range(1, 8))
-def test_closing_a_client_that_is_connecting_leaves_no_socket(one: Server, turns: int) -> None:
+def test_closing_connecting_client_leaves_no_socket(one: Server, turns: int) -> None:
     async def main() -> None:
         client = aio.connect(one.url)
         task = asyncio.create_task(client.lock("a").acquire())
@@ -801,7 +801,7 @@ def test_closing_a_client_that_is_connecting_leaves_no_socket(one: Server, turns
 
 
 @pytest.mark.parametrize("turns", range(1, 8))
-def test_closing_a_client_that_is_connecting_is_told_to_who_waits_for_it(one: Server, turns: int) -> None:
+def test_closing_connecting_client_raises_in_waiting_tasks(one: Server, turns: int) -> None:
     """Also if it is closed in the very turn in which it would begin to connect."""
 
     async def main() -> None:
@@ -819,7 +819,7 @@ def test_closing_a_client_that_is_connecting_is_told_to_who_waits_for_it(one: Se
 
 
 @pytest.mark.parametrize("turns", range(4))
-def test_a_connecting_task_that_somebody_cancels_is_made_anew(one: Server, turns: int) -> None:
+def test_cancelled_connecting_task_is_replaced(one: Server, turns: int) -> None:
     """Programs cancel all tasks there are, and some go on."""
 
     async def main() -> None:
@@ -839,7 +839,7 @@ def test_a_connecting_task_that_somebody_cancels_is_made_anew(one: Server, turns
 
 
 @pytest.mark.parametrize("fair", [False, True], ids=["plain", "fair"])
-def test_closing_a_client_in_whatever_turn_of_its_first_acquisition_leaves_no_key(one: Server, fair: bool) -> None:
+def test_closing_client_at_any_step_of_first_acquisition_leaves_no_key(one: Server, fair: bool) -> None:
     async def main(turns: int) -> None:
         client = aio.connect(one.url, ttl=LONG)
         task = asyncio.create_task(client.lock("a", fair=fair).acquire())
@@ -854,7 +854,7 @@ def test_closing_a_client_in_whatever_turn_of_its_first_acquisition_leaves_no_ke
 
 
 @pytest.mark.parametrize("turns", range(4))
-def test_a_closing_that_is_cancelled_goes_on(one: Server, turns: int) -> None:
+def test_cancelled_close_still_completes(one: Server, turns: int) -> None:
     async def main() -> None:
         client = aio.connect(one.url, ttl=LONG)
         lease = await client.lock("a").acquire()
@@ -872,7 +872,7 @@ def test_a_closing_that_is_cancelled_goes_on(one: Server, turns: int) -> None:
     asyncio.run(main())
 
 
-def test_no_tasks_are_left_when_the_client_is_closed(one: Server) -> None:
+def test_closed_client_leaves_no_tasks(one: Server) -> None:
     async def main() -> None:
         async with two(one) as (client, _), client.lock("a", ttl=0.2) as lease:
             await eventually_async(renewal_of(lease))
@@ -881,7 +881,7 @@ def test_no_tasks_are_left_when_the_client_is_closed(one: Server) -> None:
     asyncio.run(main())
 
 
-def test_an_outage_is_no_contention_and_leaves_no_key() -> None:
+def test_outage_is_not_reported_as_contention_and_leaves_no_key() -> None:
     async def main(own: Server) -> None:
         async with aio.connect(own.url, ttl=0.4) as client:
             await (await client.lock("a").acquire()).release()
@@ -897,7 +897,7 @@ def test_an_outage_is_no_contention_and_leaves_no_key() -> None:
         asyncio.run(main(own))
 
 
-def test_a_killed_connection_is_made_anew(one: Server) -> None:
+def test_client_reconnects_after_connection_was_killed(one: Server) -> None:
     async def main() -> None:
         async with aio.connect(one.url, ttl=0.5) as client:
             async with client.lock("a") as lease:

@@ -29,7 +29,7 @@ def test_new_quorum_says_how_to_open_it(three: Servers) -> None:
         client.lock("orders", wait=0).acquire()
 
 
-def test_new_quorum_says_the_same_to_asyncio(three: Servers) -> None:
+def test_new_quorum_says_how_to_open_it_in_asyncio(three: Servers) -> None:
     async def main() -> None:
         async with handfast.aio.connect(three.urls) as client:
             with pytest.raises(NoQuorum, match=r"handfast\.aio\.bootstrap\(client\)"):
@@ -79,7 +79,9 @@ MAKERS: dict[str, Callable[..., Any]] = {
 @FACADES
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("options", [{"timeout": 5}, {"blocking": False}, {"blocking_timeout": 5}], ids=str)
-def test_words_of_other_locks_are_translated(one: Server, facade: Any, maker: str, options: dict[str, Any]) -> None:
+def test_option_names_of_other_libraries_are_translated(
+    one: Server, facade: Any, maker: str, options: dict[str, Any]
+) -> None:
     """Of `timeout` both meanings are named: the time to wait (threading) and the ttl (redis-py)."""
     with pytest.raises(ConfigError, match=WAIT) as caught:
         MAKERS[maker](facade.connect(one.url), **options)
@@ -89,14 +91,18 @@ def test_words_of_other_locks_are_translated(one: Server, facade: Any, maker: st
 
 @FACADES
 @pytest.mark.parametrize("options", [{"timeout": 5}, {"blocking": False}], ids=str)
-def test_words_of_other_locks_are_translated_on_connect(one: Server, facade: Any, options: dict[str, Any]) -> None:
+def test_option_names_of_other_libraries_are_translated_on_connect(
+    one: Server, facade: Any, options: dict[str, Any]
+) -> None:
     with pytest.raises(ConfigError, match=WAIT):
         facade.connect(one.url, **options)
 
 
 @FACADES
 @pytest.mark.parametrize("options", [{"timeout": 5}, {"blocking": False}], ids=str)
-def test_words_of_other_locks_are_translated_on_acquire(one: Server, facade: Any, options: dict[str, Any]) -> None:
+def test_option_names_of_other_libraries_are_translated_on_acquire(
+    one: Server, facade: Any, options: dict[str, Any]
+) -> None:
     """At the call, for asyncio too, and not first where it is awaited."""
     with pytest.raises(ConfigError, match=WAIT):
         facade.connect(one.url).lock("orders").acquire(**options)

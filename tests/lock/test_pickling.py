@@ -122,7 +122,7 @@ def test_lease_says_to_send_its_token(client: handfast.Client, route: str) -> No
 
 
 @STAYS
-def test_parts_of_the_asyncio_facade_say_the_same(one: Server, route: str) -> None:
+def test_asyncio_objects_say_the_same(one: Server, route: str) -> None:
     async def main() -> None:
         async with handfast.aio.connect(one.url) as client:
             lock = client.lock("orders")

@@ -11,7 +11,7 @@ import handfast
 from handfast import ConfigError, HandfastError
 
 
-def test_sync_rlock_lets_one_task_in_at_most(client: handfast.Client) -> None:
+def test_sync_rlock_admits_one_task_at_most(client: handfast.Client) -> None:
     inside: list[handfast.Lease] = []
 
     async def enter() -> None:

@@ -46,7 +46,7 @@ TAG = "{t}"
 
 @pytest.mark.parametrize("kind", KINDS)
 @plain
-async def test_locks_live_on_all_shards_and_follow_their_slots(kind: str) -> None:
+async def test_locks_are_on_all_shards_and_follow_their_slots(kind: str) -> None:
     with Cluster(3, 0, binary(kind)) as cluster:
         async with both_clients(cluster.url) as clients, both_clients(cluster.url) as rivals:
             for mode, client in clients.items():
@@ -93,7 +93,7 @@ async def check_a_crowd(cluster: Cluster, client: Any, mode: str) -> None:
 
 @long_only
 @both
-async def test_a_cluster_of_one_node(mode: str, lonely: Cluster) -> None:
+async def test_cluster_of_one_node_works(mode: str, lonely: Cluster) -> None:
     async with connected(mode, lonely.url) as client:
         lease = await client.lock("a").acquire(wait=5)
         assert await client.lock("a").try_acquire() is None
@@ -110,7 +110,7 @@ def lonely() -> Iterator[Cluster]:
 
 
 @both
-async def test_names_with_a_common_tag_are_taken_together(mode: str, sharded: Cluster) -> None:
+async def test_names_with_common_tag_are_acquired_together(mode: str, sharded: Cluster) -> None:
     async with connected(mode, sharded.url) as client, connected(mode, sharded.url) as rival:
         single = await client.lock("{order-42}stock").acquire(wait=5)
         assert await rival.lock(["{order-42}stock", "{order-42}bill"]).try_acquire() is None
@@ -124,7 +124,7 @@ async def test_names_with_a_common_tag_are_taken_together(mode: str, sharded: Cl
 
 
 @both
-async def test_names_of_different_slots_are_refused_before_anything_is_sent(mode: str) -> None:
+async def test_names_of_different_slots_are_refused_without_sending(mode: str) -> None:
     async with connected(mode, "redis+cluster://192.0.2.1:7000") as client:
         with pytest.raises(ConfigError, match="common hash tag") as raised:
             client.lock(["stock", "bill"])
@@ -139,7 +139,7 @@ NASTY = [
 
 
 @both
-async def test_no_name_s_key_or_counter_is_that_of_another(mode: str, sharded: Cluster) -> None:
+async def test_different_names_have_different_keys_and_counters(mode: str, sharded: Cluster) -> None:
     async with connected(mode, sharded.url) as client:
         locks = [client.lock(name) for name in NASTY]
         keys = [bytes(lock.key) for lock in locks]
@@ -157,7 +157,7 @@ async def test_no_name_s_key_or_counter_is_that_of_another(mode: str, sharded: C
 
 
 @plain
-async def test_a_node_that_joins_is_used_and_one_that_leaves_is_not(sharded: Cluster) -> None:
+async def test_joined_node_is_used_and_removed_node_is_not(sharded: Cluster) -> None:
     source = sharded.node_for(TAG)
     assert isinstance(source, ClusterNode)
     masters = [master for master in sharded.masters if isinstance(master, ClusterNode)]
@@ -196,7 +196,7 @@ async def test_a_node_that_joins_is_used_and_one_that_leaves_is_not(sharded: Clu
 
 
 @both
-async def test_members_that_are_gone_do_no_harm_while_one_is_there(mode: str, sharded: Cluster) -> None:
+async def test_cluster_is_found_while_one_listed_member_is_reachable(mode: str, sharded: Cluster) -> None:
     place = f"127.0.0.1:{sharded.masters[2].port}"
     url = re.sub(r"@.*", f"@192.0.2.1:1,127.0.0.1:1,{place}", sharded.url)
     async with connected(mode, url) as client:
@@ -208,7 +208,7 @@ async def test_members_that_are_gone_do_no_harm_while_one_is_there(mode: str, sh
 
 
 @plain
-async def test_hundreds_of_leases_are_renewed_with_few_writes_to_each_node(sharded: Cluster) -> None:
+async def test_many_leases_are_renewed_with_few_writes_to_each_node(sharded: Cluster) -> None:
     count, ttl = 300, 4.0
     async with connected("asyncio", sharded.url, ttl=ttl) as client:
         leases = await asyncio.gather(*[client.lock(f"many-{n}").acquire(wait=10) for n in range(count)])
@@ -226,7 +226,7 @@ async def test_hundreds_of_leases_are_renewed_with_few_writes_to_each_node(shard
 
 
 @both
-async def test_closing_a_client_of_a_cluster_leaves_nothing(mode: str, sharded: Cluster) -> None:
+async def test_closed_cluster_client_leaves_no_threads_and_sockets(mode: str, sharded: Cluster) -> None:
     async with connected(mode, sharded.url) as first:  # what is loaded and started once in a process
         assert await (await first.lock("a").acquire(wait=5)).release()
     eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("handfast")], within=5)
@@ -242,7 +242,7 @@ async def test_closing_a_client_of_a_cluster_leaves_nothing(mode: str, sharded: 
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_child_after_a_fork_uses_the_client_of_a_cluster(sharded: Cluster) -> None:
+def test_forked_child_uses_cluster_client(sharded: Cluster) -> None:
     with handfast.connect(sharded.url) as client:
         mine = [client.lock(f"mine-{n}").acquire(wait=5) for n in range(5)]
 

@@ -42,7 +42,7 @@ TAG = "{t}"
 
 
 @both
-async def test_a_fenced_lock_whose_slot_moves_waits_until_the_move_is_over(mode: str, sharded: Cluster) -> None:
+async def test_fenced_lock_waits_until_slot_has_moved(mode: str, sharded: Cluster) -> None:
     """Its two keys may be on different nodes: the cluster says TRYAGAIN, and that is said, or waited out."""
     name = TAG + mode
     slot, target = slot_and_target(sharded, key_of(name))
@@ -66,7 +66,7 @@ async def test_a_fenced_lock_whose_slot_moves_waits_until_the_move_is_over(mode:
 
 
 @plain
-async def test_a_lease_is_renewed_while_its_slot_moves_for_longer_than_its_ttl(sharded: Cluster) -> None:
+async def test_lease_is_renewed_while_its_slot_moves(sharded: Cluster) -> None:
     """Some of the keys move first, so that the leases of one write are on two nodes."""
     ttl = 0.8
     slot, target = slot_and_target(sharded, TAG)
@@ -88,7 +88,7 @@ async def test_a_lease_is_renewed_while_its_slot_moves_for_longer_than_its_ttl(s
 
 
 @plain
-async def test_who_waits_is_woken_though_the_slot_has_moved(sharded: Cluster) -> None:
+async def test_waiter_is_woken_after_slot_has_moved(sharded: Cluster) -> None:
     """Of each kind of lock and of both clients two, in the order of their coming; nobody has to wait for an expiry."""
     ttl = 20.0
     slot, target = slot_and_target(sharded, TAG)
@@ -126,7 +126,7 @@ async def test_who_waits_is_woken_though_the_slot_has_moved(sharded: Cluster) ->
 
 @pytest.mark.parametrize("how", ["killed", "stopped", *(["asked for"] if LONG_RUN else [])])
 @plain
-async def test_a_shard_s_failover_is_survived_by_leases_and_by_those_who_wait(how: str, sharded: Cluster) -> None:
+async def test_leases_and_waiters_survive_failover_of_shard(how: str, sharded: Cluster) -> None:
     old = sharded.masters[0]
     ttl = 15.0
     async with both_clients(sharded.url, ttl=ttl) as clients, AsyncExitStack() as stack:
@@ -162,7 +162,7 @@ async def test_a_shard_s_failover_is_survived_by_leases_and_by_those_who_wait(ho
 
 
 @plain
-async def test_with_replicas_a_shard_grants_nothing_without_its_copy_and_loses_nothing(sharded: Cluster) -> None:
+async def test_shard_with_replicas_option_grants_nothing_unreplicated(sharded: Cluster) -> None:
     old = sharded.masters[0]
     replica = sharded.replica_of(old)
     async with both_clients(sharded.url, ttl=15.0, replicas=1, node_timeout=0.4) as clients:
@@ -188,7 +188,7 @@ async def test_with_replicas_a_shard_grants_nothing_without_its_copy_and_loses_n
 
 
 @plain
-async def test_without_them_a_stale_replica_gives_a_lock_twice(sharded: Cluster) -> None:
+async def test_stale_replica_without_replicas_option_grants_lock_twice(sharded: Cluster) -> None:
     old = sharded.masters[0]
     name = name_on(sharded, old)
     async with both_clients(sharded.url, ttl=20.0) as clients:
@@ -203,7 +203,7 @@ async def test_without_them_a_stale_replica_gives_a_lock_twice(sharded: Cluster)
 
 
 @plain
-async def test_a_cluster_that_is_down_is_an_outage_that_ends(sharded: Cluster) -> None:
+async def test_cluster_that_is_down_is_outage_until_it_returns(sharded: Cluster) -> None:
     """Two of three masters dead: the third has no majority, and serves nothing either."""
     first, second, third = sharded.masters
     async with both_clients(sharded.url) as clients:

@@ -53,7 +53,7 @@ LATE = 0.5
 
 @pytest.mark.parametrize("kind", KINDS)
 @plain
-async def test_the_master_is_found_and_found_again_on_every_kind_of_server(kind: str) -> None:
+async def test_master_is_found_before_and_after_failover(kind: str) -> None:
     with sentinel_group(binary=binary(kind), sentinels=1, replicas=1) as group:
         async with both_clients(group.url) as clients:
             first = group.master
@@ -81,7 +81,7 @@ async def settled_on(new: Server, client: Any) -> None:
 
 
 @both
-async def test_a_name_that_no_sentinel_knows_is_a_mistake_and_not_an_outage(mode: str, watched: SentinelGroup) -> None:
+async def test_unknown_master_name_is_config_error(mode: str, watched: SentinelGroup) -> None:
     async with connected(mode, url_with(watched, name="yourmaster")) as client:
         began = time.monotonic()
         with pytest.raises(ConfigError, match="no sentinel names a master 'yourmaster'") as raised:
@@ -91,7 +91,7 @@ async def test_a_name_that_no_sentinel_knows_is_a_mistake_and_not_an_outage(mode
 
 
 @both
-async def test_without_any_sentinel_the_outage_names_each_of_them(mode: str, watched: SentinelGroup) -> None:
+async def test_outage_of_all_sentinels_names_each_of_them(mode: str, watched: SentinelGroup) -> None:
     with reserve_port() as one, reserve_port() as two:
         places = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in (one, two)]
         async with connected(mode, url_with(watched, *places)) as client:
@@ -106,7 +106,7 @@ async def test_without_any_sentinel_the_outage_names_each_of_them(mode: str, wat
 
 
 @both
-async def test_one_sentinel_that_is_dead_and_one_that_hangs_are_done_without(mode: str, watched: SentinelGroup) -> None:
+async def test_dead_and_hung_sentinels_are_tolerated(mode: str, watched: SentinelGroup) -> None:
     with reserve_port() as closed:
         dead = f"127.0.0.1:{closed.getsockname()[1]}"
         watched.sentinels[1].pause()
@@ -138,7 +138,7 @@ def stop(group: SentinelGroup, how: str) -> Server:
 
 @pytest.mark.parametrize("how", ["killed", "stopped", *(["asked for"] if LONG_RUN else [])])
 @plain
-async def test_service_is_back_within_a_second_of_the_promotion(how: str) -> None:
+async def test_service_is_back_within_a_second_of_promotion(how: str) -> None:
     """A machine stumbles now and then: one of three times. What is late by design is late each time."""
     gaps: list[dict[str, float]] = []
     while not gaps or (max(gaps[-1].values()) >= 1.0 and len(gaps) < 3):
@@ -188,7 +188,7 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 @plain
-async def test_who_waits_in_line_gets_the_lock_after_the_failover(doomed: SentinelGroup) -> None:
+async def test_queued_waiter_acquires_after_failover(doomed: SentinelGroup) -> None:
     """Of each kind of lock and of both clients two, while a third client holds it; nobody has to wait for its expiry."""
     ttl = 25.0
     with handfast.connect(doomed.url, ttl=ttl) as holder:
@@ -221,7 +221,7 @@ async def test_who_waits_in_line_gets_the_lock_after_the_failover(doomed: Sentin
 
 
 @plain
-async def test_the_clients_of_a_master_that_was_stopped_are_hung_up_when_it_is_replaced(doomed: SentinelGroup) -> None:
+async def test_clients_of_stopped_master_disconnect_when_it_is_replaced(doomed: SentinelGroup) -> None:
     """Nobody is there to tell the old master: it goes on as one when it is resumed, and answers who is connected."""
     async with both_clients(doomed.url) as clients:
         for client in clients.values():
@@ -242,7 +242,7 @@ async def test_the_clients_of_a_master_that_was_stopped_are_hung_up_when_it_is_r
 
 @long_only
 @plain
-async def test_an_old_master_that_comes_back_is_not_used(doomed: SentinelGroup) -> None:
+async def test_returned_old_master_is_not_used(doomed: SentinelGroup) -> None:
     """It comes back as a master, empty, until the sentinels see it."""
     async with both_clients(doomed.url) as clients:
         before = {mode: await client.lock(mode).acquire(wait=5) for mode, client in clients.items()}
@@ -262,7 +262,7 @@ async def test_an_old_master_that_comes_back_is_not_used(doomed: SentinelGroup) 
 
 
 @both
-async def test_closing_a_client_ends_its_listener_and_leaves_nothing(mode: str, watched: SentinelGroup) -> None:
+async def test_closed_client_ends_its_sentinel_listener(mode: str, watched: SentinelGroup) -> None:
     others = set(threading.enumerate())
     async with connected(mode, watched.url) as first:  # what is loaded and started once in a process
         assert await (await first.lock("a").acquire(wait=5)).release()
@@ -276,7 +276,7 @@ async def test_closing_a_client_ends_its_listener_and_leaves_nothing(mode: str, 
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_child_after_a_fork_uses_the_client_with_a_listener_of_its_own(watched: SentinelGroup) -> None:
+def test_forked_child_has_own_sentinel_listener(watched: SentinelGroup) -> None:
     with handfast.connect(watched.url) as client:
         mine = client.lock("a").acquire(wait=5)
 

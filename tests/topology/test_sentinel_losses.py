@@ -37,7 +37,7 @@ pytestmark = [
 
 
 @plain
-async def test_without_the_guard_a_lock_that_was_not_replicated_is_given_twice(doomed: SentinelGroup) -> None:
+async def test_unreplicated_lock_without_guard_is_granted_twice(doomed: SentinelGroup) -> None:
     """The first race of the seeds; and who renews such a lease is told of the loss."""
     inside = asyncio.Event()
 
@@ -68,7 +68,7 @@ async def test_without_the_guard_a_lock_that_was_not_replicated_is_given_twice(d
 
 
 @plain
-async def test_with_the_guard_a_promoted_master_grants_nothing_until_what_it_missed_has_ended(
+async def test_promoted_master_with_guard_grants_nothing_until_missed_leases_ended(
     doomed: SentinelGroup,
 ) -> None:
     ttl = 6.0
@@ -111,7 +111,7 @@ async def test_with_the_guard_a_promoted_master_grants_nothing_until_what_it_mis
 
 
 @plain
-async def test_with_replicas_a_grant_without_its_copy_is_taken_back_and_service_goes_on(doomed: SentinelGroup) -> None:
+async def test_unreplicated_grant_is_undone_and_service_continues(doomed: SentinelGroup) -> None:
     async with both_clients(doomed.url, replicas=1, ttl=20, node_timeout=0.5) as clients:
         kept = {mode: await client.lock(mode).acquire(wait=5) for mode, client in clients.items()}
         doomed.cut()
@@ -144,7 +144,7 @@ def partitioned(doomed: SentinelGroup) -> Iterator[tuple[SentinelGroup, str]]:
 
 
 @plain
-async def test_a_master_that_was_cut_off_refuses_writes_if_told_so_and_its_holder_loses_the_lock(
+async def test_holder_at_isolated_master_with_min_replicas_loses_lock(
     partitioned: tuple[SentinelGroup, str],
 ) -> None:
     group, minority = partitioned
@@ -175,7 +175,7 @@ async def test_a_master_that_was_cut_off_refuses_writes_if_told_so_and_its_holde
 
 
 @plain
-async def test_with_replicas_the_holder_at_a_master_that_was_cut_off_loses_the_lock(
+async def test_holder_at_isolated_master_with_replicas_option_loses_lock(
     partitioned: tuple[SentinelGroup, str],
 ) -> None:
     """Without them, and without min-replicas-to-write, it goes on renewing there, and there are two holders."""
@@ -201,7 +201,7 @@ async def test_with_replicas_the_holder_at_a_master_that_was_cut_off_loses_the_l
 
 @long_only
 @plain
-async def test_the_guard_does_not_help_against_a_master_that_was_cut_off(
+async def test_guard_does_not_help_against_isolated_master(
     partitioned: tuple[SentinelGroup, str],
 ) -> None:
     """Its holder renews at the old master for as long as it likes, so there are two when the new one grants."""
@@ -222,7 +222,7 @@ async def test_the_guard_does_not_help_against_a_master_that_was_cut_off(
 
 
 @plain
-async def test_a_member_of_a_quorum_that_was_replaced_has_no_vote_until_what_it_missed_is_over(
+async def test_replaced_quorum_member_has_no_vote_until_missed_leases_ended(
     doomed: SentinelGroup,
 ) -> None:
     ttl = 8.0
@@ -244,7 +244,7 @@ async def test_a_member_of_a_quorum_that_was_replaced_has_no_vote_until_what_it_
 
 
 @plain
-async def test_a_sentinel_that_is_cut_off_with_the_old_master_is_outvoted(
+async def test_sentinel_isolated_with_old_master_is_outvoted(
     partitioned: tuple[SentinelGroup, str],
 ) -> None:
     group, minority = partitioned

@@ -86,7 +86,7 @@ sys.stdin.read()
 
 
 @plain
-async def test_the_lock_of_a_process_that_is_killed_is_free_after_its_ttl(deployment: Deployment) -> None:
+async def test_lock_of_killed_process_is_free_after_its_ttl(deployment: Deployment) -> None:
     async with connected("asyncio", deployment.urls, **deployment.options) as client:
         await deployment.open(client)
         words = [sys.executable, "-c", HOLDER, json.dumps(deployment.urls), json.dumps(deployment.options)]
@@ -102,7 +102,7 @@ async def test_the_lock_of_a_process_that_is_killed_is_free_after_its_ttl(deploy
 
 
 @plain
-async def test_a_client_that_is_cut_off_loses_its_lease_before_another_gets_the_lock(deployment: Deployment) -> None:
+async def test_isolated_client_loses_lease_before_another_acquires(deployment: Deployment) -> None:
     """No server lets it in any more; others are served as before."""
     async with AsyncExitStack() as stack:
         others = await stack.enter_async_context(connected("asyncio", deployment.urls, **deployment.options))
@@ -178,7 +178,7 @@ async def check_twice(topology: str, stack: ExitStack, env: dict[str, str], stri
 
 @pytest.mark.parametrize("single", SINGLE if LONG_RUN else ["sentinel"])
 @plain
-async def test_a_server_that_restarts_empty_gives_a_lock_twice_unless_it_is_guarded(single: str) -> None:
+async def test_empty_restart_without_guard_grants_lock_twice(single: str) -> None:
     """Its replicas forget with it, so copies do not help."""
     with ExitStack() as stack:
         await check_twice(single, stack, {}, lambda server: server.restart(empty=True))
@@ -187,7 +187,7 @@ async def test_a_server_that_restarts_empty_gives_a_lock_twice_unless_it_is_guar
 @pytest.mark.skipif(bool(missing()), reason=missing())
 @pytest.mark.parametrize("single", SINGLE if LONG_RUN else ["one"])
 @plain
-async def test_a_server_whose_clock_jumps_gives_a_lock_twice_unless_it_is_guarded(single: str) -> None:
+async def test_clock_jump_without_guard_grants_lock_twice(single: str) -> None:
     with ExitStack() as stack:
         clock = stack.enter_context(Clock())
 
@@ -200,7 +200,7 @@ async def test_a_server_whose_clock_jumps_gives_a_lock_twice_unless_it_is_guarde
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
 @plain
-async def test_one_clock_that_jumps_in_a_quorum_changes_nothing() -> None:
+async def test_clock_jump_of_one_quorum_node_changes_nothing() -> None:
     with Clock() as clock, Servers(2) as two, Server(env=clock.environment) as third:
         urls = [*two.urls, third.url]
         async with both_clients(urls, ttl=LONG_TTL, max_ttl=LONG_TTL, renew=False) as clients:

@@ -111,7 +111,7 @@ def registers(one: Server) -> Server:
     return one
 
 
-def test_no_two_holders_under_sentinel_where_grants_are_copied(registers: Server) -> None:
+def test_no_two_holders_under_sentinel_with_replicas_option(registers: Server) -> None:
     with sentinel_group() as group, crowd(group.url, registers, replicas=1) as env:
         faults = SentinelFaults(group, env)
         strike(env, faults.kill, faults.stop, faults.ask)
@@ -119,7 +119,7 @@ def test_no_two_holders_under_sentinel_where_grants_are_copied(registers: Server
 
 
 @long_only
-def test_tokens_save_the_data_under_sentinel_where_grants_are_not_copied(registers: Server) -> None:
+def test_tokens_protect_data_under_sentinel_without_replicas_option(registers: Server) -> None:
     """The replicas are behind when the master dies: what was granted meanwhile is forgotten, and granted again."""
     with sentinel_group() as group, crowd(group.url, registers) as env:
         strike(env, SentinelFaults(group, env).lag_and_ask)
@@ -140,7 +140,7 @@ def reshard(cluster: Cluster, name: str, pause: float) -> str:
     return "slots moved"
 
 
-def test_no_two_holders_while_a_cluster_is_resharded(sharded: Cluster, registers: Server) -> None:
+def test_no_two_holders_while_cluster_is_resharded(sharded: Cluster, registers: Server) -> None:
     """And its shards change their masters in agreement, by which nothing is lost."""
     with crowd(sharded.url, registers) as env:
         end = time.monotonic() + (LONG if LONG_RUN else 4.0)
@@ -154,9 +154,7 @@ def test_no_two_holders_while_a_cluster_is_resharded(sharded: Cluster, registers
 
 
 @long_only
-def test_no_two_holders_on_a_cluster_whose_masters_die_where_grants_are_copied(
-    sharded: Cluster, registers: Server
-) -> None:
+def test_no_two_holders_in_cluster_failovers_with_replicas_option(sharded: Cluster, registers: Server) -> None:
     """SIGKILL and SIGSTOP, and slots on their way meanwhile."""
     with crowd(sharded.url, registers, replicas=1) as env:
 

@@ -419,7 +419,7 @@ def test_interrupted_wait_for_another_programs_key_leaves_nothing(
 
 @by_any_interrupt
 @anywhere
-def test_interrupted_waiter_in_the_middle_of_the_local_queue_disturbs_nobody(
+def test_interrupted_waiter_in_middle_of_local_queue_does_not_affect_others(
     when: str, error: type[BaseException]
 ) -> None:
     def play(at: int) -> bool:

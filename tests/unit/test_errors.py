@@ -247,7 +247,7 @@ def test_lease_whose_server_hangs_says_that_no_majority_confirmed(own: Server) -
         own.resume()
 
 
-def test_lease_that_was_held_too_long_names_max_hold(client: handfast.Client) -> None:
+def test_lease_held_too_long_names_max_hold(client: handfast.Client) -> None:
     lease = client.lock("orders", ttl=0.2, max_hold=0.25).acquire()
     assert loss(lease).reason == "max_hold was reached"
 

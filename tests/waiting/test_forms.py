@@ -243,7 +243,7 @@ async def test_explicit_owner_reenters_though_others_wait(mode: str, server: Ser
 
 
 @both
-async def test_waiter_whose_copies_do_not_come_lets_others_go_first(mode: str, one: Server) -> None:
+async def test_waiter_without_replica_confirmation_lets_others_go_first(mode: str, one: Server) -> None:
     """The server has no replica. A waiter that needs one must not keep the lock from waiters that do not."""
     async with AsyncExitStack() as stack:
         first, strict, other = [await stack.enter_async_context(connected(mode, one.url, ttl=LONG)) for _ in range(3)]

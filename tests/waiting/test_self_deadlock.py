@@ -22,7 +22,7 @@ NAMES = pytest.mark.parametrize("inner", ["orders", ["invoices", "orders"]], ids
 
 
 @NAMES
-def test_thread_that_would_wait_for_itself_is_told_at_once(one: Server, inner: str | Sequence[str]) -> None:
+def test_thread_that_waits_for_its_own_lock_is_refused_at_once(one: Server, inner: str | Sequence[str]) -> None:
     """Raised before any waiting begins, as an error of handfast that is no NotAcquired: to try again is no use."""
     client = handfast.connect(one.url)
     decided = threading.Event()
@@ -43,7 +43,7 @@ def test_thread_that_would_wait_for_itself_is_told_at_once(one: Server, inner: s
 
 
 @NAMES
-def test_task_that_would_wait_for_itself_is_told_at_once(one: Server, inner: str | Sequence[str]) -> None:
+def test_task_that_waits_for_its_own_lock_is_refused_at_once(one: Server, inner: str | Sequence[str]) -> None:
     async def main() -> None:
         client = handfast.aio.connect(one.url)
         decided = asyncio.Event()
@@ -66,7 +66,7 @@ def test_task_that_would_wait_for_itself_is_told_at_once(one: Server, inner: str
     asyncio.run(main())
 
 
-def test_nested_attempt_that_does_not_wait_is_contention_as_ever(client: handfast.Client) -> None:
+def test_nested_attempt_without_wait_is_contention(client: handfast.Client) -> None:
     with client.lock("orders"):
         assert client.lock("orders").try_acquire() is None
         with pytest.raises(handfast.Contended):
@@ -89,7 +89,7 @@ def test_nested_lock_with_an_explicit_owner_re_enters(client: handfast.Client) -
         assert inner.token == outer.token
 
 
-def test_nothing_is_left_in_the_queue_of_the_server(client: handfast.Client, one: Server) -> None:
+def test_refused_self_deadlock_leaves_no_claim(client: handfast.Client, one: Server) -> None:
     def nest() -> None:
         with client.lock("orders"), client.lock("orders"):
             pass
@@ -100,7 +100,7 @@ def test_nothing_is_left_in_the_queue_of_the_server(client: handfast.Client, one
     client.lock("orders", wait=0).acquire().release()
 
 
-def test_generator_that_another_thread_ends_is_no_deadlock(client: handfast.Client) -> None:
+def test_generator_ended_by_another_thread_is_no_deadlock(client: handfast.Client) -> None:
     """Web frameworks begin a generator in one thread of a pool and end it in another. The thread that began it may get
     the next request, which waits for the same lock."""
 
@@ -118,7 +118,7 @@ def test_generator_that_another_thread_ends_is_no_deadlock(client: handfast.Clie
         assert ended.result() == "the end"
 
 
-def test_task_that_stops_the_loop_for_a_lock_of_another_task_is_told(client: handfast.Client) -> None:
+def test_blocking_wait_for_lock_of_another_task_is_refused(client: handfast.Client) -> None:
     """The blocking client in an event loop: the task that holds the lock can never go on."""
     told: list[str] = []
 

@@ -157,7 +157,7 @@ def test_next_waiter_is_right_when_one_leaves(mode: str, how: str, leaver: int, 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @both
-async def test_waiters_that_leave_at_any_moment_disturb_nobody(mode: str, kind: str, one: Server) -> None:
+async def test_waiters_that_leave_at_any_moment_do_not_affect_others(mode: str, kind: str, one: Server) -> None:
     """A third gives up at its deadline, a third is cancelled (where that can be), a third has time."""
     dice = random.Random(f"{mode} {kind}")
     came: list[int] = []

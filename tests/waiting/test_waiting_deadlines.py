@@ -28,7 +28,7 @@ FAULTS: dict[str, Callable[[Server, Relay], None]] = {
 @FAIR
 @pytest.mark.parametrize("fault", FAULTS)
 @both
-async def test_wait_ends_at_its_deadline_whatever_the_server_does(mode: str, fault: str, fair: bool) -> None:
+async def test_wait_ends_at_its_deadline_despite_any_server_fault(mode: str, fault: str, fair: bool) -> None:
     # The first in line outlasts some and is outlasted by others, who then are the first.
     waits = (0.35, 0.25, 0.45, 0.3)
 

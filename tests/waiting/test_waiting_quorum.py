@@ -120,7 +120,7 @@ CAUSES: dict[str, Callable[[Servers, Peer, str], Cause]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cause", CAUSES)
 @both
-async def test_waiter_is_woken_by_whatever_ends_the_lock(
+async def test_waiter_is_woken_by_every_way_a_lock_can_end(
     mode: str, cause: str, way: str, open_five: Servers, peer: Peer
 ) -> None:
     # A node that forgets everything may not vote for a while, unless it is not guarded.
@@ -330,7 +330,7 @@ FAULTS: dict[str, Callable[[Server], None]] = {"killed": Server.kill, "paused": 
 
 @pytest.mark.parametrize("fault", ["held", *FAULTS])
 @both
-async def test_wait_ends_at_its_deadline_whatever_the_servers_do(mode: str, fault: str) -> None:
+async def test_wait_on_quorum_ends_at_its_deadline_despite_any_server_fault(mode: str, fault: str) -> None:
     # The first in line outlasts some and is outlasted by others, who then are the first.
     waits = (0.35, 0.25, 0.45, 0.3)
 

@@ -119,7 +119,7 @@ CAUSES: dict[str, Callable[[Server, Peer, str], Cause]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cause", CAUSES)
 @both
-async def test_waiter_is_woken_by_whatever_ends_the_lock(
+async def test_waiter_is_woken_by_every_way_a_lock_can_end(
     mode: str, cause: str, way: str, server: Server, peer: Peer
 ) -> None:
     async with connected(mode, server.url) as client:

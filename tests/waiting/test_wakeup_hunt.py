@@ -121,7 +121,7 @@ def test_no_wake_up_is_lost_on_a_quorum(three: Servers, tmp_path: Path) -> None:
 # -- the observer is observed --------------------------------------------------------------------------------------
 
 
-def test_the_observer_has_nothing_to_say_of_a_good_history() -> None:
+def test_observer_reports_nothing_for_correct_history() -> None:
     held = [Holding("a", 1, 0.1, 0.2, "x"), Holding("a", 2, 0.2, 0.9, "y"), Holding("b", 1, 0.5, 0.9, "x")]
     assert faults_in(held, 0.0, 1.0, stall=0.5) == []
 
@@ -140,11 +140,11 @@ def test_the_observer_has_nothing_to_say_of_a_good_history() -> None:
         ([Holding("a", 1, 0.1, 0.2, "x")], "nobody held it for 0.800 s"),
     ],
 )
-def test_the_observer_sees_what_is_wrong(held: list[Holding], fault: str) -> None:
+def test_observer_reports_faulty_histories(held: list[Holding], fault: str) -> None:
     assert any(fault in each for each in faults_in(held, 0.0, 1.0, stall=0.5))
 
 
-def test_the_observer_counts_the_killed_until_their_death(tmp_path: Path) -> None:
+def test_observer_counts_killed_holders_until_their_death(tmp_path: Path) -> None:
     Path(tmp_path, "10.trail").write_text("+ a 1 0.1 9.0 x\n")
     Path(tmp_path, "11.trail").write_text("+ a 2 0.3 9.0 y\n- a 2 0.4\nx 10 0.2\n")
     assert [(each.token, each.until) for each in holdings_in(tmp_path)] == [(1, 0.2), (2, 0.4)]
