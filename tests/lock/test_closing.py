@@ -14,6 +14,7 @@ import handfast.aio
 from handfast import LeaseLost
 from handfast.testing import Server
 from tests.support.eventually import eventually
+from tests.support.sync_and_async import plain
 
 REASON = "the client was closed"
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -177,14 +178,12 @@ def test_close_in_the_asyncio_body_itself_raises_lease_lost(one: Server) -> None
     eventually(lambda: one.command("EXISTS", "handfast:{orders}") == 0)
 
 
-def test_lost_first_read_after_close_is_set_for_asyncio(one: Server) -> None:
-    async def main() -> None:
-        client = handfast.aio.connect(one.url)
-        lease = await client.lock("orders").acquire()
-        await client.close()
-        assert lease.lost.is_set()
-
-    asyncio.run(main())
+@plain
+async def test_lost_first_read_after_close_is_set_for_asyncio(one: Server) -> None:
+    client = handfast.aio.connect(one.url)
+    lease = await client.lock("orders").acquire()
+    await client.close()
+    assert lease.lost.is_set()
 
 
 # -- documentation ----------------------------------------------------------------------------------------------------

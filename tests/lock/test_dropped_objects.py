@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import threading
@@ -15,7 +14,7 @@ import handfast.aio
 from handfast.testing import Server, available
 from tests.support.eventually import eventually, eventually_async
 from tests.support.programs import program
-from tests.support.sync_and_async import Awaited, both, connected
+from tests.support.sync_and_async import Awaited, both, connected, plain
 
 needs_server = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
@@ -162,11 +161,9 @@ def test_lease_of_abandoned_block_ends_with_its_lock(one: Server, behind: str, c
 
 
 @needs_server
-def test_task_with_abandoned_block_can_enter_another(one: Server) -> None:
-    async def main() -> None:
-        async with handfast.aio.connect(one.url, ttl=30.0) as client:
-            await client.lock("a").__aenter__()
-            async with client.lock("a", wait=5) as lease:
-                assert lease.valid
-
-    asyncio.run(main())
+@plain
+async def test_task_with_abandoned_block_can_enter_another(one: Server) -> None:
+    async with handfast.aio.connect(one.url, ttl=30.0) as client:
+        await client.lock("a").__aenter__()
+        async with client.lock("a", wait=5) as lease:
+            assert lease.valid

@@ -6,7 +6,6 @@ the time that ended with it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import threading
@@ -23,6 +22,7 @@ import handfast.events
 from handfast.net.threads_connections import IDLE_CHECK
 from handfast.testing import Server, Servers, lose
 from tests.support.eventually import eventually, eventually_async, renewal_of
+from tests.support.sync_and_async import plain
 
 WITHIN = 1.5
 """Seconds for an event or a line to come: far longer than any step here takes."""
@@ -242,20 +242,18 @@ def test_every_kind_is_explained(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["acquired", "released", "renewed", "lost"])
-def test_asyncio_reports_the_same(one: Server, kind: str) -> None:
-    async def main() -> None:
-        async with handfast.aio.connect(one.url) as client:
-            heard = listening(client)
-            lease = await client.lock("orders", ttl=0.3).acquire()
-            if kind == "renewed":
-                await eventually_async(renewal_of(lease))
-            if kind == "lost":
-                lose(lease)
-            await lease.release()
-            await eventually_async(lambda: heard.of(kind, name="orders"), WITHIN)
-            assert heard.of(kind)[0].seconds > 0
-
-    asyncio.run(main())
+@plain
+async def test_asyncio_reports_the_same(one: Server, kind: str) -> None:
+    async with handfast.aio.connect(one.url) as client:
+        heard = listening(client)
+        lease = await client.lock("orders", ttl=0.3).acquire()
+        if kind == "renewed":
+            await eventually_async(renewal_of(lease))
+        if kind == "lost":
+            lose(lease)
+        await lease.release()
+        await eventually_async(lambda: heard.of(kind, name="orders"), WITHIN)
+        assert heard.of(kind)[0].seconds > 0
 
 
 # -- log lines --------------------------------------------------------------------------------------------------------

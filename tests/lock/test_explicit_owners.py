@@ -15,7 +15,7 @@ from handfast import Contended
 from handfast.testing import Server, Servers, available
 from tests.support.programs import attempt, hanging
 from tests.support.sync_and_async import both, connected
-from tests.support.waiters import wanting
+from tests.support.waiters import attempt_in_background
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
@@ -28,7 +28,7 @@ async def test_dropped_lease_does_not_release_next_acquisition(mode: str, one: S
             lease = await lock.acquire(wait=0)
             del lease
             held = await lock.acquire(wait=0)
-            rival = (await wanting(other.lock(f"a-{turn}"), wait=0.2)).lease
+            rival = (await attempt_in_background(other.lock(f"a-{turn}"), wait=0.2)).lease
             assert rival is None or not held.valid, f"two clients hold the lock, at try {turn + 1}"
             await held.release()
 

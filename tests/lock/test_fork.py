@@ -63,7 +63,7 @@ def in_child(work: Callable[[], Any]) -> Any:
     return said["result"]
 
 
-def our_connections(server: Server) -> set[str]:
+def handfast_connections(server: Server) -> set[str]:
     """The server's numbers for the connections that bear our name."""
     lines = bytes(server.command("CLIENT", "LIST")).decode().splitlines()  # type: ignore[arg-type]
     return {line.split()[0] for line in lines if "name=handfast" in line}
@@ -113,7 +113,7 @@ def test_child_inherits_no_lease_and_sends_nothing_for_it(one: Server, client: h
 
 def test_child_that_drops_lease_or_closes_client_does_not_affect_parent(one: Server, client: handfast.Client) -> None:
     leases = [client.lock("a").acquire(wait=0)]
-    before = our_connections(one)
+    before = handfast_connections(one)
     one.command("CONFIG", "RESETSTAT")
 
     def leave() -> None:
@@ -122,7 +122,7 @@ def test_child_that_drops_lease_or_closes_client_does_not_affect_parent(one: Ser
 
     in_child(leave)
     assert writes(one) == {}
-    assert our_connections(one) == before
+    assert handfast_connections(one) == before
     assert leases[0].valid
     leases[0].extend()
     assert leases[0].release()
@@ -177,7 +177,7 @@ def test_lease_of_parent_is_renewed_while_it_forks(one: Server, client: handfast
 def test_child_uses_client_with_own_connections_and_owner(one: Server, client: handfast.Client) -> None:
     held = client.lock("held").acquire(wait=0)
     client.lock("warm").acquire(wait=0).release()
-    before = our_connections(one)
+    before = handfast_connections(one)
 
     def work() -> dict[str, Any]:
         try:
@@ -188,7 +188,7 @@ def test_child_uses_client_with_own_connections_and_owner(one: Server, client: h
         lease = client.lock("mine").acquire(wait=0)
         owner, renewed = lease.owner, client.lock("short", ttl=0.3).acquire(wait=0)
         eventually(lambda: renewed._hold.renew_from > renewed._hold.deadline - 0.3 * 0.6 or renewed.remaining() > 0.2)
-        seen = our_connections(one)
+        seen = handfast_connections(one)
         return {
             "refused": refused,
             "owner": owner,
@@ -204,7 +204,7 @@ def test_child_uses_client_with_own_connections_and_owner(one: Server, client: h
     assert said["released"] == [True, True]
     assert set(said["connections"]) - before, "it made its own"
     assert before <= set(said["connections"]), "and left ours alone"
-    eventually(lambda: our_connections(one) == before)
+    eventually(lambda: handfast_connections(one) == before)
     assert held.valid
     assert held.release()
 
@@ -303,9 +303,9 @@ def test_tls_connection_survives_fork(tmp_path: Path) -> None:
     try:
         with handfast.connect(f"{server.url}?ssl_ca_certs={made.authority}") as client:
             lease = client.lock("a").acquire(wait=0)
-            before = our_connections(server)
+            before = handfast_connections(server)
             assert in_child(lambda: client.lock("b").acquire(wait=0).release())
-            assert before <= our_connections(server)
+            assert before <= handfast_connections(server)
             lease.extend()
             assert lease.release()
     finally:
@@ -317,7 +317,7 @@ async def test_child_of_asyncio_parent_inherits_no_lease_and_can_connect(one: Se
     async with handfast.aio.connect(one.url) as client:
         lease = await client.lock("a", ttl=0.6).acquire(wait=0)
         await lease.extend()
-        before = our_connections(one)
+        before = handfast_connections(one)
 
         async def anew() -> dict[str, Any]:
             mine = await client.lock("b").acquire(wait=0)
@@ -332,7 +332,7 @@ async def test_child_of_asyncio_parent_inherits_no_lease_and_can_connect(one: Se
         said = in_child(lambda: asyncio.run(anew()))
         assert (said["valid"], said["old"], said["new"]) == (False, False, True)
         assert said["owner"].split(":")[1] == str(said["pid"]) != lease.owner.split(":")[1]
-        assert before <= our_connections(one), "the parent's connection is untouched"
+        assert before <= handfast_connections(one), "the parent's connection is untouched"
         # Well beyond the ttl: renewed by the parent's watchdog, on a loop that still turns.
         first = lease._hold.renew_from
         await eventually_async(lambda: lease._hold.renew_from > first + 0.7)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +12,7 @@ import handfast
 import handfast.aio
 from handfast import ConfigError, Contended, LeaseLost, NoQuorum
 from handfast.testing import Server, Servers
+from tests.support.sync_and_async import plain
 
 
 @pytest.fixture
@@ -228,11 +228,9 @@ def test_from_client_with_several_clients_is_a_quorum(three: Servers) -> None:
         each.close()
 
 
-def test_from_client_accepts_asyncio_client(one: Server) -> None:
-    async def main() -> None:
-        async with redis.asyncio.Redis(port=one.port, db=2) as theirs, handfast.aio.from_client(theirs) as client:
-            async with client.lock("a"):
-                assert await theirs.exists("handfast:{a}")
-            assert not await theirs.exists("handfast:{a}")
-
-    asyncio.run(main())
+@plain
+async def test_from_client_accepts_asyncio_client(one: Server) -> None:
+    async with redis.asyncio.Redis(port=one.port, db=2) as theirs, handfast.aio.from_client(theirs) as client:
+        async with client.lock("a"):
+            assert await theirs.exists("handfast:{a}")
+        assert not await theirs.exists("handfast:{a}")

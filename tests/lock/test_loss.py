@@ -16,6 +16,7 @@ import handfast.aio
 from handfast import ConfigError, LeaseLost
 from handfast.testing import Server, lose
 from tests.support.eventually import eventually
+from tests.support.sync_and_async import plain
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -165,29 +166,26 @@ def test_asyncio_refuses_interrupt_with_advice(one: Server) -> None:
         handfast.aio.connect(one.url).lock("orders", on_lost="interrupt")
 
 
-def test_asyncio_callback_is_called_in_its_loop(one: Server) -> None:
+@plain
+async def test_asyncio_callback_is_called_in_its_loop(one: Server) -> None:
     """The body goes on, and the end of the block raises."""
+    told: list[tuple[LeaseLost, asyncio.AbstractEventLoop]] = []
+    went_on: list[bool] = []
 
-    async def main() -> None:
-        told: list[tuple[LeaseLost, asyncio.AbstractEventLoop]] = []
-        went_on: list[bool] = []
+    def note(error: LeaseLost) -> None:
+        told.append((error, asyncio.get_running_loop()))
 
-        def note(error: LeaseLost) -> None:
-            told.append((error, asyncio.get_running_loop()))
+    async def body(client: handfast.aio.Client) -> None:
+        async with client.lock("orders") as lease:
+            lose(lease)
+            await asyncio.wait_for(lease.lost.wait(), 2)
+            went_on.append(True)
 
-        async def body(client: handfast.aio.Client) -> None:
-            async with client.lock("orders") as lease:
-                lose(lease)
-                await asyncio.wait_for(lease.lost.wait(), 2)
-                went_on.append(True)
-
-        async with handfast.aio.connect(one.url, on_lost=note) as client:
-            with pytest.raises(LeaseLost) as caught:
-                await body(client)
-        assert went_on
-        assert [(str(error), loop) for error, loop in told] == [(str(caught.value), asyncio.get_running_loop())]
-
-    asyncio.run(main())
+    async with handfast.aio.connect(one.url, on_lost=note) as client:
+        with pytest.raises(LeaseLost) as caught:
+            await body(client)
+    assert went_on
+    assert [(str(error), loop) for error, loop in told] == [(str(caught.value), asyncio.get_running_loop())]
 
 
 def test_callback_can_close_client(one: Server) -> None:

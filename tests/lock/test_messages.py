@@ -17,6 +17,7 @@ import handfast
 import handfast.aio
 from handfast import ConfigError, LeaseLost, NoQuorum
 from handfast.testing import Server, Servers
+from tests.support.sync_and_async import plain
 
 SOURCE = Path(handfast.__file__).parent
 
@@ -29,13 +30,11 @@ def test_new_quorum_says_how_to_open_it(three: Servers) -> None:
         client.lock("orders", wait=0).acquire()
 
 
-def test_new_quorum_says_how_to_open_it_in_asyncio(three: Servers) -> None:
-    async def main() -> None:
-        async with handfast.aio.connect(three.urls) as client:
-            with pytest.raises(NoQuorum, match=r"handfast\.aio\.bootstrap\(client\)"):
-                await client.lock("orders", wait=0).acquire()
-
-    asyncio.run(main())
+@plain
+async def test_new_quorum_says_how_to_open_it_in_asyncio(three: Servers) -> None:
+    async with handfast.aio.connect(three.urls) as client:
+        with pytest.raises(NoQuorum, match=r"handfast\.aio\.bootstrap\(client\)"):
+            await client.lock("orders", wait=0).acquire()
 
 
 # -- a key that vanished ----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from handfast import LeaseLost, NoQuorum
 from handfast.net import clock
 from handfast.protocol.scripts import TEXT
 from handfast.testing import Server, Servers
-from tests.support.eventually import eventually, in_time
+from tests.support.eventually import assert_on_time, eventually
 from tests.support.tcp_relay import Relay
 
 NAME = "watchdog"
@@ -277,7 +277,7 @@ def test_loss_is_declared_at_deadline_while_all_servers_hang(nodes: Servers) -> 
         return late
 
     with opened(nodes, ttl=0.6) as client:
-        in_time(lateness)
+        assert_on_time(lateness)
 
 
 def test_lost_lease_sends_nothing_after_servers_wake(nodes: Servers) -> None:

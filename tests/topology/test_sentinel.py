@@ -25,19 +25,19 @@ from tests.support.topologies import (
     LONG_RUN,
     Promotion,
     Service,
-    all_got,
+    all_leases,
     binary,
     both_clients,
-    having,
     long_only,
-    members,
-    nothing_is_left,
-    replaced,
+    masters_with_key,
+    no_threads_or_files_left,
+    sentinel_addresses,
     sentinel_group,
     url_with,
+    wait_for_new_master,
 )
-from tests.support.waiters import Got, in_line, wanting
-from tests.support.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
+from tests.support.waiters import WaitResult, attempt_in_background, wait_for_waiters
+from tests.support.waiters import no_background_errors as _nothing_fails  # noqa: F401
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no server binary on this machine"),
@@ -58,22 +58,22 @@ async def test_master_is_found_before_and_after_failover(kind: str) -> None:
         async with both_clients(group.url) as clients:
             first = group.master
             leases = {mode: await client.lock(mode).acquire(wait=5) for mode, client in clients.items()}
-            assert [having(group, f"handfast:{{{mode}}}") for mode in MODES] == [[first], [first]]
+            assert [masters_with_key(group, f"handfast:{{{mode}}}") for mode in MODES] == [[first], [first]]
             group.wait_synced()
             second = await asyncio.to_thread(group.failover)
             for mode, lease in leases.items():
                 await settled_on(second, clients[mode])
                 await lease.extend()
                 assert await lease.release()
-                assert not having([second], f"handfast:{{{mode}}}")
+                assert not masters_with_key([second], f"handfast:{{{mode}}}")
 
 
 async def settled_on(new: Server, client: Any) -> None:
     """Until the client uses this master: it is told of it a moment after the sentinels know."""
     end = time.monotonic() + 5
     while True:
-        (lease,) = await all_got([wanting(client.lock("where"), wait=BACK_WITHIN)])
-        there = having([new], "handfast:{where}")
+        (lease,) = await all_leases([attempt_in_background(client.lock("where"), wait=BACK_WITHIN)])
+        there = masters_with_key([new], "handfast:{where}")
         assert await lease.release()
         if there:
             return
@@ -87,7 +87,7 @@ async def test_unknown_master_name_is_config_error(mode: str, watched: SentinelG
         with pytest.raises(ConfigError, match="no sentinel names a master 'yourmaster'") as raised:
             await client.lock("a").acquire(wait=20)
         assert time.monotonic() - began < 10, "waiting does not mend it"
-        assert all(f"{place} does not know it" in str(raised.value) for place in members(watched))
+        assert all(f"{place} does not know it" in str(raised.value) for place in sentinel_addresses(watched))
 
 
 @both
@@ -111,11 +111,11 @@ async def test_dead_and_hung_sentinels_are_tolerated(mode: str, watched: Sentine
         dead = f"127.0.0.1:{closed.getsockname()[1]}"
         watched.sentinels[1].pause()
         try:
-            async with connected(mode, url_with(watched, dead, *members(watched)[:2])) as client:
+            async with connected(mode, url_with(watched, dead, *sentinel_addresses(watched)[:2])) as client:
                 began = time.monotonic()
                 lease = await client.lock("a").acquire(wait=5)
                 assert time.monotonic() - began < 2, "the one that hangs is not waited for"
-                assert having(watched, "handfast:{a}") == [watched.master]
+                assert masters_with_key(watched, "handfast:{a}") == [watched.master]
                 assert await lease.release()
         finally:
             watched.sentinels[1].resume()
@@ -168,7 +168,7 @@ async def without_service(group: SentinelGroup, how: str) -> dict[str, float]:
             await service.serves(since=promotion.at + 1.0)
         for mode, lease in held.items():
             await eventually_async(renewal_of(lease), within=10, what="it is renewed on the new master")
-            assert having([promotion.of], f"handfast:{{held-{mode}}}")
+            assert masters_with_key([promotion.of], f"handfast:{{held-{mode}}}")
             assert lease.token < services[mode].tokens[-1]
             assert await lease.release()
     return {mode: service.gap(promotion.at) for mode, service in services.items()}
@@ -176,7 +176,7 @@ async def without_service(group: SentinelGroup, how: str) -> dict[str, float]:
 
 async def check_impatient(clients: dict[str, Any]) -> None:
     """Whoever does not wait for so long is told in time."""
-    wants = [wanting(client.lock("impatient"), wait=0.2) for client in clients.values()]
+    wants = [attempt_in_background(client.lock("impatient"), wait=0.2) for client in clients.values()]
     for got in await asyncio.gather(*wants):
         assert isinstance(got.error, NoQuorum)
         assert 0.2 <= got.took < 0.2 + LATE
@@ -199,13 +199,13 @@ async def test_queued_waiter_acquires_after_failover(doomed: SentinelGroup) -> N
                 for mode, client in clients.items()
             }
             held = {name: holder.lock(name, **options_of(name)).acquire(wait=5) for name in locks}
-            wants: dict[str, list[asyncio.Future[Got]]] = {name: [] for name in locks}
+            wants: dict[str, list[asyncio.Future[WaitResult]]] = {name: [] for name in locks}
             for n in (1, 2):
                 for name, lock in locks.items():
-                    wants[name].append(wanting(lock, wait=BACK_WITHIN))
-                    await in_line(lock, n)
+                    wants[name].append(attempt_in_background(lock, wait=BACK_WITHIN))
+                    await wait_for_waiters(lock, n)
             doomed.wait_synced()
-            await replaced(doomed, doomed.kill_master())
+            await wait_for_new_master(doomed, doomed.kill_master())
             released = time.monotonic()
             for name, lease in held.items():
                 assert lease.release(), name
@@ -214,7 +214,7 @@ async def test_queued_waiter_acquires_after_failover(doomed: SentinelGroup) -> N
                 assert got.lease, f"{name}: {got.error}"
                 assert got.lease.token > held[name].token
                 assert await got.lease.release()
-                (last,) = await all_got([second])
+                (last,) = await all_leases([second])
                 assert last.token > got.lease.token
                 assert await last.release()
             assert time.monotonic() - released < ttl / 2, "they were woken"
@@ -228,15 +228,15 @@ async def test_clients_of_stopped_master_disconnect_when_it_is_replaced(doomed: 
             assert await (await client.lock("warm").acquire(wait=5)).release()
         old = doomed.master
         old.pause()
-        new = await replaced(doomed, old)
+        new = await wait_for_new_master(doomed, old)
         for sentinel in doomed.sentinels:
             sentinel.pause()
         old.resume()
         for sentinel in doomed.sentinels[:2]:
             sentinel.resume()
         for mode, client in clients.items():
-            (lease,) = await all_got([wanting(client.lock(mode), wait=10)])
-            assert having([new], f"handfast:{{{mode}}}") == [new]
+            (lease,) = await all_leases([attempt_in_background(client.lock(mode), wait=10)])
+            assert masters_with_key([new], f"handfast:{{{mode}}}") == [new]
             assert await lease.release()
 
 
@@ -248,13 +248,13 @@ async def test_returned_old_master_is_not_used(doomed: SentinelGroup) -> None:
         before = {mode: await client.lock(mode).acquire(wait=5) for mode, client in clients.items()}
         doomed.wait_synced()
         old = doomed.kill_master()
-        new = await replaced(doomed, old)
+        new = await wait_for_new_master(doomed, old)
         old.restart()
         async with both_clients(doomed.url) as others:
             for mode in MODES:
-                got = await wanting(others[mode].lock(mode), wait=0)
+                got = await attempt_in_background(others[mode].lock(mode), wait=0)
                 assert isinstance(got.error, handfast.Contended), got
-                assert having([new], f"handfast:{{{mode}}}") == [new]
+                assert masters_with_key([new], f"handfast:{{{mode}}}") == [new]
                 assert await before[mode].release()
 
 
@@ -267,7 +267,7 @@ async def test_closed_client_ends_its_sentinel_listener(mode: str, watched: Sent
     async with connected(mode, watched.url) as first:  # what is loaded and started once in a process
         assert await (await first.lock("a").acquire(wait=5)).release()
     eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("handfast") and t not in others])
-    with nothing_is_left():
+    with no_threads_or_files_left():
         for _ in range(3):
             async with connected(mode, watched.url) as client:
                 lease = await client.lock("a").acquire(wait=5)

@@ -18,9 +18,9 @@ from handfast import Contended, LeaseLost, NoQuorum
 from handfast.testing import Cluster, Server, Servers, available
 from handfast.testing.clock import Clock, missing
 from tests.support.sync_and_async import bootstrap, connected, plain
-from tests.support.topologies import BACK_WITHIN, LONG_RUN, all_got, both_clients, sentinel_group
-from tests.support.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
-from tests.support.waiters import wanting
+from tests.support.topologies import BACK_WITHIN, LONG_RUN, all_leases, both_clients, sentinel_group
+from tests.support.waiters import attempt_in_background
+from tests.support.waiters import no_background_errors as _nothing_fails  # noqa: F401
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no server binary on this machine"),
@@ -96,7 +96,7 @@ async def test_lock_of_killed_process_is_free_after_its_ttl(deployment: Deployme
             with pytest.raises(Contended):
                 await client.lock("a").acquire(wait=0)
             holder.kill()
-        (lease,) = await all_got([wanting(client.lock("a"), wait=TTL + 5)])
+        (lease,) = await all_leases([attempt_in_background(client.lock("a"), wait=TTL + 5)])
         assert lease.token > token
         assert await lease.release()
 
@@ -116,7 +116,7 @@ async def test_isolated_client_loses_lease_before_another_acquires(deployment: D
             node.command("ACL", "SETUSER", "guest", "off")
             node.command("CLIENT", "KILL", "USER", "guest")
         for mode in guests:
-            got = await wanting(others.lock(mode), wait=TTL + 5)
+            got = await attempt_in_background(others.lock(mode), wait=TTL + 5)
             assert got.lease, got.error
             assert lost_at[mode] < got.at
             with pytest.raises(LeaseLost):
@@ -170,7 +170,7 @@ async def check_twice(topology: str, stack: ExitStack, env: dict[str, str], stri
                 with pytest.raises(NoQuorum, match="no vote"):
                     await rival.lock("a").acquire(wait=0)
             else:
-                (second,) = await all_got([wanting(rival.lock("a"), wait=LONG_TTL / 2)])
+                (second,) = await all_leases([attempt_in_background(rival.lock("a"), wait=LONG_TTL / 2)])
                 assert second.valid
                 assert second.token > leases[kind].token, "a resource that checks tokens can tell them apart"
             assert leases[kind].valid
@@ -210,9 +210,9 @@ async def test_clock_jump_of_one_quorum_node_changes_nothing() -> None:
             clock.step(LONG_TTL + 5)
             third.wait_for(lambda: third.command("EXISTS", "handfast:{a}") == 0)
             for client in clients.values():
-                got = await wanting(client.lock("a"), wait=0.2)
+                got = await attempt_in_background(client.lock("a"), wait=0.2)
                 assert isinstance(got.error, Contended), got
             assert lease.valid
             assert await lease.release()
-            (second,) = await all_got([wanting(clients["asyncio"].lock("a"), wait=BACK_WITHIN)])
+            (second,) = await all_leases([attempt_in_background(clients["asyncio"].lock("a"), wait=BACK_WITHIN)])
             assert second.token > lease.token

@@ -17,7 +17,7 @@ import pytest
 from handfast.testing import Cluster, SentinelGroup, Server, available
 from handfast.testing.history import now
 from tests.chaos.environment import OURS, Environment
-from tests.support.topologies import LONG_RUN, long_only, running, sentinel_group
+from tests.support.topologies import LONG_RUN, is_running, long_only, sentinel_group
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no server binary on this machine"),
@@ -77,7 +77,7 @@ class SentinelFaults:
     def _replaced(self, old: Server) -> None:
         self.group.wait_replaced(old)
         old.resume()
-        if not running(old):
+        if not is_running(old):
             old.restart()
         if LONG_RUN:  # more is to come
             self.group.heal()
@@ -163,7 +163,7 @@ def test_no_two_holders_in_cluster_failovers_with_replicas_option(sharded: Clust
             end(old)
             sharded.wait_replaced(old)
             old.resume()
-            if not running(old):
+            if not is_running(old):
                 old.restart()
             sharded.heal()
             env.await_all(env.names, now())

@@ -28,7 +28,7 @@ from handfast.testing.servers import reserve_port
 from tests.support.eventually import eventually_async
 from tests.support.sync_and_async import Awaited, bootstrap, both, connected, plain
 from tests.support.tcp_relay import Impostor
-from tests.support.topologies import PASSWORD, SENTINEL_PASSWORD, having
+from tests.support.topologies import PASSWORD, SENTINEL_PASSWORD, masters_with_key
 
 SECRETS = ("s3cret", "s3ntinel")
 
@@ -196,7 +196,7 @@ def places(group: SentinelGroup) -> list[tuple[str, int]]:
 async def check_excludes(client: Any, ours: Any, servers: Any) -> None:
     """The two clients mean the same lock."""
     lease = await client.lock("a").acquire(wait=5)
-    assert len(having(servers, "handfast:{a}")) == 1
+    assert len(masters_with_key(servers, "handfast:{a}")) == 1
     assert await ours.lock("a").try_acquire() is None
     assert await lease.release()
 
@@ -284,7 +284,7 @@ async def test_quorum_with_sentinel_group_as_member_works(mode: str, watched: Se
         said = await bootstrap(client)
         assert set(said.values()) == {"opened"}
         lease = await client.lock("a").acquire(wait=5)
-        await eventually_async(lambda: len(having([*two, *watched], "handfast:{a}")) == 3)
+        await eventually_async(lambda: len(masters_with_key([*two, *watched], "handfast:{a}")) == 3)
         assert await lease.release()
         two[0].pause()
         lease = await client.lock("a").acquire(wait=5)
@@ -312,7 +312,7 @@ async def test_quorum_with_cluster_as_member_works(mode: str, sharded: Cluster, 
             assert all([await lease.release() for lease in leases])
         leases = [await client.lock(name).acquire(wait=5) for name in names]
         for name in names:
-            await eventually_async(lambda key=f"handfast:{{{name}}}": len(having([*two, *sharded], key)) == 3)
+            await eventually_async(lambda key=f"handfast:{{{name}}}": len(masters_with_key([*two, *sharded], key)) == 3)
         assert len({sharded.node_for(f"handfast:{{{name}}}") for name in names}) > 1, "names live on several nodes"
         assert all([await lease.release() for lease in leases])
         # A slot that has moved costs a vote, until the cluster's node is found that has it.
@@ -323,7 +323,7 @@ async def test_quorum_with_cluster_as_member_works(mode: str, sharded: Cluster, 
         while votes < 3 and time.monotonic() < end:
             lease = await client.lock("name-0").acquire(wait=5)
             await asyncio.sleep(0.02)  # for the last vote, which is not waited for
-            votes = len(having([*two, *sharded], "handfast:{name-0}"))
+            votes = len(masters_with_key([*two, *sharded], "handfast:{name-0}"))
             assert await lease.release()
         assert votes == 3
         sharded.move_slot(sharded.slot_of("handfast:{name-0}"), source)

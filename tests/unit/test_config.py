@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import doctest
 import importlib
 import logging
@@ -22,6 +21,7 @@ import handfast.aio
 from handfast import ConfigError
 from handfast.discovery.endpoints import locate
 from handfast.discovery.urls import parse
+from tests.support.sync_and_async import plain
 
 NOT_SECONDS = {
     "zero": 0,
@@ -302,19 +302,17 @@ def test_closed_client_refuses_without_sending(silent: str) -> None:
                 refused()
 
 
-def test_closed_async_client_refuses_without_sending(silent: str) -> None:
-    async def main() -> None:
-        async with handfast.aio.connect(silent) as client:
-            lock, again = client.lock("a"), client.rlock("a")
+@plain
+async def test_closed_async_client_refuses_without_sending(silent: str) -> None:
+    async with handfast.aio.connect(silent) as client:
+        lock, again = client.lock("a"), client.rlock("a")
+    with pytest.raises(ConfigError, match="closed"):
+        client.lock("a")
+    for old in (lock, again):
         with pytest.raises(ConfigError, match="closed"):
-            client.lock("a")
-        for old in (lock, again):
-            with pytest.raises(ConfigError, match="closed"):
-                await old.acquire(wait=0)
-            with pytest.raises(ConfigError, match="closed"):
-                await old.try_acquire()
-
-    asyncio.run(main())
+            await old.acquire(wait=0)
+        with pytest.raises(ConfigError, match="closed"):
+            await old.try_acquire()
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def test_threads_are_served_one_at_a_time() -> None:
     inside: list[int] = []
     most: list[int] = []
 
-    def come_and_go(me: int) -> None:
+    def enter_and_leave(me: int) -> None:
         for turn in range(100):
             wakeup = threading.Event()
             waiter = queues.enter(Acquisition(request, request.config.timing, None, 0.0), wakeup, "")
@@ -235,7 +235,7 @@ def test_threads_are_served_one_at_a_time() -> None:
             queues.leave(waiter)
 
     with ThreadPoolExecutor(6) as pool:
-        for done in [pool.submit(come_and_go, me) for me in range(6)]:
+        for done in [pool.submit(enter_and_leave, me) for me in range(6)]:
             done.result(timeout=40)
     assert queues.by_key == {}
     assert max(most) == 1

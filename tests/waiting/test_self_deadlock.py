@@ -16,6 +16,7 @@ import handfast.aio
 from handfast import HandfastError
 from handfast.testing import Server
 from tests.support.eventually import eventually
+from tests.support.sync_and_async import plain
 from tests.support.topologies import long_only
 
 NAMES = pytest.mark.parametrize("inner", ["orders", ["invoices", "orders"]], ids=["same name", "among several"])
@@ -43,27 +44,25 @@ def test_thread_that_waits_for_its_own_lock_is_refused_at_once(one: Server, inne
 
 
 @NAMES
-def test_task_that_waits_for_its_own_lock_is_refused_at_once(one: Server, inner: str | Sequence[str]) -> None:
-    async def main() -> None:
-        client = handfast.aio.connect(one.url)
-        decided = asyncio.Event()
-        client.listen(lambda event: decided.set() if event.kind == "waiting_began" else None)
+@plain
+async def test_task_that_waits_for_its_own_lock_is_refused_at_once(one: Server, inner: str | Sequence[str]) -> None:
+    client = handfast.aio.connect(one.url)
+    decided = asyncio.Event()
+    client.listen(lambda event: decided.set() if event.kind == "waiting_began" else None)
 
-        async def nest() -> None:
-            try:
-                async with client.lock("orders"), client.lock(inner):
-                    pass
-            finally:
-                decided.set()
+    async def nest() -> None:
+        try:
+            async with client.lock("orders"), client.lock(inner):
+                pass
+        finally:
+            decided.set()
 
-        nested = asyncio.create_task(nest())
-        await asyncio.wait_for(decided.wait(), 10)
-        await client.close()
-        with pytest.raises(HandfastError, match=r"this task already holds orders; use rlock\(\)") as caught:
-            await asyncio.wait_for(nested, 10)
-        assert not isinstance(caught.value, handfast.NotAcquired)
-
-    asyncio.run(main())
+    nested = asyncio.create_task(nest())
+    await asyncio.wait_for(decided.wait(), 10)
+    await client.close()
+    with pytest.raises(HandfastError, match=r"this task already holds orders; use rlock\(\)") as caught:
+        await asyncio.wait_for(nested, 10)
+    assert not isinstance(caught.value, handfast.NotAcquired)
 
 
 def test_nested_attempt_without_wait_is_contention(client: handfast.Client) -> None:

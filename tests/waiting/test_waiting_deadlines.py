@@ -13,8 +13,18 @@ from handfast import Contended, NoQuorum, NotAcquired
 from handfast.testing import Server
 from tests.support.sync_and_async import both, connected
 from tests.support.tcp_relay import Impostor, Relay
-from tests.support.waiters import FAIR, IN_TIME, KEY, LONG, STALLED, in_line, parked, promptly, wanting
-from tests.support.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
+from tests.support.waiters import (
+    FAIR,
+    IN_TIME,
+    KEY,
+    LONG,
+    STALLED,
+    assert_prompt,
+    attempt_in_background,
+    wait_for_queued_waiters,
+    wait_for_waiters,
+)
+from tests.support.waiters import no_background_errors as _nothing_fails  # noqa: F401
 
 FAULTS: dict[str, Callable[[Server, Relay], None]] = {
     "held": lambda server, relay: None,
@@ -39,9 +49,9 @@ async def test_wait_ends_at_its_deadline_despite_any_server_fault(mode: str, fau
                 lock = client.lock("a", fair=fair)
                 people = []
                 for wait in waits:
-                    people.append(wanting(lock, wait=wait))
-                    await in_line(lock, len(people))
-                await parked(lock, 4, server)
+                    people.append(attempt_in_background(lock, wait=wait))
+                    await wait_for_waiters(lock, len(people))
+                await wait_for_queued_waiters(lock, 4, server)
                 FAULTS[fault](server, relay)
                 all_got = await asyncio.gather(*people)
                 server.resume()
@@ -55,7 +65,7 @@ async def test_wait_ends_at_its_deadline_despite_any_server_fault(mode: str, fau
         assert min(late) > -0.001
         return max(late)
 
-    await promptly(lateness, IN_TIME)
+    await assert_prompt(lateness, IN_TIME)
 
 
 @FAIR
@@ -69,13 +79,13 @@ async def test_silent_server_is_an_outage_and_not_contention(mode: str, known: b
                 if known:
                     await (await lock.acquire()).release()
                 server.pause()
-                all_got = await asyncio.gather(*[wanting(lock, wait=0.3) for _ in range(3)])
+                all_got = await asyncio.gather(*[attempt_in_background(lock, wait=0.3) for _ in range(3)])
                 server.resume()
         assert {type(got.error) for got in all_got} == {NoQuorum}
         assert min(got.took for got in all_got) > 0.299
         return max(got.took for got in all_got) - 0.3
 
-    await promptly(lateness, IN_TIME)
+    await assert_prompt(lateness, IN_TIME)
 
 
 @both
@@ -87,7 +97,7 @@ async def test_server_that_hangs_after_a_reconnection_is_an_outage(mode: str) ->
             server.command("CLIENT", "KILL", "TYPE", "normal")
             await (await lock.acquire()).release()
             server.pause()
-            got = await asyncio.wait_for(wanting(lock, wait=0.5), STALLED)
+            got = await asyncio.wait_for(attempt_in_background(lock, wait=0.5), STALLED)
             server.resume()
     assert isinstance(got.error, NoQuorum)
 
@@ -97,12 +107,12 @@ async def test_first_connection_to_something_silent_ends_at_the_deadline(mode: s
     async def lateness() -> float:
         with Impostor.silent() as silent:
             async with connected(mode, silent.url) as client:
-                got = await wanting(client.lock("a"), wait=0.3)
+                got = await attempt_in_background(client.lock("a"), wait=0.3)
         assert isinstance(got.error, NoQuorum)
         assert got.took > 0.299
         return got.took - 0.3
 
-    await promptly(lateness, IN_TIME)
+    await assert_prompt(lateness, IN_TIME)
 
 
 class Reluctant(Relay):
@@ -127,10 +137,10 @@ async def test_connecting_is_part_of_the_wait(mode: str, fair: bool, one: Server
     async def lateness() -> float:
         with Reluctant(one.url) as relay:
             async with connected(mode, relay.url) as client:
-                got = await wanting(client.lock("a", fair=fair), wait=0.4)
+                got = await attempt_in_background(client.lock("a", fair=fair), wait=0.4)
             assert relay.passed > relay.HANDSHAKE
         assert isinstance(got.error, NoQuorum)
         assert got.took > 0.399
         return got.took - 0.4
 
-    await promptly(lateness, IN_TIME)
+    await assert_prompt(lateness, IN_TIME)

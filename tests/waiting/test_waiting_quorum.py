@@ -27,16 +27,16 @@ from tests.support.waiters import (
     LONG,
     STALLED,
     Peer,
-    commands,
-    cycles,
-    in_line,
-    parked,
-    promptly,
-    sent_through,
-    told,
-    wanting,
+    acquire_repeatedly,
+    assert_prompt,
+    attempt_in_background,
+    commands_executed,
+    commands_sent,
+    resolve,
+    wait_for_queued_waiters,
+    wait_for_waiters,
 )
-from tests.support.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
+from tests.support.waiters import no_background_errors as _nothing_fails  # noqa: F401
 
 PASSED = 0.2
 """Seconds after which a lock ends that expires."""
@@ -128,19 +128,19 @@ async def test_waiter_is_woken_by_every_way_a_lock_can_end(
         lock = client.lock("a", **WAYS[way])
 
         async def lateness() -> float:
-            story = CAUSES[cause](open_five, peer, way)
-            next(story)
-            want = wanting(lock, wait=STALLED)
-            await parked(lock, 1, *open_five)
-            free_since = next(story)
+            end = CAUSES[cause](open_five, peer, way)
+            next(end)
+            want = attempt_in_background(lock, wait=STALLED)
+            await wait_for_queued_waiters(lock, 1, *open_five)
+            free_since = next(end)
             got = await want
             assert got.lease, got.error
             assert cause != "expired" or got.at >= free_since - PASSED / 2
             await got.lease.release()
-            next(story, None)
+            next(end, None)
             return got.at - free_since
 
-        await promptly(lateness, 0.1)
+        await assert_prompt(lateness, 0.1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -150,7 +150,7 @@ async def test_no_wake_up_is_lost_when_clients_take_turns(mode: str, kind: str, 
     options: dict[str, Any] = {"ttl": 20.0, "node_timeout": NODE_TIMEOUT}
     async with connected(mode, open_five.urls, **options) as one, connected(mode, open_five.urls, **options) as two:
         locks = [client.lock("a", **KINDS[kind]) for client in (one, two, one, two)]
-        await asyncio.gather(*[cycles(lock, 25) for lock in locks])
+        await asyncio.gather(*[acquire_repeatedly(lock, 25) for lock in locks])
         await eventually_async(lambda: not any(node.command("EXISTS", KEY) for node in open_five))
 
 
@@ -168,8 +168,8 @@ async def test_late_answer_that_a_key_is_free_counts(mode: str, three: Servers) 
             async def lateness() -> float:
                 lease = holding.lock("a", ttl=20.0, **FOREIGN).acquire(wait=1)
                 slow.requests.clear()
-                want = wanting(lock, wait=STALLED)
-                await parked(lock, 1, three[1])
+                want = attempt_in_background(lock, wait=STALLED)
+                await wait_for_queued_waiters(lock, 1, three[1])
                 lease.release()
                 began = time.monotonic()
                 slow.requests.set()
@@ -178,7 +178,7 @@ async def test_late_answer_that_a_key_is_free_counts(mode: str, three: Servers) 
                 await got.lease.release()
                 return got.at - began
 
-            await promptly(lateness, 0.2)
+            await assert_prompt(lateness, 0.2)
 
 
 @both
@@ -188,8 +188,8 @@ async def test_several_names_of_other_programs_wake_when_the_last_is_free(mode: 
         async def lateness() -> float:
             for name in ("a", "b"):
                 everywhere(open_five, "SET", name, "a stranger", "PX", LONG)
-            want = wanting(client.lock(["a", "b"], **FOREIGN), wait=STALLED)
-            await parked(client.lock(["a", "b"], **FOREIGN), 1, *open_five)
+            want = attempt_in_background(client.lock(["a", "b"], **FOREIGN), wait=STALLED)
+            await wait_for_queued_waiters(client.lock(["a", "b"], **FOREIGN), 1, *open_five)
             everywhere(open_five, "DEL", "a")
             # It has looked again, and found the other.
             await eventually_async(
@@ -203,7 +203,7 @@ async def test_several_names_of_other_programs_wake_when_the_last_is_free(mode: 
             await got.lease.release()
             return got.at - began
 
-        await promptly(lateness)
+        await assert_prompt(lateness)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -215,8 +215,8 @@ async def test_waiter_whose_connections_are_cut_gets_the_lock_at_once(mode: str,
 
             async def lateness() -> float:
                 lease = holding.lock("a", ttl=20.0, **WAYS[way]).acquire(wait=1)
-                want = wanting(lock, wait=STALLED)
-                await parked(lock, 1, *open_five)
+                want = attempt_in_background(lock, wait=STALLED)
+                await wait_for_queued_waiters(lock, 1, *open_five)
                 for node in open_five:
                     clients = node.command("CLIENT", "LIST")
                     assert isinstance(clients, bytes)
@@ -230,7 +230,7 @@ async def test_waiter_whose_connections_are_cut_gets_the_lock_at_once(mode: str,
                 await got.lease.release()
                 return got.at - began
 
-            await promptly(lateness, 0.2)
+            await assert_prompt(lateness, 0.2)
 
 
 # -- what it costs ------------------------------------------------------------------------------------------------------
@@ -244,15 +244,15 @@ async def test_many_waiters_are_one_silent_waiter_to_each_server(mode: str, way:
         lease = holding.lock("a", ttl=20.0, **WAYS[way]).acquire()
         async with connected(mode, open_five.urls, node_timeout=NODE_TIMEOUT) as client:
             lock = client.lock("a", **WAYS[way])
-            people = [wanting(lock, wait=10)]
-            await parked(lock, 1, *open_five)
-            people += [wanting(lock, wait=10) for _ in range(crowd - 1)]
-            await in_line(lock, crowd)
-            before = commands(*open_five)
+            waiters = [attempt_in_background(lock, wait=10)]
+            await wait_for_queued_waiters(lock, 1, *open_five)
+            waiters += [attempt_in_background(lock, wait=10) for _ in range(crowd - 1)]
+            await wait_for_waiters(lock, crowd)
+            before = commands_executed(*open_five)
             await asyncio.sleep(0.3)  # a time to be silent in
-            assert commands(*open_five) - before == Counter()
+            assert commands_executed(*open_five) - before == Counter()
             await client.close()
-            assert {type((await each).error) for each in people} == {ConfigError}
+            assert {type((await each).error) for each in waiters} == {ConfigError}
             assert not client._queues.by_key
         lease.release()
 
@@ -276,13 +276,13 @@ async def test_holder_that_extends_all_the_time_does_not_keep_its_waiters_busy(
         thread = threading.Thread(target=extend, args=(lease,))
         async with connected(mode, [relay.url, *open_five.urls[1:]]) as client:
             lock = client.lock("a", **WAYS[way])
-            want = wanting(lock, wait=10)
-            await parked(lock, 1, *open_five)
+            want = attempt_in_background(lock, wait=10)
+            await wait_for_queued_waiters(lock, 1, *open_five)
             thread.start()
             await eventually_async(lambda: extended > 20)
-            before, began, extended = sent_through(relay.sent), time.monotonic(), 0
+            before, began, extended = commands_sent(relay.sent), time.monotonic(), 0
             await eventually_async(lambda: extended > 50)
-            per_second = (sent_through(relay.sent) - before) / (time.monotonic() - began)
+            per_second = (commands_sent(relay.sent) - before) / (time.monotonic() - began)
             stop.set()
             thread.join()
             assert per_second < 200
@@ -308,8 +308,8 @@ async def test_tracking_may_be_refused_by_some_nodes(
 
         async def lateness() -> float:
             everywhere(open_five, "SET", FOREIGN_KEY, "a stranger", "PX", LONG)
-            want = wanting(lock, wait=STALLED)
-            await parked(lock, 1, *open_five.nodes[deaf:])
+            want = attempt_in_background(lock, wait=STALLED)
+            await wait_for_queued_waiters(lock, 1, *open_five.nodes[deaf:])
             everywhere(open_five, "DEL", FOREIGN_KEY)
             began = time.monotonic()
             got = await want
@@ -317,7 +317,7 @@ async def test_tracking_may_be_refused_by_some_nodes(
             await got.lease.release()
             return got.at - began
 
-        await promptly(lateness, 0.05 if deaf == 2 else 0.5)
+        await assert_prompt(lateness, 0.05 if deaf == 2 else 0.5)
     said = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert sum("client tracking is refused" in record.getMessage() for record in said) == (deaf == 3)
 
@@ -340,14 +340,14 @@ async def test_wait_on_quorum_ends_at_its_deadline_despite_any_server_fault(mode
                 await bootstrap(client)
                 everywhere(servers, "SET", KEY, "a stranger", "PX", LONG)
                 lock = client.lock("a")
-                people = []
+                waiters = []
                 for wait in waits:
-                    people.append(wanting(lock, wait=wait))
-                    await in_line(lock, len(people))
-                await parked(lock, 4, *servers)
+                    waiters.append(attempt_in_background(lock, wait=wait))
+                    await wait_for_waiters(lock, len(waiters))
+                await wait_for_queued_waiters(lock, 4, *servers)
                 for node in servers.nodes[:2] if fault in FAULTS else ():
                     FAULTS[fault](node)
-                all_got = await asyncio.gather(*people)
+                all_got = await asyncio.gather(*waiters)
                 for node in servers:
                     node.resume()
         assert all(isinstance(got.error, NotAcquired) for got in all_got)
@@ -357,7 +357,7 @@ async def test_wait_on_quorum_ends_at_its_deadline_despite_any_server_fault(mode
         assert min(late) > -0.001
         return max(late)
 
-    await promptly(lateness, IN_TIME)
+    await assert_prompt(lateness, IN_TIME)
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["unknown", "connected"])
@@ -372,14 +372,14 @@ async def test_silent_servers_are_an_outage_and_not_contention(mode: str, known:
                     await (await lock.acquire()).release()
                 for node in servers.nodes[:2]:
                     node.pause()
-                all_got = await asyncio.gather(*[wanting(lock, wait=0.3) for _ in range(3)])
+                all_got = await asyncio.gather(*[attempt_in_background(lock, wait=0.3) for _ in range(3)])
                 for node in servers:
                     node.resume()
         assert {type(got.error) for got in all_got} == {NoQuorum}
         assert min(got.took for got in all_got) > 0.299
         return max(got.took for got in all_got) - 0.3
 
-    await promptly(lateness, IN_TIME)
+    await assert_prompt(lateness, IN_TIME)
 
 
 @both
@@ -389,30 +389,30 @@ async def test_holder_and_waiters_are_the_same_for_all_clients(mode: str, open_f
         connected(mode, open_five.urls, node_timeout=NODE_TIMEOUT, label="them") as rival,
     ):
         lock, theirs = client.lock("a"), rival.lock("a")
-        assert await told(lock.holder()) is None
+        assert await resolve(lock.holder()) is None
         lease = await lock.acquire()
-        want = wanting(lock, wait=10)
-        await in_line(lock, 1)
+        want = attempt_in_background(lock, wait=10)
+        await wait_for_waiters(lock, 1)
         for dead in range(3):
             for node in open_five.nodes[:dead]:
                 node.kill()
-            holder = await told(theirs.holder())
+            holder = await resolve(theirs.holder())
             assert (holder.owner, holder.token) == (lease.owner, lease.token)
             assert 5 < holder.remaining <= 10
-        (who,) = await told(lock.waiters())
+        (who,) = await resolve(lock.waiters())
         assert who.startswith(lease.owner.rpartition(":")[0])
-        (seen,) = await told(theirs.waiters())
+        (seen,) = await resolve(theirs.waiters())
         assert seen.rpartition(":")[0] == who.rpartition(":")[0]
         await lease.release()
         lease = (await want).lease
-        assert (await told(theirs.holder())).owner == lease.owner
-        assert await told(lock.waiters()) == []
+        assert (await resolve(theirs.holder())).owner == lease.owner
+        assert await resolve(lock.waiters()) == []
         await lease.release()
-        assert await told(theirs.holder()) is None
+        assert await resolve(theirs.holder()) is None
         for count, node in enumerate(open_five.nodes[2:], 1):  # no majority has one owner
             node.command("SET", KEY, f"stranger {count}")
-        assert await told(theirs.holder()) is None
+        assert await resolve(theirs.holder()) is None
         open_five[2].kill()
         with pytest.raises(NoQuorum) as raised:
-            await told(theirs.holder())
+            await resolve(theirs.holder())
         assert set(raised.value.nodes) == set(open_five.urls)

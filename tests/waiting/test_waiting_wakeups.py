@@ -26,15 +26,15 @@ from tests.support.waiters import (
     QUEUE,
     STALLED,
     Peer,
-    cycles,
-    held,
-    in_line,
-    parked,
-    promptly,
-    sent_through,
-    wanting,
+    acquire_repeatedly,
+    assert_prompt,
+    attempt_in_background,
+    commands_sent,
+    held_by_another_program,
+    wait_for_queued_waiters,
+    wait_for_waiters,
 )
-from tests.support.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
+from tests.support.waiters import no_background_errors as _nothing_fails  # noqa: F401
 
 PASSED = 0.15
 """Seconds after which a lock ends that expires."""
@@ -126,20 +126,20 @@ async def test_waiter_is_woken_by_every_way_a_lock_can_end(
         lock = client.lock("a", **WAYS[way])
 
         async def lateness() -> float:
-            story = CAUSES[cause](server, peer, way)
-            next(story)
-            want = wanting(lock, wait=STALLED)
-            await parked(lock, 1, server)
-            free_since = next(story)
+            end = CAUSES[cause](server, peer, way)
+            next(end)
+            want = attempt_in_background(lock, wait=STALLED)
+            await wait_for_queued_waiters(lock, 1, server)
+            free_since = next(end)
             got = await want
-            story.close()
+            end.close()
             assert got.lease, got.error
             assert got.at >= free_since - 0.001
             await got.lease.release()
             return got.at - free_since
 
         # A waiter in the queue does not know at once that the holder is another program, and looks again until it does.
-        await promptly(lateness, 0.1)
+        await assert_prompt(lateness, 0.1)
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ async def test_no_wake_up_is_lost_in_hundreds_of_hand_overs(mode: str, kind: str
     """A lost one would cost the ttl, which is longer than anybody here waits."""
     async with connected(mode, server.url, ttl=20.0) as one, connected(mode, server.url, ttl=20.0) as two:
         locks = [client.lock("a", **KINDS[kind]) for client in (one, two, one, two)]
-        await asyncio.gather(*[cycles(lock, 75) for lock in locks])
+        await asyncio.gather(*[acquire_repeatedly(lock, 75) for lock in locks])
         await eventually_async(lambda: server.command("EXISTS", KEY, KEY + ":q") == 0)
 
 
@@ -161,8 +161,8 @@ async def test_several_names_of_other_programs_wake_when_the_last_is_free(mode: 
             for name in ("a", "b"):
                 server.command("SET", name, "a stranger", "PX", LONG)
             lock = client.lock(["a", "b"], **FOREIGN)
-            want = wanting(lock, wait=STALLED)
-            await parked(lock, 1, server)
+            want = attempt_in_background(lock, wait=STALLED)
+            await wait_for_queued_waiters(lock, 1, server)
             server.command("DEL", "a")
             # It has looked again, and found the other.
             await eventually_async(lambda: int(server.info("tracking_total_keys")) == 2)
@@ -173,7 +173,7 @@ async def test_several_names_of_other_programs_wake_when_the_last_is_free(mode: 
             await got.lease.release()
             return got.at - began
 
-        await promptly(lateness)
+        await assert_prompt(lateness)
 
 
 @both
@@ -182,7 +182,7 @@ async def test_several_names_wake_when_the_last_is_released(mode: str, server: S
 
         async def lateness() -> float:
             first, second = [await holding.lock(name).acquire() for name in ("a", "b")]
-            want = wanting(client.lock(["a", "b"]), wait=STALLED)
+            want = attempt_in_background(client.lock(["a", "b"]), wait=STALLED)
             await eventually_async(lambda: server.command("EXISTS", QUEUE))
             await first.release()
             await eventually_async(lambda: server.command("EXISTS", "handfast:{b}:q"))
@@ -193,7 +193,7 @@ async def test_several_names_wake_when_the_last_is_released(mode: str, server: S
             await got.lease.release()
             return got.at - began
 
-        await promptly(lateness)
+        await assert_prompt(lateness)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -228,8 +228,8 @@ async def test_waiter_whose_connection_is_cut_gets_the_lock_at_once(
 
             async def lateness() -> float:
                 lease = holding.lock("a", ttl=20.0, **WAYS[way]).acquire(wait=1)
-                want = wanting(lock, wait=STALLED)
-                await parked(lock, 1, server)
+                want = attempt_in_background(lock, wait=STALLED)
+                await wait_for_queued_waiters(lock, 1, server)
                 before = claims()
                 cut()
                 if again:
@@ -241,7 +241,7 @@ async def test_waiter_whose_connection_is_cut_gets_the_lock_at_once(
                 await got.lease.release()
                 return got.at - began
 
-            await promptly(lateness, 0.05 if again else 0.15)
+            await assert_prompt(lateness, 0.05 if again else 0.15)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -253,7 +253,7 @@ async def test_grant_lost_with_its_connection_does_not_block_the_lock(mode: str,
             lock = client.lock("a", **KINDS[kind])
             await (await lock.acquire()).release()
             relay.cut_after = 0
-            got = await wanting(lock, wait=STALLED)
+            got = await attempt_in_background(lock, wait=STALLED)
             assert relay.cut_after is None
             assert got.lease, got.error
             await got.lease.release()
@@ -267,14 +267,14 @@ async def test_waiters_outlive_a_restart_of_the_server(mode: str, way: str) -> N
         async with connected(mode, server.url) as client:
             server.command("SET", key_of(way), "a stranger", "PX", LONG)
             lock = client.lock("a", **WAYS[way])
-            people = [wanting(lock, wait=10)]
-            await in_line(lock, 1)
-            people.append(wanting(lock, wait=10))
-            await in_line(lock, 2)
+            waiters = [attempt_in_background(lock, wait=10)]
+            await wait_for_waiters(lock, 1)
+            waiters.append(attempt_in_background(lock, wait=10))
+            await wait_for_waiters(lock, 2)
             server.restart()
-            first = await asyncio.wait_for(people[0], 1)
+            first = await asyncio.wait_for(waiters[0], 1)
             await first.lease.release()
-            second = await asyncio.wait_for(people[1], 1)
+            second = await asyncio.wait_for(waiters[1], 1)
             await second.lease.release()
 
 
@@ -288,13 +288,13 @@ async def test_waiters_send_nothing_while_the_lock_is_held(mode: str, way: str, 
     with handfast.connect(server.url, ttl=20.0) as holding, Relay(server.url) as relay:
         lease = holding.lock("a", **WAYS[way]).acquire()
         async with connected(mode, relay.url) as client:
-            want = wanting(client.lock("a", **WAYS[way]), wait=1)
+            want = attempt_in_background(client.lock("a", **WAYS[way]), wait=1)
             asked = b"CACHING" if way == "foreign" else b"handfast:wake:"
             await eventually_async(lambda: sum(record.count(asked) for record in relay.sent) > (way != "foreign"))
             await eventually_async(lambda: server.command("EXISTS", QUEUE) or way == "foreign")
-            before = sent_through(relay.sent)
+            before = commands_sent(relay.sent)
             await asyncio.sleep(0.3)  # a time to be silent in
-            assert sent_through(relay.sent) == before
+            assert commands_sent(relay.sent) == before
             assert not want.done()
             await client.close()
             await want
@@ -321,13 +321,13 @@ async def test_holder_that_extends_all_the_time_does_not_keep_its_waiters_busy(
         thread = threading.Thread(target=extend, args=(lease,))
         async with connected(mode, relay.url) as client:
             lock = client.lock("a", **WAYS[way])
-            want = wanting(lock, wait=10)
-            await parked(lock, 1, server)
+            want = attempt_in_background(lock, wait=10)
+            await wait_for_queued_waiters(lock, 1, server)
             thread.start()
             await eventually_async(lambda: extended > 20)
-            before, began, extended = sent_through(relay.sent), time.monotonic(), 0
+            before, began, extended = commands_sent(relay.sent), time.monotonic(), 0
             await eventually_async(lambda: extended > 60)
-            per_second = (sent_through(relay.sent) - before) / (time.monotonic() - began)
+            per_second = (commands_sent(relay.sent) - before) / (time.monotonic() - began)
             stop.set()
             thread.join()
             assert per_second < 130
@@ -363,19 +363,19 @@ async def test_waiter_polls_where_tracking_is_refused(
     with Relay(server.url) as relay:
         async with connected(mode, limited.replace(str(server.port), str(relay.port))) as client:
             lock = client.lock("a", **FOREIGN)
-            with held(server):
-                people = [wanting(lock, wait=10)]
-                await in_line(lock, 1)
-                people.append(wanting(lock, wait=10))
-                await in_line(lock, 2)
+            with held_by_another_program(server):
+                waiters = [attempt_in_background(lock, wait=10)]
+                await wait_for_waiters(lock, 1)
+                waiters.append(attempt_in_background(lock, wait=10))
+                await wait_for_waiters(lock, 2)
                 await eventually_async(lambda: warnings(caplog))
                 assert server.info("tracking_total_keys") == "0"
-                asked = sent_through(relay.sent)
+                asked = commands_sent(relay.sent)
                 await asyncio.sleep(0.5)  # a time to be quiet in
-                asked = sent_through(relay.sent) - asked
+                asked = commands_sent(relay.sent) - asked
                 assert 0 < asked < 60
             freed = time.monotonic()
-            for each in people:
+            for each in waiters:
                 got = await each
                 assert got.at - freed < 0.8
                 await got.lease.release()
@@ -392,9 +392,9 @@ async def test_wait_ends_with_the_ttl_of_the_holder_where_tracking_is_refused(
         async def lateness() -> float:
             began = time.monotonic()
             server.command("SET", FOREIGN_KEY, "a stranger", "PX", 100)
-            got = await wanting(lock, wait=STALLED)
+            got = await attempt_in_background(lock, wait=STALLED)
             await got.lease.release()
             return got.at - began - 0.1
 
-        await promptly(lateness)
+        await assert_prompt(lateness)
     assert warnings(caplog) == 1
