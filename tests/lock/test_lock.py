@@ -14,6 +14,8 @@ from handfast import ConfigError, Contended, LeaseLost, NoQuorum
 from handfast.testing import Server
 from tests.support.eventually import assert_on_time, eventually, renewal_of
 
+pytestmark = pytest.mark.slow
+
 
 def key(name: str) -> str:
     return f"handfast:{{{name}}}"

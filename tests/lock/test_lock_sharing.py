@@ -14,6 +14,8 @@ from handfast import ConfigError, Contended, LeaseLost, NoQuorum
 from handfast.testing import Server, Servers
 from tests.support.sync_and_async import plain
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def client(server: Server) -> Iterator[handfast.Client]:

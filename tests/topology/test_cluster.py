@@ -44,6 +44,7 @@ TAG = "{t}"
 # -- at rest -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @plain
 async def test_locks_are_on_all_shards_and_follow_their_slots(kind: str) -> None:

@@ -51,6 +51,7 @@ LATE = 0.5
 # -- finding the master ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @plain
 async def test_master_is_found_before_and_after_failover(kind: str) -> None:

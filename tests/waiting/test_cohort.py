@@ -23,6 +23,8 @@ from tests.support.stress_processes import Agent, in_thread
 from tests.support.sync_and_async import MODES, both, connected, plain
 from tests.support.waiters import FAIR
 
+pytestmark = pytest.mark.slow
+
 
 async def wait_for_local_waiters(client: Any, count: int) -> None:
     """Wait until so many acquisitions of this client wait."""
@@ -178,7 +180,6 @@ async def test_local_hand_over_wakes_the_next_waiter_at_once(mode: str, fair: bo
         assert server.command("EXISTS", KEY, KEY + ":q", KEY + ":c") == 0
 
 
-@pytest.mark.slow
 @both
 async def test_lease_after_local_hand_over_is_renewed_and_ends_before_its_key(mode: str, server: Server) -> None:
     async with connected(mode, server.url, ttl=0.4) as client:
@@ -327,7 +328,6 @@ async def test_clients_do_not_hand_over_to_each_other_locally(mode: str, one: Se
 # -- bounds: waiters of other processes ---------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @FAIR
 @both
 async def test_turn_is_no_longer_than_a_ttl(mode: str, fair: bool, one: Server) -> None:
@@ -406,7 +406,6 @@ async def test_two_cohorts_take_turns(mode: str, fair: bool, server: Server) -> 
         eventually(lambda: server.command("EXISTS", KEY, KEY + ":q", KEY + ":c") == 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"cohort": 4}], ids=["alone", "cohort"])
 @pytest.mark.parametrize("mode", MODES)
 @plain
@@ -523,7 +522,6 @@ async def test_closed_client_with_waiters_leaves_no_key(one: Server) -> None:
     await eventually_async(lambda: one.command("EXISTS", KEY) == 0)
 
 
-@pytest.mark.slow
 @FAIR
 @both
 async def test_siblings_notice_that_the_holder_lost_the_lock(mode: str, fair: bool, server: Server) -> None:
@@ -566,7 +564,6 @@ async def test_lost_hold_is_not_handed_over_behind_a_newer_one(mode: str, server
         assert await successor.release()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_lock_of_killed_cohort_is_free_after_its_ttl(mode: str, server: Server) -> None:
     with (

@@ -20,6 +20,8 @@ from tests.support.eventually import eventually, eventually_async
 from tests.support.queues import LONG, SOON, acquire_in_background, no_lock_state_left, wait_for_queue_length
 from tests.support.sync_and_async import both, connected, plain
 
+pytestmark = pytest.mark.slow
+
 OPTIONS: dict[str, Any] = {"ttl": LONG, "node_timeout": 1.0}
 Form = Callable[[Any, int], Any]
 FORMS: dict[str, Form] = {

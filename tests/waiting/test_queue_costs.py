@@ -13,6 +13,8 @@ from handfast.testing import Server, Servers
 from tests.support.queues import KEY, LONG, SOON, Monitor, acquire_in_background, wait_for_queue_length
 from tests.support.sync_and_async import both, connected
 
+pytestmark = pytest.mark.slow
+
 CLIENTS = 4
 TURNS = 50
 """Turns of each client."""

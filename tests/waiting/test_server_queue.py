@@ -38,6 +38,8 @@ from tests.support.stress_processes import Agent
 from tests.support.sync_and_async import MODES, bootstrap, both, connected, plain
 from tests.support.tcp_relay import Relay
 
+pytestmark = pytest.mark.slow
+
 
 def claim_of(server: Server, owner: str) -> object:
     """What the server keeps of a waiter: it is between the scripts and the server."""
@@ -158,7 +160,6 @@ async def test_identity_is_not_used_again_after_it_was_withdrawn(mode: str, one:
 # -- those who die, hang or go away --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_killed_waiters_are_skipped_at_once(mode: str, server: Server) -> None:
     with Agent.several(4, mode, server.url, "a", ttl=LONG) as (first, dead, also_dead, heir):
@@ -177,7 +178,6 @@ def test_killed_waiters_are_skipped_at_once(mode: str, server: Server) -> None:
     assert no_lock_state_left(server)
 
 
-@pytest.mark.slow
 def test_hung_waiter_loses_its_claim_when_it_expires(server: Server) -> None:
     with (
         Agent("threads", server.url, "a", ttl=0.4) as first,
@@ -207,7 +207,6 @@ def test_hung_waiter_loses_its_claim_when_it_expires(server: Server) -> None:
         assert hanging.release()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ttl", [0.8, LONG], ids=["alike", "longer"])
 def test_lock_handed_to_hung_waiter_moves_on_after_its_ttl(ttl: float, server: Server) -> None:
     """Also if the next waiter is dead, and the one behind it has only seen a holder with a far longer ttl."""
@@ -242,7 +241,6 @@ def test_lock_handed_to_hung_waiter_moves_on_after_its_ttl(ttl: float, server: S
     assert no_lock_state_left(server)
 
 
-@pytest.mark.slow
 @plain
 async def test_lock_handed_to_hung_waiter_moves_on_though_the_next_waiter_leaves(server: Server) -> None:
     """All waiters have seen a holder with a long ttl. The one that was told to look again is cancelled."""
@@ -295,7 +293,6 @@ async def test_waiter_that_timed_out_leaves_the_queue(mode: str, server: Server)
         assert no_lock_state_left(server)
 
 
-@pytest.mark.slow
 @both
 async def test_waiter_that_times_out_during_hand_over_has_the_lock_or_passes_it_on(mode: str, server: Server) -> None:
     async with AsyncExitStack() as stack:
@@ -476,7 +473,6 @@ async def test_queue_is_never_shortened(server: Server) -> None:
         await (await second).release()
 
 
-@pytest.mark.slow
 @both
 async def test_push_that_arrives_after_the_lock_moved_on_does_not_count(mode: str, server: Server) -> None:
     """It was ours, for a time in which we heard nothing; the server has told us since that another has it."""
@@ -551,7 +547,6 @@ async def test_late_push_does_not_prolong_the_lease(mode: str, server: Server) -
             assert await heir.release()
 
 
-@pytest.mark.slow
 @both
 async def test_lease_after_a_long_wait_ends_before_its_key(mode: str, server: Server) -> None:
     async with AsyncExitStack() as stack:
@@ -578,7 +573,6 @@ async def test_lease_after_a_long_wait_ends_before_its_key(mode: str, server: Se
         assert await lease.release()
 
 
-@pytest.mark.slow
 @both
 async def test_handed_over_lease_is_renewed(mode: str, server: Server) -> None:
     async with connected(mode, server.url) as one, connected(mode, server.url) as two:
@@ -759,7 +753,6 @@ async def test_user_without_channel_rights_does_not_block_waiters(mode: str, ser
     assert no_lock_state_left(server)
 
 
-@pytest.mark.slow
 @both
 async def test_server_without_resp3_is_polled(mode: str, any_server: Server, caplog: pytest.LogCaptureFixture) -> None:
     with Server(any_server.binary, config={"rename-command": "HELLO NOHELLO"}) as server:

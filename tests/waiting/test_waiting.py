@@ -38,6 +38,8 @@ from tests.support.waiters import (
 )
 from tests.support.waiters import no_background_errors as _nothing_fails  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 CROWD = {"asyncio": 10_000, "threads": 500}
 FAULTS: dict[str, Callable[[Server], None]] = {
     "held": lambda server: None,
@@ -92,7 +94,6 @@ async def test_waiters_get_the_lock_in_order_of_arrival(mode: str, kind: str, se
         assert came == list(range(12))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_small_stacks")
 @both
 async def test_many_waiters_of_a_process_are_one_waiter_to_the_server(mode: str, server: Server) -> None:
@@ -152,7 +153,6 @@ async def test_next_waiter_is_right_when_one_leaves(mode: str, how: str, leaver:
         await eventually_async(lambda: one.command("EXISTS", KEY, KEY + ":q", KEY + ":c") == 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @both
 async def test_waiters_that_leave_at_any_moment_do_not_affect_others(mode: str, kind: str, one: Server) -> None:
@@ -380,7 +380,6 @@ async def test_unfenced_holder_has_no_token(mode: str, one: Server) -> None:
         assert (holder.owner, holder.token) == (lease.owner, None)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @both
 async def test_many_waits_leave_nothing_behind(mode: str, kind: str, one: Server) -> None:

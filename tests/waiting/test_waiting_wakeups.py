@@ -36,6 +36,8 @@ from tests.support.waiters import (
 )
 from tests.support.waiters import no_background_errors as _nothing_fails  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 PASSED = 0.15
 """Seconds after which a lock ends that expires."""
 REFUSED = "client tracking is refused"
@@ -142,7 +144,6 @@ async def test_waiter_is_woken_by_every_way_a_lock_can_end(
         await assert_prompt(lateness, 0.1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @both
 async def test_no_wake_up_is_lost_in_hundreds_of_hand_overs(mode: str, kind: str, server: Server) -> None:
@@ -281,7 +282,6 @@ async def test_waiters_outlive_a_restart_of_the_server(mode: str, way: str) -> N
 # -- what it costs ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @both
 async def test_waiters_send_nothing_while_the_lock_is_held(mode: str, way: str, server: Server) -> None:
@@ -301,7 +301,6 @@ async def test_waiters_send_nothing_while_the_lock_is_held(mode: str, way: str, 
         assert lease.release()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @both
 async def test_holder_that_extends_all_the_time_does_not_keep_its_waiters_busy(

@@ -26,6 +26,8 @@ from tests.support.eventually import eventually
 from tests.support.stress_processes import Holding, StressProcess, faults_in, holdings_in
 from tests.support.sync_and_async import MODES
 
+pytestmark = pytest.mark.slow
+
 SECONDS: Final = float(os.environ.get("STRESS_SECONDS", "1.5"))
 """How long each test stresses its locks."""
 SHORT: Final = 0.5
