@@ -19,20 +19,21 @@ KINDS = ("valkey-9.1", "redis-7.0", "redis-6.2")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes seconds; on one kind of server, on all with HANDFAST_LONG=1")
+    config.addinivalue_line("markers", "slow: runs on one kind of server, on every kind with HANDFAST_LONG=1")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a slow test that is there for each kind of server, one is enough for every day: not the same for all tests."""
+    """Keep one kind of server for each set of other parameters of a slow test. The choice differs from test to test."""
     here = [kind for kind in KINDS if kind in available()]
     if not here or os.environ.get("HANDFAST_LONG"):
         return
 
     def wanted(item: pytest.Item) -> bool:
-        kind = getattr(item, "callspec", None) and item.callspec.params.get("any_server")  # type: ignore[attr-defined]
-        if kind is None or item.get_closest_marker("slow") is None:
+        params = getattr(item, "callspec", None) and item.callspec.params  # type: ignore[attr-defined]
+        if not params or item.get_closest_marker("slow") is None:
             return True
-        return bool(kind == here[zlib.crc32(item.name.replace(kind, "").encode()) % len(here)])  # type: ignore[attr-defined]
+        kind = next((value for value in params.values() if isinstance(value, str) and value in here), None)
+        return kind is None or kind == here[zlib.crc32(item.name.replace(kind, "").encode()) % len(here)]
 
     left_out = [item for item in items if not wanted(item)]
     items[:] = [item for item in items if wanted(item)]

@@ -38,13 +38,13 @@ def played(what: Scenario, registers: Server) -> Outcome:
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_what_is_promised_is_kept(name: str, registers: Server) -> None:
+def test_guarantees_hold_in_every_scenario(name: str, registers: Server) -> None:
     outcome = played(SCENARIOS[name], registers)
     assert not outcome.bad, "\n".join(outcome.bad)
     assert outcome.injected > 0
 
 
-def test_without_the_guard_a_scenario_finds_two_holders(registers: Server) -> None:
+def test_scenario_without_guard_finds_two_holders(registers: Server) -> None:
     """The scenarios can fail: the same faults, and the protection turned off."""
 
     def unguarded(env: Environment) -> None:
@@ -57,7 +57,7 @@ def test_without_the_guard_a_scenario_finds_two_holders(registers: Server) -> No
     assert any("overlap" in each for each in outcome.bad)
 
 
-def test_a_scenario_whose_faults_have_no_effect_fails(registers: Server) -> None:
+def test_scenario_without_effective_faults_fails(registers: Server) -> None:
     def uneventful(env: Environment) -> None:
         env.servers(1)
         env.takes_over(env.member())

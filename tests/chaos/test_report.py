@@ -17,7 +17,7 @@ def outcome(lock: str, scenario: str = "paused", **found: int) -> Outcome:
     return Outcome(scenario, lock, EXCLUSION, {"SIGSTOP": 2}, 9, found, unavailable=1.26, seconds=1.0, **nothing)
 
 
-def test_a_table_has_a_column_for_each_lock_and_their_sums() -> None:
+def test_table_has_column_for_each_lock_and_sums() -> None:
     some = [outcome(OURS), outcome("other", overlap=2)]
     some += [outcome(OURS, "killed"), outcome("other", "killed", **{"late write": 1})]
     rows = report.peers_table(some).splitlines()
@@ -27,7 +27,7 @@ def test_a_table_has_a_column_for_each_lock_and_their_sums() -> None:
     assert "| **lost updates, tokens used** | 0 | has none |" in rows
 
 
-def test_only_its_own_place_in_a_document_is_written_anew(tmp_path: Path) -> None:
+def test_insert_replaces_only_its_own_section(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- chaos -->\nold\n<!-- /chaos -->\nb\n<!-- peers -->\nkept\n<!-- /peers -->\n")
     report.insert(page, "chaos", "new")
@@ -36,7 +36,7 @@ def test_only_its_own_place_in_a_document_is_written_anew(tmp_path: Path) -> Non
         report.insert(page, "simulator", "new")
 
 
-def test_a_broken_promise_is_in_the_last_line() -> None:
+def test_violation_is_in_last_line() -> None:
     bad = outcome(OURS)
     bad.bad = ["overlap"]
     assert "FAILED: paused" in report.summary([bad, outcome("other")], 1.0)

@@ -72,7 +72,7 @@ def test_quorum_opens_new_servers_and_holds_with_a_majority(five: Servers) -> No
     assert run("quorum.py", url, logged="is down") == "held with 3 votes\n"
 
 
-def test_a_long_job_stops_when_no_server_answers_any_more() -> None:
+def test_long_job_stops_when_no_server_replies() -> None:
     with Server() as server:
         command = [sys.executable, str(EXAMPLES / "stop_on_loss.py")]
         job = subprocess.Popen(command, env=environment(server.url), stdout=subprocess.PIPE, text=True)

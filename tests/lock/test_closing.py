@@ -14,6 +14,7 @@ import handfast.aio
 from handfast import LeaseLost
 from handfast.testing import Server
 from tests.support.eventually import eventually
+from tests.support.sync_and_async import plain
 
 REASON = "the client was closed"
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -42,7 +43,7 @@ def test_close_sets_lost(one: Server, renew: bool) -> None:
 
 
 @RENEWED
-def test_check_says_that_the_client_was_closed(one: Server, renew: bool) -> None:
+def test_check_reports_closed_client(one: Server, renew: bool) -> None:
     client = handfast.connect(one.url)
     lease = client.lock("orders", renew=renew).acquire()
     close_elsewhere(client)
@@ -69,7 +70,7 @@ def test_close_in_the_body_itself_raises_lease_lost(one: Server) -> None:
     assert caught.value.reason == REASON
 
 
-def test_keys_of_running_bodies_are_released_on_the_servers(one: Server) -> None:
+def test_close_releases_keys_of_running_bodies(one: Server) -> None:
     """A lease that is not renewed is left to its ttl, as ever."""
     client = handfast.connect(one.url)
     leases = [client.lock("orders").acquire(), client.lock("invoices", renew=False).acquire()]
@@ -79,7 +80,7 @@ def test_keys_of_running_bodies_are_released_on_the_servers(one: Server) -> None
     assert one.command("EXISTS", "handfast:{invoices}") == 1
 
 
-def test_lease_that_was_released_before_is_not_lost(one: Server) -> None:
+def test_lease_released_before_close_is_not_lost(one: Server) -> None:
     client = handfast.connect(one.url)
     lease = client.lock("orders").acquire()
     lost = lease.lost
@@ -90,7 +91,7 @@ def test_lease_that_was_released_before_is_not_lost(one: Server) -> None:
         lease.check()
 
 
-def test_error_of_the_body_is_not_masked_by_the_loss(one: Server) -> None:
+def test_loss_does_not_mask_error_of_body(one: Server) -> None:
     client = handfast.connect(one.url)
 
     def body() -> None:
@@ -177,14 +178,12 @@ def test_close_in_the_asyncio_body_itself_raises_lease_lost(one: Server) -> None
     eventually(lambda: one.command("EXISTS", "handfast:{orders}") == 0)
 
 
-def test_lost_is_set_for_asyncio_though_nobody_looked_before_the_close(one: Server) -> None:
-    async def main() -> None:
-        client = handfast.aio.connect(one.url)
-        lease = await client.lock("orders").acquire()
-        await client.close()
-        assert lease.lost.is_set()
-
-    asyncio.run(main())
+@plain
+async def test_lost_first_read_after_close_is_set_for_asyncio(one: Server) -> None:
+    client = handfast.aio.connect(one.url)
+    lease = await client.lock("orders").acquire()
+    await client.close()
+    assert lease.lost.is_set()
 
 
 # -- documentation ----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from tests.support.sync_and_async import bootstrap, both, connected
 
 @pytest.mark.parametrize("dead", [0, 1, 2])
 @both
-async def test_a_dead_minority_does_not_make_contention_an_outage(mode: str, dead: int, five: Servers) -> None:
+async def test_contention_with_dead_minority_is_not_reported_as_outage(mode: str, dead: int, five: Servers) -> None:
     async with connected(mode, five.urls, node_timeout=0.3) as holding, connected(mode, five.urls) as wanting:
         await bootstrap(holding)
         for node in five.nodes[:dead]:
@@ -32,7 +32,7 @@ async def test_a_dead_minority_does_not_make_contention_an_outage(mode: str, dea
         assert await lease.release()
 
 
-def test_a_node_that_hung_for_a_while_votes_again_though_the_client_is_never_idle(three: Servers) -> None:
+def test_node_that_hung_votes_again_while_client_is_busy(three: Servers) -> None:
     with handfast.connect(three.urls, guard=False, node_timeout=0.2) as client:
 
         def voters() -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def test_a_node_that_hung_for_a_while_votes_again_though_the_client_is_never_idl
         three[1].resume()
 
 
-def test_asyncio_connections_with_nothing_to_answer_are_not_taken_for_hung(three: Servers) -> None:
+def test_asyncio_connection_without_pending_requests_is_not_taken_for_hung(three: Servers) -> None:
     async def main() -> None:
         async with (
             handfast.aio.connect(three.urls, guard=False) as one,
@@ -69,7 +69,7 @@ def test_asyncio_connections_with_nothing_to_answer_are_not_taken_for_hung(three
     asyncio.run(main())
 
 
-def test_a_with_block_may_end_in_another_thread_than_it_began_in(client: handfast.Client, one: Server) -> None:
+def test_with_block_can_end_in_another_thread(client: handfast.Client, one: Server) -> None:
     """As a generator does that a web framework drives from a pool of threads."""
 
     def dependency() -> Iterator[handfast.Lease]:

@@ -103,13 +103,13 @@ def secured(tls: TlsFiles) -> Iterator[Server]:
 
 
 @both
-async def test_a_certificate_of_the_given_authority_is_trusted(mode: str, secured: Server, tls: TlsFiles) -> None:
+async def test_certificate_of_configured_authority_is_trusted(mode: str, secured: Server, tls: TlsFiles) -> None:
     async with connected(mode, f"{secured.url}?ssl_ca_certs={tls.authority}") as client:
         await works(client)
 
 
 @both
-async def test_a_certificate_of_another_authority_is_refused_and_named(
+async def test_certificate_of_another_authority_is_refused_with_reason(
     mode: str, secured: Server, tmp_path: Path
 ) -> None:
     other = tmp_path / "other.pem"
@@ -123,7 +123,7 @@ async def test_a_certificate_of_another_authority_is_refused_and_named(
 
 
 @both
-async def test_the_system_authorities_do_not_trust_ours_and_ssl_cert_reqs_none_trusts_all(
+async def test_private_authority_is_refused_by_default_and_accepted_with_ssl_cert_reqs_none(
     mode: str, secured: Server
 ) -> None:
     async with connected(mode, secured.url) as client:
@@ -133,7 +133,7 @@ async def test_the_system_authorities_do_not_trust_ours_and_ssl_cert_reqs_none_t
 
 
 @both
-async def test_a_certificate_for_another_host_is_refused_unless_the_check_is_off(
+async def test_certificate_of_another_host_is_refused_unless_check_is_off(
     mode: str, secured: Server, tls: TlsFiles
 ) -> None:
     url = f"rediss://localhost:{secured.port}?ssl_ca_certs={tls.authority}"
@@ -146,7 +146,7 @@ async def test_a_certificate_for_another_host_is_refused_unless_the_check_is_off
 
 
 @both
-async def test_a_client_certificate_is_shown_where_the_server_wants_one(
+async def test_client_certificate_is_presented_when_server_requires_it(
     mode: str, authority: trustme.CA, tls: TlsFiles, tmp_path: Path
 ) -> None:
     mine = files(authority, tmp_path, "client.example")
@@ -164,7 +164,7 @@ async def test_a_client_certificate_is_shown_where_the_server_wants_one(
 
 
 @both
-async def test_plain_speech_to_a_tls_port_is_answered_with_a_reason(mode: str, secured: Server) -> None:
+async def test_plain_connection_to_tls_port_fails_with_reason(mode: str, secured: Server) -> None:
     async with connected(mode, secured.url.replace("rediss:", "redis:")) as client:
         said = await reason(client)
         assert "closed" in said or "protocol" in said
@@ -184,7 +184,7 @@ async def test_many_tasks_or_threads_over_tls(mode: str, secured: Server, tls: T
 
 
 @both
-async def test_a_password_opens_the_door_and_a_wrong_one_is_named(mode: str) -> None:
+async def test_correct_password_is_accepted_and_wrong_password_is_reported(mode: str) -> None:
     with Server(config={"requirepass": "s3cret/with?odd#signs"}) as server:
         async with connected(mode, server.url) as client:
             await works(client)
@@ -233,7 +233,7 @@ async def everything(client: Any, **options: Any) -> None:
 
 
 @both
-async def test_a_user_with_only_the_documented_rights_can_lock(mode: str, server: Server) -> None:
+async def test_user_with_only_the_documented_rights_can_lock(mode: str, server: Server) -> None:
     allow(server, COMMANDS)
     async with connected(mode, as_locker(server)) as client:
         await everything(client)
@@ -243,7 +243,7 @@ async def test_a_user_with_only_the_documented_rights_can_lock(mode: str, server
 
 
 @both
-async def test_a_user_with_only_the_documented_rights_can_lock_on_a_guarded_quorum(mode: str, three: Servers) -> None:
+async def test_user_with_only_the_documented_rights_can_lock_on_a_guarded_quorum(mode: str, three: Servers) -> None:
     for node in three:
         allow(node, GUARDED)
     async with connected(mode, [as_locker(node) for node in three]) as client:
@@ -255,7 +255,7 @@ async def test_a_user_with_only_the_documented_rights_can_lock_on_a_guarded_quor
 
 @pytest.mark.parametrize("missing", COMMANDS)
 @plain
-async def test_each_documented_right_is_needed_and_the_want_of_it_is_named(missing: str, server: Server) -> None:
+async def test_each_documented_right_is_needed_and_reported_when_missing(missing: str, server: Server) -> None:
     allow(server, tuple(command for command in COMMANDS if command != missing))
     async with handfast.aio.connect(as_locker(server)) as client:
         with pytest.raises(handfast.HandfastError) as raised:
@@ -266,7 +266,7 @@ async def test_each_documented_right_is_needed_and_the_want_of_it_is_named(missi
 
 
 @both
-async def test_keys_beyond_the_user_s_pattern_are_refused_by_name(mode: str, server: Server) -> None:
+async def test_keys_outside_acl_pattern_are_refused_by_name(mode: str, server: Server) -> None:
     allow(server, COMMANDS, keys="~elsewhere:*")
     async with connected(mode, as_locker(server)) as client:
         assert "NOPERM" in await reason(client)
@@ -275,7 +275,7 @@ async def test_keys_beyond_the_user_s_pattern_are_refused_by_name(mode: str, ser
 
 
 @both
-async def test_a_unix_socket_is_as_good_as_a_port(mode: str) -> None:
+async def test_unix_socket_works_like_port(mode: str) -> None:
     with Server(unix=True, config={"requirepass": "pw"}) as server:
         async with connected(mode, server.url) as client:
             await works(client)
@@ -286,7 +286,7 @@ async def test_a_unix_socket_is_as_good_as_a_port(mode: str) -> None:
 
 
 @both
-async def test_locks_of_two_databases_do_not_meet(mode: str, server: Server) -> None:
+async def test_databases_have_separate_locks(mode: str, server: Server) -> None:
     async with connected(mode, f"{server.url}/3") as third, connected(mode, f"{server.url}?db=4") as fourth:
         mine = await third.lock("a").acquire(wait=0)
         yours = await fourth.lock("a").acquire(wait=0)
@@ -299,7 +299,7 @@ async def test_locks_of_two_databases_do_not_meet(mode: str, server: Server) -> 
 
 
 @both
-async def test_ipv6_addresses_work_and_are_shown_in_brackets(mode: str) -> None:
+async def test_ipv6_address_works_and_is_shown_in_brackets(mode: str) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -313,7 +313,7 @@ async def test_ipv6_addresses_work_and_are_shown_in_brackets(mode: str) -> None:
 
 
 @both
-async def test_the_server_knows_us_by_name(mode: str, server: Server) -> None:
+async def test_client_list_shows_client_name(mode: str, server: Server) -> None:
     for given, shown in (("", "handfast"), ("?client_name=worker-7", "worker-7"), ("?client_name=", "")):
         async with connected(mode, server.url + given) as client:
             lease = await client.lock("a", renew=False).acquire(wait=0)
@@ -332,7 +332,7 @@ async def test_the_server_knows_us_by_name(mode: str, server: Server) -> None:
 
 
 @both
-async def test_each_server_is_spoken_to_in_the_best_dialect_it_has(mode: str, server: Server) -> None:
+async def test_newest_protocol_of_each_server_is_used(mode: str, server: Server) -> None:
     native = not isinstance(_attempt(server, "DELIFEQ", "no-such-key", "-"), ReplyError)
     async with connected(mode, server.url, prefix="", fence=False, renew=False) as client:
         await works(client)
@@ -351,7 +351,7 @@ def _attempt(server: Server, *command: str) -> object:
 
 
 @both
-async def test_the_dialect_is_asked_for_and_never_guessed_from_a_version(mode: str, one: Server) -> None:
+async def test_protocol_is_negotiated_and_not_guessed_from_version(mode: str, one: Server) -> None:
     """A server that could speak it but may not is served by scripts."""
     one.command("ACL", "SETUSER", "plain", "reset", "on", ">pw", "~*", "+@all", "-delifeq")
     async with connected(mode, f"redis://plain:pw@127.0.0.1:{one.port}", prefix="", fence=False) as client:
@@ -363,9 +363,7 @@ async def test_the_dialect_is_asked_for_and_never_guessed_from_a_version(mode: s
 
 @pytest.mark.parametrize("fence", [True, False], ids=["fenced", "unfenced"])
 @both
-async def test_scripts_that_the_server_forgot_are_loaded_and_nobody_notices(
-    mode: str, server: Server, fence: bool
-) -> None:
+async def test_missing_scripts_are_loaded_without_an_error(mode: str, server: Server, fence: bool) -> None:
     async with connected(mode, server.url, fence=fence) as client:
         await works(client)
         for _ in range(3):
@@ -379,7 +377,7 @@ async def test_scripts_that_the_server_forgot_are_loaded_and_nobody_notices(
 
 
 @plain
-async def test_scripts_forgotten_amid_a_thousand_tasks_cost_no_lock(server: Server) -> None:
+async def test_missing_scripts_cost_no_lock_with_a_thousand_tasks(server: Server) -> None:
     async with handfast.aio.connect(server.url) as client:
         done = asyncio.Event()
 
@@ -407,7 +405,7 @@ async def test_scripts_forgotten_amid_a_thousand_tasks_cost_no_lock(server: Serv
         )
 
 
-def test_scripts_forgotten_amid_several_threads_cost_no_lock(server: Server) -> None:
+def test_missing_scripts_cost_no_lock_with_several_threads(server: Server) -> None:
     with handfast.connect(server.url) as client, ThreadPoolExecutor(4) as pool:
 
         def pairs(i: int) -> bool:
@@ -420,7 +418,7 @@ def test_scripts_forgotten_amid_several_threads_cost_no_lock(server: Server) -> 
 
 
 @both
-async def test_a_release_never_overtakes_an_acquire_that_must_be_sent_again(mode: str, server: Server) -> None:
+async def test_release_does_not_overtake_acquire_that_is_sent_again(mode: str, server: Server) -> None:
     """The acquire meets NOSCRIPT, its caller is gone, the undo is sent: nothing may be left of it."""
     async with connected(mode, server.url, ttl=20, node_timeout=0.05) as client:
         await works(client)
@@ -624,7 +622,7 @@ def breakable(request: pytest.FixtureRequest, trouble: type[Trouble], tmp_path: 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
 @plain
-async def test_what_a_server_refuses_with_is_its_answer_and_passes(trouble: type[Trouble], breakable: Server) -> None:
+async def test_refusal_of_server_is_reported_and_ends_with_its_cause(trouble: type[Trouble], breakable: Server) -> None:
     """Met on connections from before and on new ones, by both kinds of client; afterwards each goes on."""
     it = trouble(breakable)
     async with contextlib.AsyncExitStack() as stack:
@@ -650,7 +648,7 @@ async def test_what_a_server_refuses_with_is_its_answer_and_passes(trouble: type
 
 
 @both
-async def test_an_unfenced_lock_names_the_same_refusals(mode: str, one: Server) -> None:
+async def test_unfenced_lock_reports_same_refusals(mode: str, one: Server) -> None:
     async with connected(mode, one.url, fence=False) as client:
         for trouble in (OutOfMemory, ReadOnly, TooFewReplicas, Busy, Forbidden):
             it = trouble(one)
@@ -664,7 +662,7 @@ async def test_an_unfenced_lock_names_the_same_refusals(mode: str, one: Server) 
 
 
 @both
-async def test_a_list_in_the_place_of_an_unfenced_lock_is_no_crash(mode: str, one: Server) -> None:
+async def test_list_under_key_of_unfenced_lock_is_reported(mode: str, one: Server) -> None:
     one.command("RPUSH", "handfast:{a}", "x")
     async with connected(mode, one.url, fence=False) as client:
         with pytest.raises(handfast.NotAcquired):
@@ -673,7 +671,7 @@ async def test_a_list_in_the_place_of_an_unfenced_lock_is_no_crash(mode: str, on
 
 
 @plain
-async def test_a_cluster_node_says_that_it_is_down_or_that_the_key_lives_elsewhere(tmp_path: Path) -> None:
+async def test_cluster_node_reports_that_it_is_down_or_key_is_elsewhere(tmp_path: Path) -> None:
     """One node of a cluster whose other node, the owner of all slots, is not there."""
     if "valkey-9.1" not in available():
         pytest.skip("no valkey-9.1 on this machine")
@@ -720,7 +718,7 @@ def kill_clients(server: Server) -> None:
 
 
 @both
-async def test_a_connection_closed_while_idle_does_not_fail_the_next_acquire(mode: str, server: Server) -> None:
+async def test_connection_closed_while_idle_does_not_fail_next_acquire(mode: str, server: Server) -> None:
     async with connected(mode, server.url) as client:
         for _ in range(3):
             await works(client)
@@ -729,7 +727,7 @@ async def test_a_connection_closed_while_idle_does_not_fail_the_next_acquire(mod
 
 
 @both
-async def test_a_lease_outlives_the_connection_it_was_granted_on(mode: str, one: Server) -> None:
+async def test_lease_outlives_connection_that_acquired_it(mode: str, one: Server) -> None:
     async with connected(mode, one.url) as client:
         for operation in ("extend", "release"):
             lease = await client.lock("a").acquire(wait=0)
@@ -742,7 +740,7 @@ async def test_a_lease_outlives_the_connection_it_was_granted_on(mode: str, one:
 
 
 @both
-async def test_a_server_that_restarted_while_we_were_idle_does_not_fail_the_next_acquire(mode: str) -> None:
+async def test_restart_while_idle_does_not_fail_next_acquire(mode: str) -> None:
     with Server() as server:
         async with connected(mode, server.url) as client:
             await works(client)
@@ -751,9 +749,7 @@ async def test_a_server_that_restarted_while_we_were_idle_does_not_fail_the_next
 
 
 @both
-async def test_idle_connections_of_a_quorum_closed_at_once_do_not_fail_the_next_acquire(
-    mode: str, three: Servers
-) -> None:
+async def test_quorum_connections_closed_while_idle_do_not_fail_next_acquire(mode: str, three: Servers) -> None:
     async with connected(mode, three.urls, guard=False) as client:
         await works(client)
         for node in three:
@@ -763,7 +759,7 @@ async def test_idle_connections_of_a_quorum_closed_at_once_do_not_fail_the_next_
 
 
 @both
-async def test_a_connection_cut_inside_a_reply_is_an_answer_and_the_next_one_works(mode: str, one: Server) -> None:
+async def test_connection_cut_inside_reply_is_reported_and_next_acquire_works(mode: str, one: Server) -> None:
     with Relay(one.url) as relay:
         async with connected(mode, relay.url) as client:
             await works(client)
@@ -780,7 +776,7 @@ async def test_a_connection_cut_inside_a_reply_is_an_answer_and_the_next_one_wor
 
 
 @both
-async def test_a_dead_node_is_tried_with_backoff_and_costs_nothing_meanwhile(mode: str, three: Servers) -> None:
+async def test_dead_node_is_retried_with_backoff_and_delays_nothing(mode: str, three: Servers) -> None:
     async with connected(mode, three.urls, guard=False) as client:
         healthy = await durations(client, 0.2)
     with Impostor.hanging_up() as dead:
@@ -807,7 +803,7 @@ async def durations(client: Any, seconds: float) -> list[float]:
 
 
 @both
-async def test_a_node_that_comes_back_is_used_again(mode: str, three: Servers) -> None:
+async def test_node_that_comes_back_is_used_again(mode: str, three: Servers) -> None:
     async with connected(mode, three.urls, guard=False) as client:
         three[2].kill()
         await works(client)
@@ -824,7 +820,7 @@ async def test_a_node_that_comes_back_is_used_again(mode: str, three: Servers) -
 
 
 @plain
-async def test_strangers_are_named_for_what_they_say_and_nobody_hangs() -> None:
+async def test_unknown_servers_are_reported_with_their_reply() -> None:
     """Five of them and both clients at once, so that their silence is waited for once."""
     http = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
     noise = bytes((i * 151 + 7) % 256 for i in range(4096))
@@ -854,7 +850,7 @@ async def test_strangers_are_named_for_what_they_say_and_nobody_hangs() -> None:
 
 
 @both
-async def test_one_stranger_alone_is_named_at_once_and_waiting_for_it_is_pointless(mode: str) -> None:
+async def test_single_unknown_server_is_reported_without_waiting(mode: str) -> None:
     with Impostor.saying(b"HTTP/1.1 400 Bad Request\r\n\r\n") as web:
         async with connected(mode, web.url) as client:
             began = time.monotonic()
@@ -876,7 +872,7 @@ async def test_one_stranger_alone_is_named_at_once_and_waiting_for_it_is_pointle
     ids=["http", "unhashable key", "endless array", "negative length", "no number", "one too many"],
 )
 @both
-async def test_garbage_in_the_place_of_an_answer_is_the_node_s_fault(mode: str, one: Server, garbage: bytes) -> None:
+async def test_malformed_reply_is_reported_as_fault_of_node(mode: str, one: Server, garbage: bytes) -> None:
     with Relay(one.url) as relay:
         async with connected(mode, relay.url) as client:
             await works(client)
@@ -891,7 +887,7 @@ async def test_garbage_in_the_place_of_an_answer_is_the_node_s_fault(mode: str, 
 
 
 @both
-async def test_an_answer_that_nobody_asked_for_ends_the_connection_not_the_client(mode: str, one: Server) -> None:
+async def test_unrequested_reply_ends_connection_but_not_client(mode: str, one: Server) -> None:
     """Had it been taken for the answer to the next request, a lock would seem granted."""
     with Impostor(_echo_twice(one)) as twice:
         async with connected(mode, twice.url) as client:
@@ -917,7 +913,7 @@ def _echo_twice(server: Server) -> Callable[[socket.socket], None]:
 
 
 @both
-async def test_a_silent_node_among_three_holds_up_nobody(mode: str, three: Servers) -> None:
+async def test_silent_node_among_three_delays_nobody(mode: str, three: Servers) -> None:
     with Impostor.silent() as silent:
         async with connected(mode, [*three.urls[:2], silent.url], guard=False) as client:
             began = time.monotonic()
@@ -928,7 +924,7 @@ async def test_a_silent_node_among_three_holds_up_nobody(mode: str, three: Serve
 
 
 @plain
-async def test_a_caller_that_comes_while_a_silent_node_is_dialled_needs_it_no_more_than_the_first(three: Servers) -> None:
+async def test_second_caller_does_not_wait_for_silent_node_either(three: Servers) -> None:
     """The majority is connected when the second caller comes, and the first one still gives the rest a moment."""
     with Impostor.silent() as silent:
         async with handfast.aio.connect([*three.urls[:2], silent.url], guard=False) as client:
@@ -940,7 +936,7 @@ async def test_a_caller_that_comes_while_a_silent_node_is_dialled_needs_it_no_mo
 
 
 @plain
-async def test_closing_ends_connections_that_are_still_being_made(three: Servers) -> None:
+async def test_close_ends_unfinished_connections(three: Servers) -> None:
     with Impostor.silent() as silent:
         async with handfast.aio.connect([*three.urls[:2], silent.url], guard=False) as client:
             await works(client)
@@ -949,7 +945,7 @@ async def test_closing_ends_connections_that_are_still_being_made(three: Servers
 
 
 @plain
-async def test_closing_ends_the_waiting_for_a_connection_that_is_still_being_made(three: Servers) -> None:
+async def test_close_ends_wait_for_unfinished_connection(three: Servers) -> None:
     """What was to be sent over it is answered by nobody, and nobody would look for it any more."""
     with Impostor.silent() as silent:
         async with handfast.aio.connect([*three.urls[:2], silent.url], guard=False) as client:
@@ -969,7 +965,7 @@ async def test_closing_ends_the_waiting_for_a_connection_that_is_still_being_mad
 
 @pytest.mark.parametrize("options", [{}, {"fair": True}, {"cohort": 8}], ids=["plain", "fair", "cohort"])
 @plain
-async def test_closing_while_a_grant_is_on_its_way_leaves_no_key(one: Server, options: dict[str, Any]) -> None:
+async def test_close_before_reply_to_acquire_leaves_no_key(one: Server, options: dict[str, Any]) -> None:
     """The grant is undone; and that leaves before the connection is ended."""
     client = handfast.aio.connect(one.url)
     await client.lock("warm", **options).acquire()
@@ -988,7 +984,7 @@ async def test_closing_while_a_grant_is_on_its_way_leaves_no_key(one: Server, op
 
 
 @plain
-async def test_a_question_that_is_cancelled_without_its_task_is_a_cancel(one: Server) -> None:
+async def test_cancelled_request_raises_cancelled_error(one: Server) -> None:
     """What `uncancel` leads to since Python 3.13: the task goes on, and has no answer."""
     async with handfast.aio.connect(one.url) as client:
         await works(client)
@@ -1005,7 +1001,7 @@ async def test_a_question_that_is_cancelled_without_its_task_is_a_cancel(one: Se
         await works(client)
 
 
-def test_closing_while_a_connection_is_being_made_writes_into_nobody_s_file(three: Servers) -> None:
+def test_close_while_connecting_writes_into_no_other_descriptor(three: Servers) -> None:
     """A connecting thread reports to its lane; the number of a closed descriptor may be another's by then."""
     with Impostor.silent() as silent:
         with handfast.connect([*three.urls[:2], silent.url], guard=False) as client:
@@ -1027,7 +1023,7 @@ def test_closing_while_a_connection_is_being_made_writes_into_nobody_s_file(thre
 
 
 @both
-async def test_a_lease_released_in_the_same_breath_is_released_once_and_was_ours(
+async def test_lease_released_at_once_is_not_taken_for_dropped(
     mode: str, one: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing but the release itself knows the lease by then: it must not be taken for a dropped one."""
@@ -1041,7 +1037,7 @@ async def test_a_lease_released_in_the_same_breath_is_released_once_and_was_ours
 
 
 @both
-async def test_replies_may_come_one_byte_at_a_time(mode: str, server: Server) -> None:
+async def test_replies_can_arrive_byte_by_byte(mode: str, server: Server) -> None:
     with Relay(server.url) as relay:
         relay.byte_by_byte = True
         async with connected(mode, relay.url) as client:
@@ -1052,7 +1048,7 @@ async def test_replies_may_come_one_byte_at_a_time(mode: str, server: Server) ->
 
 
 @both
-async def test_a_request_larger_than_any_buffer_arrives_whole(mode: str, one: Server) -> None:
+async def test_request_larger_than_socket_buffers_arrives_whole(mode: str, one: Server) -> None:
     names = [f"{i:04}{'x' * 1000}" for i in range(2000)]
     async with connected(mode, one.url, ttl=30) as client:
         lease = await client.lock(names).acquire(wait=0)
@@ -1064,7 +1060,7 @@ async def test_a_request_larger_than_any_buffer_arrives_whole(mode: str, one: Se
 
 
 @plain
-async def test_five_thousand_requests_in_one_turn_are_answered_in_order(one: Server) -> None:
+async def test_five_thousand_concurrent_requests_get_their_own_replies(one: Server) -> None:
     async with handfast.aio.connect(one.url, fence=False, ttl=30) as client:
         leases = await asyncio.gather(*[client.lock(f"n{i}").acquire(wait=0) for i in range(5000)])
         values = one.command("MGET", *[f"handfast:{{n{i}}}" for i in range(5000)])
@@ -1073,7 +1069,7 @@ async def test_five_thousand_requests_in_one_turn_are_answered_in_order(one: Ser
         assert one.command("DBSIZE") == 0
 
 
-def test_threads_share_a_client_and_each_gets_its_own_answers(one: Server) -> None:
+def test_threads_that_share_client_get_their_own_replies(one: Server) -> None:
     with handfast.connect(one.url) as client, ThreadPoolExecutor(16) as pool:
 
         def pairs(i: int) -> bool:

@@ -54,7 +54,7 @@ BOTH = pytest.mark.parametrize("script", [THREADS, ASYNCIO], ids=["threads", "as
 
 
 @BOTH
-def test_lock_uses_the_servers_that_the_environment_names(script: str, one: Server, runtime: Path) -> None:
+def test_lock_uses_servers_of_environment(script: str, one: Server, runtime: Path) -> None:
     done = run(script, one.url, runtime)
     assert done.stdout.strip() == one.url
     assert done.stderr == ""
@@ -62,13 +62,13 @@ def test_lock_uses_the_servers_that_the_environment_names(script: str, one: Serv
 
 
 @BOTH
-def test_lock_uses_an_embedded_server_otherwise_and_says_so(script: str, runtime: Path) -> None:
+def test_lock_without_servers_uses_embedded_server_with_warning(script: str, runtime: Path) -> None:
     done = run(script, None, runtime)
     assert done.stdout.startswith("embedded://")
     assert "excludes on this machine alone" in done.stderr
 
 
-def test_client_is_made_on_first_use(runtime: Path) -> None:
+def test_client_is_created_on_first_use(runtime: Path) -> None:
     """A bad URL is no error of the import, but of the first lock; it is one of every lock."""
     script = """
 import handfast, handfast.aio, asyncio

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import threading
@@ -15,7 +14,7 @@ import handfast.aio
 from handfast.testing import Server, available
 from tests.support.eventually import eventually, eventually_async
 from tests.support.programs import program
-from tests.support.sync_and_async import Awaited, both, connected
+from tests.support.sync_and_async import Awaited, both, connected, plain
 
 needs_server = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
@@ -55,7 +54,7 @@ faulthandler.cancel_dump_traceback_later()
 
 
 @needs_server
-def test_finalizer_may_run_anywhere(one: Server) -> None:
+def test_finalizer_can_run_anywhere(one: Server) -> None:
     """At every line of an acquisition and a release a lease is dropped, in the thread that is there."""
     said = program(DROPPING, one.url)
     assert said.stdout == "done\n", f"a finalizer waits for the thread that it runs in:\n{said.stderr}"
@@ -77,7 +76,7 @@ counts_descriptors = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reas
 @needs_server
 @counts_descriptors
 @both
-async def test_client_that_is_dropped_frees_its_connections(mode: str, one: Server) -> None:
+async def test_dropped_client_closes_its_connections(mode: str, one: Server) -> None:
     async def use_one() -> None:
         client = _open_client(mode, one.url)
         await (await client.lock("a").acquire(wait=1)).release()
@@ -93,7 +92,7 @@ async def test_client_that_is_dropped_frees_its_connections(mode: str, one: Serv
 @needs_server
 @counts_descriptors
 @both
-async def test_lease_that_is_dropped_with_its_client_is_released(mode: str, one: Server) -> None:
+async def test_lease_dropped_with_its_client_is_released(mode: str, one: Server) -> None:
     async def hold() -> None:
         lease = await _open_client(mode, one.url).lock("a", ttl=20.0).acquire(wait=1)
         assert lease.valid
@@ -110,7 +109,7 @@ async def test_lease_that_is_dropped_with_its_client_is_released(mode: str, one:
         await eventually_async(ended, within=5)
 
 
-def test_private_server_ends_with_client_that_is_dropped() -> None:
+def test_private_server_ends_with_dropped_client() -> None:
     sockets: list[str] = []
 
     def use() -> None:
@@ -127,7 +126,7 @@ def test_private_server_ends_with_client_that_is_dropped() -> None:
 
 
 @needs_server
-def test_lock_keeps_nothing_of_threads_that_ended(one: Server) -> None:
+def test_lock_keeps_no_state_of_ended_threads(one: Server) -> None:
     with handfast.connect(one.url) as client:
         lock = client.lock("a", wait=5)
 
@@ -150,9 +149,7 @@ def test_lock_keeps_nothing_of_threads_that_ended(one: Server) -> None:
 
 @needs_server
 @pytest.mark.parametrize("behind", ["lock", "lease"])
-def test_lease_of_a_block_that_was_never_left_ends_with_its_lock(
-    one: Server, behind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lease_of_abandoned_block_ends_with_its_lock(one: Server, behind: str, caplog: pytest.LogCaptureFixture) -> None:
     """An interrupt that strikes before the first step of `__exit__` leaves such a block."""
     with handfast.connect(one.url, ttl=30.0) as client:
         lock: Any = client.lock("a")
@@ -164,11 +161,9 @@ def test_lease_of_a_block_that_was_never_left_ends_with_its_lock(
 
 
 @needs_server
-def test_task_whose_block_was_never_left_may_enter_the_next(one: Server) -> None:
-    async def main() -> None:
-        async with handfast.aio.connect(one.url, ttl=30.0) as client:
-            await client.lock("a").__aenter__()
-            async with client.lock("a", wait=5) as lease:
-                assert lease.valid
-
-    asyncio.run(main())
+@plain
+async def test_task_with_abandoned_block_can_enter_another(one: Server) -> None:
+    async with handfast.aio.connect(one.url, ttl=30.0) as client:
+        await client.lock("a").__aenter__()
+        async with client.lock("a", wait=5) as lease:
+            assert lease.valid

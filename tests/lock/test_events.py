@@ -6,7 +6,6 @@ the time that ended with it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import threading
@@ -23,6 +22,7 @@ import handfast.events
 from handfast.net.threads_connections import IDLE_CHECK
 from handfast.testing import Server, Servers, lose
 from tests.support.eventually import eventually, eventually_async, renewal_of
+from tests.support.sync_and_async import plain
 
 WITHIN = 1.5
 """Seconds for an event or a line to come: far longer than any step here takes."""
@@ -165,7 +165,7 @@ def test_quarantined_is_reported(trio: handfast.Client, three: Servers) -> None:
     assert 0 < event.seconds < 2  # how long it has no vote
 
 
-def test_resting_connection_that_a_server_closes_is_no_node_down(client: handfast.Client, one: Server) -> None:
+def test_idle_connection_closed_by_server_is_not_node_down(client: handfast.Client, one: Server) -> None:
     """Servers do that to idle clients (`timeout` in redis.conf)."""
     client.lock("orders").acquire().release()
     heard = listening(client)
@@ -228,7 +228,7 @@ def test_listener_that_fails_is_logged_and_changes_nothing(
     assert len([record for record in caplog.records if "listener" in record.getMessage()]) == 2
 
 
-def test_listener_that_has_ended_hears_nothing(client: handfast.Client) -> None:
+def test_removed_listener_receives_nothing(client: handfast.Client) -> None:
     heard = Heard()
     end = client.listen(heard.events.append)
     end()
@@ -242,20 +242,18 @@ def test_every_kind_is_explained(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["acquired", "released", "renewed", "lost"])
-def test_asyncio_reports_the_same(one: Server, kind: str) -> None:
-    async def main() -> None:
-        async with handfast.aio.connect(one.url) as client:
-            heard = listening(client)
-            lease = await client.lock("orders", ttl=0.3).acquire()
-            if kind == "renewed":
-                await eventually_async(renewal_of(lease))
-            if kind == "lost":
-                lose(lease)
-            await lease.release()
-            await eventually_async(lambda: heard.of(kind, name="orders"), WITHIN)
-            assert heard.of(kind)[0].seconds > 0
-
-    asyncio.run(main())
+@plain
+async def test_asyncio_reports_the_same(one: Server, kind: str) -> None:
+    async with handfast.aio.connect(one.url) as client:
+        heard = listening(client)
+        lease = await client.lock("orders", ttl=0.3).acquire()
+        if kind == "renewed":
+            await eventually_async(renewal_of(lease))
+        if kind == "lost":
+            lose(lease)
+        await lease.release()
+        await eventually_async(lambda: heard.of(kind, name="orders"), WITHIN)
+        assert heard.of(kind)[0].seconds > 0
 
 
 # -- log lines --------------------------------------------------------------------------------------------------------

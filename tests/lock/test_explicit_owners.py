@@ -15,7 +15,7 @@ from handfast import Contended
 from handfast.testing import Server, Servers, available
 from tests.support.programs import attempt, hanging
 from tests.support.sync_and_async import both, connected
-from tests.support.waiters import wanting
+from tests.support.waiters import attempt_in_background
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
@@ -28,15 +28,15 @@ async def test_dropped_lease_does_not_release_next_acquisition(mode: str, one: S
             lease = await lock.acquire(wait=0)
             del lease
             held = await lock.acquire(wait=0)
-            rival = (await wanting(other.lock(f"a-{turn}"), wait=0.2)).lease
+            rival = (await attempt_in_background(other.lock(f"a-{turn}"), wait=0.2)).lease
             assert rival is None or not held.valid, f"two clients hold the lock, at try {turn + 1}"
             await held.release()
 
 
-@pytest.mark.parametrize("pause", [0.3, 1.3])
-def test_delayed_release_does_not_end_next_acquisition(one: Server, pause: float) -> None:
+@pytest.mark.parametrize(("pause", "turns"), [(0.3, 2), (1.3, 1)])
+def test_delayed_release_does_not_end_next_acquisition(one: Server, pause: float, turns: int) -> None:
     with handfast.connect(one.url, node_timeout=0.05) as client, handfast.connect(one.url) as other:
-        for turn in range(2):
+        for turn in range(turns):
             lock = client.lock(f"a-{turn}", owner="job", ttl=5.0)
             lease = lock.acquire(wait=1)
             with hanging(one, pause):

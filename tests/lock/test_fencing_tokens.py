@@ -101,7 +101,7 @@ def test_tokens_grow_across_empty_restarts_of_a_minority(five: Servers, minority
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_an_acquisition_usually_costs_one_command_per_node(count: int) -> None:
+def test_acquisition_usually_costs_one_command_per_node(count: int) -> None:
     with Servers(count) as servers, handfast.connect(servers.urls) as client:
         if count > 1:
             handfast.bootstrap(client)
@@ -114,7 +114,7 @@ def test_an_acquisition_usually_costs_one_command_per_node(count: int) -> None:
 
 
 @pytest.mark.parametrize("guard", [False, True])
-def test_where_counters_differ_a_majority_ends_at_the_token(five: Servers, guard: bool) -> None:
+def test_majority_of_counters_is_raised_to_token(five: Servers, guard: bool) -> None:
     with handfast.connect(five.urls, guard=guard, node_timeout=0.5) as client:
         if guard:
             handfast.bootstrap(client)
@@ -130,7 +130,7 @@ def test_where_counters_differ_a_majority_ends_at_the_token(five: Servers, guard
         assert take(client, "apart") > lease.token
 
 
-def test_several_names_taken_together_share_a_token_above_all_their_earlier_ones(nodes: Servers) -> None:
+def test_several_names_share_token_above_all_earlier_ones(nodes: Servers) -> None:
     with handfast.connect(nodes.urls) as client:
         for node in nodes:
             node.command("SET", "handfast:{b}:f", 3 * 10**15)
@@ -142,7 +142,7 @@ def test_several_names_taken_together_share_a_token_above_all_their_earlier_ones
         assert take(client, "b") > both.token
 
 
-def test_a_used_up_counter_gives_a_clear_error_at_once(nodes: Servers) -> None:
+def test_exhausted_counter_is_reported_at_once(nodes: Servers) -> None:
     with handfast.connect(nodes.urls) as client:
         for node in nodes:
             node.command("SET", "handfast:{worn}:f", 2**53 - 2)
@@ -152,12 +152,12 @@ def test_a_used_up_counter_gives_a_clear_error_at_once(nodes: Servers) -> None:
         assert all(node.command("EXISTS", "handfast:{worn}") == 0 for node in nodes)
 
 
-def test_a_clock_set_absurdly_far_ahead_does_not_use_up_the_tokens(nodes: Servers) -> None:
+def test_clock_far_ahead_does_not_exhaust_tokens(nodes: Servers) -> None:
     tokens = tokens_of_a_process(nodes.urls, 300 * YEAR)
     assert tokens[-1] < 2**52
 
 
-def test_an_explicit_owner_that_re_enters_keeps_the_token(nodes: Servers) -> None:
+def test_explicit_owner_that_re_enters_keeps_the_token(nodes: Servers) -> None:
     with handfast.connect(nodes.urls) as one, handfast.connect(nodes.urls) as two:
         first = one.lock("a", owner="job-42").acquire(wait=0)
         again = two.lock("a", owner="job-42").acquire(wait=0)
@@ -165,7 +165,7 @@ def test_an_explicit_owner_that_re_enters_keeps_the_token(nodes: Servers) -> Non
         assert take_after(one, [first, again]) > (first.token or 0)
 
 
-def test_reentry_of_an_explicit_owner_never_gets_a_smaller_token_though_counters_differ(three: Servers) -> None:
+def test_reentry_never_gets_smaller_token_when_counters_differ(three: Servers) -> None:
     with handfast.connect(three.urls, guard=False, node_timeout=0.3) as client:
         client.lock("warm").acquire(wait=1).release()
         for node, count in zip(three, (2 * 10**15, 2 * 10**15 + 2, 3 * 10**15), strict=True):

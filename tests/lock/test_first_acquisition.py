@@ -57,22 +57,22 @@ def imported(program: str, url: str, kind: str = "plain") -> str:
 @both_programs
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 @pytest.mark.parametrize("kind", ["plain", "fair", "cohort"])
-def test_on_one_node(program: str, host: str, kind: str, one: Server) -> None:
+def test_first_acquisition_on_one_node(program: str, host: str, kind: str, one: Server) -> None:
     assert imported(program, one.url.replace("127.0.0.1", host), kind) == "[]"
 
 
 @both_programs
-def test_on_a_quorum(program: str, three: Servers) -> None:
+def test_first_acquisition_on_quorum(program: str, three: Servers) -> None:
     with handfast.connect(three.urls) as client:
         handfast.bootstrap(client)
     assert imported(program, " ".join(three.urls)) == "[]"
 
 
 @both_programs
-def test_under_sentinel(program: str, handfast_sentinel: SentinelGroup) -> None:
+def test_first_acquisition_under_sentinel(program: str, handfast_sentinel: SentinelGroup) -> None:
     assert imported(program, handfast_sentinel.url) == "[]"
 
 
 @both_programs
-def test_in_a_cluster(program: str, handfast_cluster: Cluster) -> None:
+def test_first_acquisition_in_cluster(program: str, handfast_cluster: Cluster) -> None:
     assert imported(program, handfast_cluster.url) == "[]"

@@ -63,7 +63,7 @@ def in_child(work: Callable[[], Any]) -> Any:
     return said["result"]
 
 
-def our_connections(server: Server) -> set[str]:
+def handfast_connections(server: Server) -> set[str]:
     """The server's numbers for the connections that bear our name."""
     lines = bytes(server.command("CLIENT", "LIST")).decode().splitlines()  # type: ignore[arg-type]
     return {line.split()[0] for line in lines if "name=handfast" in line}
@@ -101,7 +101,7 @@ LOOKS_LOST = {
 }
 
 
-def test_a_child_inherits_no_lease_and_sends_nothing_for_it(one: Server, client: handfast.Client) -> None:
+def test_child_inherits_no_lease_and_sends_nothing_for_it(one: Server, client: handfast.Client) -> None:
     lease = client.lock("a").acquire(wait=0)
     one.command("CONFIG", "RESETSTAT")
     assert in_child(lambda: look(lease)) == LOOKS_LOST
@@ -111,11 +111,9 @@ def test_a_child_inherits_no_lease_and_sends_nothing_for_it(one: Server, client:
     assert lease.release()
 
 
-def test_a_child_that_drops_the_lease_or_closes_the_client_takes_nothing_from_the_parent(
-    one: Server, client: handfast.Client
-) -> None:
+def test_child_that_drops_lease_or_closes_client_does_not_affect_parent(one: Server, client: handfast.Client) -> None:
     leases = [client.lock("a").acquire(wait=0)]
-    before = our_connections(one)
+    before = handfast_connections(one)
     one.command("CONFIG", "RESETSTAT")
 
     def leave() -> None:
@@ -124,21 +122,19 @@ def test_a_child_that_drops_the_lease_or_closes_the_client_takes_nothing_from_th
 
     in_child(leave)
     assert writes(one) == {}
-    assert our_connections(one) == before
+    assert handfast_connections(one) == before
     assert leases[0].valid
     leases[0].extend()
     assert leases[0].release()
 
 
-def test_an_unrenewed_lease_is_not_inherited_either(one: Server, client: handfast.Client) -> None:
+def test_lease_without_renewal_is_not_inherited(one: Server, client: handfast.Client) -> None:
     lease = client.lock("a", renew=False).acquire(wait=0)
     assert in_child(lambda: look(lease)) == LOOKS_LOST
     assert lease.release()
 
 
-def test_a_lease_is_not_inherited_even_in_the_moment_of_its_renewal(
-    client: handfast.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lease_is_not_inherited_during_its_renewal(client: handfast.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The watchdog has taken it out to renew it, and the fork strikes."""
     lease = client.lock("a", ttl=0.5).acquire(wait=0)
     dog = client._watchdog()
@@ -153,7 +149,7 @@ def test_a_lease_is_not_inherited_even_in_the_moment_of_its_renewal(
     assert lease.release()
 
 
-def test_a_reentrant_lock_is_not_reentered_by_a_child(client: handfast.Client) -> None:
+def test_child_does_not_reenter_reentrant_lock(client: handfast.Client) -> None:
     lock = client.rlock("a")
     lease = lock.acquire(wait=0)
 
@@ -168,9 +164,7 @@ def test_a_reentrant_lock_is_not_reentered_by_a_child(client: handfast.Client) -
     assert lease.release()
 
 
-def test_the_parent_s_lease_is_renewed_beyond_its_ttl_while_children_come_and_go(
-    one: Server, client: handfast.Client
-) -> None:
+def test_lease_of_parent_is_renewed_while_it_forks(one: Server, client: handfast.Client) -> None:
     lease = client.lock("a", ttl=0.5).acquire(wait=0)
     first = lease._hold.renew_from
     while lease._hold.renew_from < first + 0.7:
@@ -180,10 +174,10 @@ def test_the_parent_s_lease_is_renewed_beyond_its_ttl_while_children_come_and_go
     assert lease.release()
 
 
-def test_a_child_uses_the_client_with_connections_and_an_owner_of_its_own(one: Server, client: handfast.Client) -> None:
+def test_child_uses_client_with_own_connections_and_owner(one: Server, client: handfast.Client) -> None:
     held = client.lock("held").acquire(wait=0)
     client.lock("warm").acquire(wait=0).release()
-    before = our_connections(one)
+    before = handfast_connections(one)
 
     def work() -> dict[str, Any]:
         try:
@@ -194,7 +188,7 @@ def test_a_child_uses_the_client_with_connections_and_an_owner_of_its_own(one: S
         lease = client.lock("mine").acquire(wait=0)
         owner, renewed = lease.owner, client.lock("short", ttl=0.3).acquire(wait=0)
         eventually(lambda: renewed._hold.renew_from > renewed._hold.deadline - 0.3 * 0.6 or renewed.remaining() > 0.2)
-        seen = our_connections(one)
+        seen = handfast_connections(one)
         return {
             "refused": refused,
             "owner": owner,
@@ -210,7 +204,7 @@ def test_a_child_uses_the_client_with_connections_and_an_owner_of_its_own(one: S
     assert said["released"] == [True, True]
     assert set(said["connections"]) - before, "it made its own"
     assert before <= set(said["connections"]), "and left ours alone"
-    eventually(lambda: our_connections(one) == before)
+    eventually(lambda: handfast_connections(one) == before)
     assert held.valid
     assert held.release()
 
@@ -243,7 +237,7 @@ def test_two_children_of_one_parent_exclude_each_other(client: handfast.Client) 
     assert in_child(first)
 
 
-def test_a_fork_amid_busy_threads_leaves_a_usable_client(one: Server, client: handfast.Client) -> None:
+def test_fork_with_busy_threads_leaves_usable_client(one: Server, client: handfast.Client) -> None:
     """Whatever locks and connections the other threads had in their hands at that moment."""
     stop = threading.Event()
     failures: list[BaseException] = []
@@ -269,7 +263,7 @@ def test_a_fork_amid_busy_threads_leaves_a_usable_client(one: Server, client: ha
     assert not failures
 
 
-def test_a_quorum_client_goes_on_in_parent_and_child(five: Servers, quorum: handfast.Client) -> None:
+def test_quorum_client_works_in_parent_and_child(five: Servers, quorum: handfast.Client) -> None:
     lease = quorum.lock("a").acquire(wait=0)
 
     def work() -> list[Any]:
@@ -289,7 +283,7 @@ def test_a_quorum_client_goes_on_in_parent_and_child(five: Servers, quorum: hand
     assert lease.release()
 
 
-def test_a_tls_connection_survives_the_child_that_abandons_it(tmp_path: Path) -> None:
+def test_tls_connection_survives_fork(tmp_path: Path) -> None:
     """An SSL socket that says goodbye in the child would end the parent's session."""
     authority = trustme.CA()
     made = TlsFiles(tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem")
@@ -309,9 +303,9 @@ def test_a_tls_connection_survives_the_child_that_abandons_it(tmp_path: Path) ->
     try:
         with handfast.connect(f"{server.url}?ssl_ca_certs={made.authority}") as client:
             lease = client.lock("a").acquire(wait=0)
-            before = our_connections(server)
+            before = handfast_connections(server)
             assert in_child(lambda: client.lock("b").acquire(wait=0).release())
-            assert before <= our_connections(server)
+            assert before <= handfast_connections(server)
             lease.extend()
             assert lease.release()
     finally:
@@ -319,11 +313,11 @@ def test_a_tls_connection_survives_the_child_that_abandons_it(tmp_path: Path) ->
 
 
 @plain
-async def test_a_child_of_an_asyncio_parent_inherits_no_lease_and_can_start_anew(one: Server) -> None:
+async def test_child_of_asyncio_parent_inherits_no_lease_and_can_connect(one: Server) -> None:
     async with handfast.aio.connect(one.url) as client:
         lease = await client.lock("a", ttl=0.6).acquire(wait=0)
         await lease.extend()
-        before = our_connections(one)
+        before = handfast_connections(one)
 
         async def anew() -> dict[str, Any]:
             mine = await client.lock("b").acquire(wait=0)
@@ -338,7 +332,7 @@ async def test_a_child_of_an_asyncio_parent_inherits_no_lease_and_can_start_anew
         said = in_child(lambda: asyncio.run(anew()))
         assert (said["valid"], said["old"], said["new"]) == (False, False, True)
         assert said["owner"].split(":")[1] == str(said["pid"]) != lease.owner.split(":")[1]
-        assert before <= our_connections(one), "the parent's connection is untouched"
+        assert before <= handfast_connections(one), "the parent's connection is untouched"
         # Well beyond the ttl: renewed by the parent's watchdog, on a loop that still turns.
         first = lease._hold.renew_from
         await eventually_async(lambda: lease._hold.renew_from > first + 0.7)
@@ -350,7 +344,7 @@ async def test_a_child_of_an_asyncio_parent_inherits_no_lease_and_can_start_anew
 
 
 @plain
-async def test_a_lost_event_that_was_made_before_the_fork_stays_unset_in_the_parent(one: Server) -> None:
+async def test_lost_event_created_before_fork_stays_unset_in_parent(one: Server) -> None:
     async with handfast.aio.connect(one.url) as client:
         async with client.lock("a") as lease:
             event = lease.lost
@@ -365,7 +359,7 @@ def _in_process(client: handfast.Client, lease: handfast.Lease, said: Any) -> No
     said.send((lease.valid, lease.release(), client.lock("mine").acquire(wait=0).owner, os.getpid()))
 
 
-def test_multiprocessing_with_fork_keeps_the_same_promises(one: Server, client: handfast.Client) -> None:
+def test_multiprocessing_with_fork_inherits_no_lease(one: Server, client: handfast.Client) -> None:
     lease = client.lock("a").acquire(wait=0)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -391,7 +385,7 @@ def _double(x: int) -> int:
 _pool_client: handfast.Client | None = None
 
 
-def test_a_pool_of_forked_workers_shares_the_client_s_locks(client: handfast.Client) -> None:
+def test_forked_pool_workers_exclude_each_other(client: handfast.Client) -> None:
     global _pool_client
     _pool_client = client
     client.lock("warm").acquire(wait=0).release()
@@ -403,7 +397,7 @@ def test_a_pool_of_forked_workers_shares_the_client_s_locks(client: handfast.Cli
 
 
 @pytest.mark.parametrize("words", ["sys.exit(0)", "raise KeyboardInterrupt", "pass"])
-def test_a_child_that_ends_in_the_ordinary_way_leaves_the_parent_s_lock_alone(words: str, one: Server) -> None:
+def test_child_that_exits_normally_leaves_lock_of_parent_alone(words: str, one: Server) -> None:
     """With everything that Python does at its end: finalizers, exit handlers, closed sockets."""
     code = f"""
         import os, sys

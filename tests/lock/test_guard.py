@@ -73,7 +73,7 @@ def guarded(three: Servers) -> Iterator[handfast.Client]:
         yield client
 
 
-def test_a_new_deployment_waits_q_once_and_the_error_says_for_how_long(three: Servers) -> None:
+def test_new_deployment_waits_one_quarantine_and_error_says_how_long(three: Servers) -> None:
     began = time.monotonic()
     with handfast.connect(three.urls, **QUICK) as client:
         with pytest.raises(NoQuorum, match=r"no vote for another [01]\.\d s"):
@@ -84,14 +84,14 @@ def test_a_new_deployment_waits_q_once_and_the_error_says_for_how_long(three: Se
         other.lock("a").acquire(wait=0).release()
 
 
-def test_bootstrap_opens_a_new_deployment_at_once(three: Servers) -> None:
+def test_bootstrap_opens_new_deployment_at_once(three: Servers) -> None:
     with handfast.connect(three.urls, **QUICK) as client:
         assert set(handfast.bootstrap(client).values()) == {"opened"}
         client.lock("a").acquire(wait=0).release()
         assert set(handfast.bootstrap(client).values()) == {"open already"}
 
 
-def test_bootstrap_does_not_open_a_restarted_node_of_a_deployment_in_use(three: Servers) -> None:
+def test_bootstrap_does_not_open_restarted_node_of_deployment_in_use(three: Servers) -> None:
     with opened(three.urls):
         pass
     three[0].restart(empty=True)
@@ -103,7 +103,7 @@ def test_bootstrap_does_not_open_a_restarted_node_of_a_deployment_in_use(three: 
         assert not marker.votes
 
 
-def test_bootstrap_does_not_open_restarted_nodes_while_the_nodes_in_use_cannot_be_asked(five: Servers) -> None:
+def test_bootstrap_does_not_open_restarted_nodes_while_nodes_in_use_are_unreachable(five: Servers) -> None:
     with opened(five.urls):
         pass
     for node in five.nodes[:2]:
@@ -117,7 +117,7 @@ def test_bootstrap_does_not_open_restarted_nodes_while_the_nodes_in_use_cannot_b
         assert marker is None or not marker.votes
 
 
-def test_bootstrap_opens_the_nodes_that_answer_though_one_is_down(three: Servers) -> None:
+def test_bootstrap_opens_reachable_nodes_while_one_is_down(three: Servers) -> None:
     three[2].kill()
     with handfast.connect(three.urls, **QUICK) as client:
         said = handfast.bootstrap(client)
@@ -125,13 +125,13 @@ def test_bootstrap_opens_the_nodes_that_answer_though_one_is_down(three: Servers
         client.lock("a", renew=False).acquire(wait=0).release()
 
 
-def test_a_new_deployment_opens_after_q_though_one_node_is_down(three: Servers) -> None:
+def test_new_deployment_opens_after_quarantine_while_one_node_is_down(three: Servers) -> None:
     three[2].kill()
     with handfast.connect(three.urls, **QUICK) as client:
         client.lock("a", renew=False).acquire(wait=Q + 1).release()
 
 
-def test_a_restarted_node_votes_again_though_another_one_is_down(five: Servers) -> None:
+def test_restarted_node_votes_again_while_another_is_down(five: Servers) -> None:
     with opened(five.urls) as client:
         take(client, "a")
         five[0].restart(empty=True)
@@ -141,7 +141,7 @@ def test_a_restarted_node_votes_again_though_another_one_is_down(five: Servers) 
         lease.release()
 
 
-def test_an_error_does_not_say_that_a_node_was_silent_which_was_not_waited_for(five: Servers) -> None:
+def test_error_reports_no_silence_of_node_it_did_not_wait_for(five: Servers) -> None:
     with opened(five.urls) as client:
         take(client, "a")
         for node in five.nodes[:3]:
@@ -151,7 +151,7 @@ def test_an_error_does_not_say_that_a_node_was_silent_which_was_not_waited_for(f
 
 
 @pytest.mark.parametrize("empty", [True, False], ids=["empty", "from its append-only file"])
-def test_a_restarted_node_votes_again_only_after_q_and_with_its_counters_repaired(empty: bool) -> None:
+def test_restarted_node_votes_after_quarantine_with_repaired_counters(empty: bool) -> None:
     with Servers(3, config={} if empty else AOF) as three, opened(three.urls) as client:
         for node in three:
             node.command("SET", "handfast:{far}:f", str(10**15 * 4))
@@ -175,7 +175,7 @@ def test_a_restarted_node_votes_again_only_after_q_and_with_its_counters_repaire
         assert token > far
 
 
-def test_the_restarted_node_itself_never_gives_a_token_below_those_it_forgot(three: Servers) -> None:
+def test_restarted_node_never_issues_token_below_forgotten_ones(three: Servers) -> None:
     with opened(three.urls) as client:
         for node in three:
             node.command("SET", "handfast:{far}:f", str(10**15 * 4))
@@ -191,7 +191,7 @@ def test_the_restarted_node_itself_never_gives_a_token_below_those_it_forgot(thr
         lease.release()
 
 
-def test_clients_that_were_idle_respect_the_floor_of_a_node_that_forgot_meanwhile(three: Servers) -> None:
+def test_idle_clients_respect_floor_of_node_that_forgot(three: Servers) -> None:
     """Their request is made before their connection to the node is made anew, and must not carry the old floor."""
     names = [f"far-{i}" for i in range(4)]
     with ExitStack() as stack:
@@ -231,7 +231,7 @@ def test_flushall_on_a_live_connection_is_noticed_at_the_next_vote(
 
 
 @pytest.mark.parametrize("fence", [True, False], ids=["fenced", "unfenced"])
-def test_one_flushed_node_of_a_working_quorum_is_put_in_quarantine_and_comes_back(
+def test_flushed_node_of_working_quorum_is_quarantined_and_returns(
     three: Servers, guarded: handfast.Client, fence: bool
 ) -> None:
     take(guarded, "a", fence=fence)
@@ -244,7 +244,7 @@ def test_one_flushed_node_of_a_working_quorum_is_put_in_quarantine_and_comes_bac
     eventually(back, within=Q + 3)
 
 
-def test_a_majority_restarted_is_unavailable_for_q_and_then_works_again(five: Servers) -> None:
+def test_restarted_majority_is_unavailable_for_one_quarantine(five: Servers) -> None:
     with opened(five.urls) as client:
         first, _ = take(client, "a")
         began = time.monotonic()
@@ -257,7 +257,7 @@ def test_a_majority_restarted_is_unavailable_for_q_and_then_works_again(five: Se
         lease.release()
 
 
-def test_a_second_restart_within_q_starts_q_anew() -> None:
+def test_second_restart_during_quarantine_restarts_quarantine() -> None:
     with Server() as node, opened(node.url, guard=True) as client:
         node.restart(empty=True)
         refusal(client, "a", "no vote for another")
@@ -270,7 +270,7 @@ def test_a_second_restart_within_q_starts_q_anew() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_client_with_another_max_ttl_is_told_so(count: int) -> None:
+def test_client_with_another_max_ttl_is_refused(count: int) -> None:
     with Servers(count) as nodes:
         with opened(nodes.urls, guard=True):
             pass
@@ -287,7 +287,7 @@ def test_one_server_under_two_names_is_refused(three: Servers) -> None:
         client.lock("a").acquire(wait=0)
 
 
-def test_a_replica_listed_as_a_node_has_no_vote_and_is_named(three: Servers) -> None:
+def test_replica_listed_as_node_has_no_vote_and_is_reported(three: Servers) -> None:
     with Server(replica_of=three[0]) as replica:
         urls = [three[0].url, three[1].url, replica.url]
         with handfast.connect(urls, **QUICK) as client:
@@ -298,7 +298,7 @@ def test_a_replica_listed_as_a_node_has_no_vote_and_is_named(three: Servers) -> 
             assert "is a replica" in refusal(client, "a", "is a replica").nodes[replica.url]
 
 
-def test_a_majority_that_forgot_opens_without_the_rest_though_not_all_at_one_time(three: Servers) -> None:
+def test_majority_that_forgot_opens_without_rest_at_different_times(three: Servers) -> None:
     """Two of three are new, the third is gone; one of them is ready for a while before the other is."""
     for node, after in ((three[0], 0), (three[1], 600_000)):
         ready = int(time.time() * 1e6) + after
@@ -312,7 +312,7 @@ def test_a_majority_that_forgot_opens_without_the_rest_though_not_all_at_one_tim
         assert votes_again(three[1])
 
 
-def test_one_node_can_be_guarded_too() -> None:
+def test_single_node_can_be_guarded() -> None:
     with Server() as node, opened(node.url, guard=True) as client:
         take(client, "a")
         began = time.monotonic()
@@ -322,7 +322,7 @@ def test_one_node_can_be_guarded_too() -> None:
         assert time.monotonic() - began >= Q
 
 
-def test_without_the_guard_a_quorum_votes_at_once_also_after_restarts(three: Servers) -> None:
+def test_quorum_without_guard_votes_at_once_after_restarts(three: Servers) -> None:
     with handfast.connect(three.urls, guard=False, **QUICK) as client:
         take(client, "a")
         for node in three:
@@ -331,7 +331,7 @@ def test_without_the_guard_a_quorum_votes_at_once_also_after_restarts(three: Ser
         assert three[0].command("EXISTS", "handfast:guard") == 0
 
 
-def test_a_quarantine_ends_though_the_server_clock_was_set_back(one: Server) -> None:
+def test_quarantine_ends_after_server_clock_was_set_back(one: Server) -> None:
     """Seen from its marker: ready in an hour, though no quarantine is longer than Q."""
     incarnation = f"{one.info('run_id')}:0"
     ready = int(time.time() * 1e6) + 3_600_000_000
@@ -340,7 +340,7 @@ def test_a_quarantine_ends_though_the_server_clock_was_set_back(one: Server) -> 
         client.lock("a").acquire(wait=Q + 1).release()
 
 
-def test_a_first_replica_does_not_lock_out_clients_of_a_guarded_node_for_longer_than_q() -> None:
+def test_first_replica_locks_clients_of_guarded_node_out_for_one_quarantine_at_most() -> None:
     """A master takes a new replication id when its first replica comes, and live connections do not see that."""
     with Server() as node, opened(node.url, guard=True) as early:
         take(early, "a")
@@ -357,7 +357,7 @@ def test_a_first_replica_does_not_lock_out_clients_of_a_guarded_node_for_longer_
             eventually(lambda: all([works(late), works(early)]), within=end - time.monotonic())
 
 
-def test_a_node_demoted_and_promoted_again_on_a_live_connection_does_not_vote_at_once() -> None:
+def test_node_demoted_and_promoted_on_live_connection_does_not_vote_at_once() -> None:
     """Its data are now those of the other server, without the lock; the marker among them is still its own."""
     with Server() as node, Server() as other, opened(node.url, guard=True, max_ttl=3.0) as client:
         take(client, "warm")
@@ -375,7 +375,7 @@ def test_a_node_demoted_and_promoted_again_on_a_live_connection_does_not_vote_at
         assert first.valid
 
 
-def test_a_demotion_is_noticed_on_a_connection_that_is_busy_all_the_time() -> None:
+def test_demotion_is_noticed_on_busy_connection() -> None:
     """Its votes come so often that they are not each checked for promotions; what it meets meanwhile must tell it."""
     with (
         Server() as node,
@@ -413,9 +413,7 @@ def test_a_demotion_is_noticed_on_a_connection_that_is_busy_all_the_time() -> No
 
 
 @pytest.mark.parametrize("names", ["a", ["a", "b"]], ids=["one name", "several names"])
-def test_without_the_guard_a_rival_with_a_smaller_max_ttl_does_not_shorten_a_lease(
-    one: Server, names: str | list[str]
-) -> None:
+def test_client_with_smaller_max_ttl_does_not_shorten_lease_without_guard(one: Server, names: str | list[str]) -> None:
     with handfast.connect(one.url, max_ttl=5.0) as patient, handfast.connect(one.url, max_ttl=0.3) as hasty:
         lease = patient.lock(names, ttl=5.0, renew=False).acquire(wait=0)
         assert hasty.lock(names).try_acquire() is None
@@ -426,7 +424,7 @@ def test_without_the_guard_a_rival_with_a_smaller_max_ttl_does_not_shorten_a_lea
 
 
 @both
-async def test_waiting_for_a_node_that_may_not_vote_is_an_outage_and_says_so(mode: str, one: Server) -> None:
+async def test_wait_for_node_without_vote_is_reported_as_outage(mode: str, one: Server) -> None:
     """Its key is free and nobody holds it: that is no contention."""
     async with connected(mode, one.url, guard=True) as client:
         with pytest.raises(NoQuorum, match=r"no vote for another \d+"):
@@ -434,7 +432,7 @@ async def test_waiting_for_a_node_that_may_not_vote_is_an_outage_and_says_so(mod
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
-def test_a_clock_set_back_gives_no_fair_lease_more_than_its_ttl() -> None:
+def test_clock_set_back_prolongs_no_fair_lease() -> None:
     """Its hand-over was not heard, and when it asks again the server says that an hour is left."""
     options: dict[str, Any] = {"fair": True, "guard": True, "ttl": 0.7, **QUICK}
     with ExitStack() as stack:

@@ -93,7 +93,7 @@ def lock(library: str, one: Server) -> Iterator[handfast.Lock]:
         yield client.lock(rows()[library])
 
 
-def test_neither_gets_what_the_other_holds(peer: Peer, lock: handfast.Lock) -> None:
+def test_locks_of_both_libraries_exclude_each_other(peer: Peer, lock: handfast.Lock) -> None:
     assert peer.tell("try") == "held"
     assert lock.try_acquire() is None
     assert lock.holder() is not None
@@ -106,7 +106,7 @@ def test_neither_gets_what_the_other_holds(peer: Peer, lock: handfast.Lock) -> N
     assert peer.tell("try") == "held"
 
 
-def test_their_release_wakes_our_waiter(peer: Peer, lock: handfast.Lock) -> None:
+def test_release_by_other_library_wakes_handfast_waiter(peer: Peer, lock: handfast.Lock) -> None:
     """By a push of the server: without one, our waiter would not look again before their ttl has passed."""
     assert peer.tell("try") == "held"
     waiting = threading.Event()
@@ -119,7 +119,9 @@ def test_their_release_wakes_our_waiter(peer: Peer, lock: handfast.Lock) -> None
             assert lease.valid
 
 
-def test_their_waiter_gets_what_we_release(library: str, peer: Peer, lock: handfast.Lock, one: Server) -> None:
+def test_waiter_of_other_library_acquires_after_handfast_release(
+    library: str, peer: Peer, lock: handfast.Lock, one: Server
+) -> None:
     """All but one ask again and again. python-redis-lock waits for a signal that only its own release gives, and asks
     again when its own expiry has passed."""
     lease = lock.acquire()

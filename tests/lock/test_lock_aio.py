@@ -11,15 +11,15 @@ import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
 import handfast
-from handfast import ConfigError, Contended, LeaseLost, NoQuorum, NotAcquired, aio
+from handfast import ConfigError, Contended, LeaseLost, NotAcquired, aio
 from handfast.testing import Server, Servers
-from tests.support.eventually import eventually_async, in_time, renewal_of
+from tests.support.eventually import assert_on_time, eventually_async, renewal_of
+from tests.support.sync_and_async import plain
 
 LONG = 25.0
 """A ttl beyond every deadline in here: a key that is gone was released, not expired."""
@@ -48,217 +48,65 @@ async def two(server: Server) -> AsyncIterator[tuple[aio.Client, aio.Client]]:
 # -- the contract, on every kind of server ----------------------------------------------------------------------------
 
 
-def test_a_lock_excludes_until_it_is_released(server: Server) -> None:
-    async def main() -> None:
-        async with two(server) as (client, rival):
-            lease = await client.lock("a").acquire()
-            assert holder_of(server, "a") == lease.owner
-            assert lease.votes == (server.url,)
-            assert await rival.lock("a", wait=30).try_acquire() is None
-            with pytest.raises(Contended) as caught:
-                await rival.lock("a").acquire(wait=0.1)
-            assert caught.value.holder == lease.owner
-            assert [await lease.release(), await lease.release()] == [True, False]
-            assert holder_of(server, "a") is None
-            other = await rival.lock("a").acquire(wait=0)
-            assert other.token is not None
-            assert lease.token is not None
-            assert other.token > lease.token
-            assert await other.release()
-
-    asyncio.run(main())
+@plain
+async def test_reentrant_lock_belongs_to_its_task(one: Server) -> None:
+    async with aio.connect(one.url) as client, client.rlock("a") as outer:
+        assert await asyncio.create_task(client.rlock("a").try_acquire()) is None
+        assert holder_of(one, "a") == outer.owner
 
 
-def test_a_body_runs_with_the_lock_held_and_never_without(server: Server) -> None:
-    ran: list[str] = []
+@plain
+async def test_decorated_coroutine_holds_lock_named_by_its_arguments(server: Server) -> None:
+    async with aio.connect(server.url) as client:
 
-    async def main() -> None:
-        async with two(server) as (client, rival):
-            async with client.lock("a") as lease:
-                assert holder_of(server, "a") == lease.owner
-                for wait in (0, 0.1):
-                    with pytest.raises(Contended):
-                        async with rival.lock("a", wait=wait):
-                            ran.append("while another held it")
-            assert holder_of(server, "a") is None
-            with pytest.raises(ZeroDivisionError):
-                async with client.lock("a"):
-                    raise ZeroDivisionError
-            assert holder_of(server, "a") is None
-            async with await client.lock("a").acquire() as lease:
-                assert holder_of(server, "a") == lease.owner
-            assert holder_of(server, "a") is None
+        @client.locked("report:{user_id}:{kind}", wait=0)
+        async def report(user_id: int, kind: str = "daily") -> object:
+            return server.command("EXISTS", key(f"report:{user_id}:{kind}"))
 
-    asyncio.run(main())
-    assert not ran
-
-
-def test_release_and_extend_never_touch_what_is_anothers(server: Server) -> None:
-    async def main() -> None:
-        async with two(server) as (client, rival):
-            late = await client.lock("a", ttl=0.15, renew=False).acquire()
-            other = await rival.lock("a", wait=2).acquire()
-            assert await late.release() is False
-            assert holder_of(server, "a") == other.owner
-            server.command("SET", key("a"), "a stranger", "PX", 3000)
-            with pytest.raises(LeaseLost):
-                await other.extend(ttl=20)
-            assert await other.release() is False
-            for names in ("b", ["b", "c"]):
-                taken = await client.lock(names).acquire()
-                server.command("SET", key("b"), "a stranger", "PX", 3000)
-                assert await taken.release() is False, names
-                assert (holder_of(server, "b"), holder_of(server, "c")) == ("a stranger", None)
-                server.command("DEL", key("b"))
-            assert holder_of(server, "a") == "a stranger"
-            assert server.command("PTTL", key("a")) <= 3000  # type: ignore[operator]
-
-    asyncio.run(main())
-
-
-def test_a_lease_is_extended_checked_and_runs_out(server: Server) -> None:
-    async def main() -> None:
-        async with aio.connect(server.url) as client:
-            lease = await client.lock("a", ttl=1, renew=False).acquire()
-            await eventually_async(lambda: lease.remaining() < 0.9)
-            await lease.extend()
-            assert lease.remaining() > 0.9
-            lease.check(need=0.5)
-            with pytest.raises(LeaseLost):
-                lease.check(need=5)
-            await lease.extend(ttl=timedelta(seconds=0.2))
-            assert lease.remaining() < 0.2
-            await asyncio.wait_for(lease.lost.wait(), 2)
-            assert (lease.valid, lease.remaining()) == (False, 0.0)
-            with pytest.raises(LeaseLost):
-                await lease.extend()
-            assert await lease.release() is False
-
-    asyncio.run(main())
-
-
-def test_several_names_are_taken_all_or_none(server: Server) -> None:
-    async def main() -> None:
-        async with two(server) as (client, rival):
-            async with rival.lock("b"):
-                assert await client.lock(["a", "b", "c"]).try_acquire() is None
-                assert free(server, "a", "c")()
-            async with client.lock(["a", "b", "c"]) as lease:
-                assert {holder_of(server, name) for name in "abc"} == {lease.owner}
-            assert free(server, "a", "b", "c")()
-
-    asyncio.run(main())
-
-
-def test_an_explicit_owner_reenters_and_keeps_its_token(server: Server) -> None:
-    async def main() -> None:
-        async with two(server) as (client, rival):
-            first = await client.lock("a", owner="job-42", ttl=5).acquire()
-            second = await rival.lock("a", owner="job-42", ttl=20).acquire(wait=0)
-            assert (second.token, second.owner) == (first.token, "job-42")
-            assert await rival.lock("a", owner="job-43").try_acquire() is None
-            assert await second.release() is True
-            assert await rival.lock("a", owner="job-43").try_acquire() is None, "the first acquisition goes on"
-            assert await first.release() is True
-            assert await rival.lock("a").holder() is None
-
-    asyncio.run(main())
-
-
-def test_a_reentrant_lock_is_for_its_task_and_costs_no_round_trip(server: Server) -> None:
-    async def main() -> None:
-        async with aio.connect(server.url) as client:
-            lock = client.rlock("a")
-            async with lock as outer:
-                before = int(server.info("total_commands_processed"))
-                for _ in range(5):
-                    async with lock as inner:
-                        assert (inner.token, inner.owner) == (outer.token, outer.owner)
-                assert int(server.info("total_commands_processed")) == before + 1  # the question itself
-                assert await asyncio.create_task(lock.try_acquire()) is None
-                assert holder_of(server, "a") == outer.owner
-            assert free(server, "a")()
-            short = client.rlock("a", ttl=0.15, renew=False)
-            lost = await short.acquire()
-            await lost.lost.wait()
-            async with short as fresh:
-                assert fresh.owner != lost.owner
-                assert await lost.release() is False
-                assert holder_of(server, "a") == fresh.owner
-
-    asyncio.run(main())
-
-
-def test_a_decorated_coroutine_runs_under_the_lock_named_by_its_arguments(server: Server) -> None:
-    async def main() -> None:
-        async with aio.connect(server.url) as client:
-
-            @client.locked("report:{user_id}:{kind}", wait=0)
-            async def report(user_id: int, kind: str = "daily") -> object:
-                return server.command("EXISTS", key(f"report:{user_id}:{kind}"))
-
-            assert [await report(7), await report(user_id=8, kind="x")] == [1, 1]
-            async with client.lock("report:7:daily"):
-                with pytest.raises(Contended):
-                    await report(7)
-            with pytest.raises(ConfigError):
-                client.locked("report:{nobody}")(report)
-
-    asyncio.run(main())
-
-
-def test_a_watched_lease_outlives_its_ttl(one: Server) -> None:
-    async def main() -> None:
-        async with two(one) as (client, rival), client.lock("a", ttl=0.3) as lease:
-            end = time.monotonic() + 0.7
-            while time.monotonic() < end:
-                lease.check()
-                assert await rival.lock("a").try_acquire() is None
-                await asyncio.sleep(0.02)
-
-    asyncio.run(main())
+        assert [await report(7), await report(user_id=8, kind="x")] == [1, 1]
+        async with client.lock("report:7:daily"):
+            with pytest.raises(Contended):
+                await report(7)
+        with pytest.raises(ConfigError):
+            client.locked("report:{nobody}")(report)
 
 
 # -- loss -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_lease_cancels_the_body_and_lease_lost_is_raised_at_the_exit(one: Server) -> None:
-    async def main() -> None:
-        async with aio.connect(one.url) as client:
-            seen: list[str] = []
-            with pytest.raises(LeaseLost, match="not renewed") as caught:
-                async with client.lock("a", ttl=0.15, renew=False):
-                    try:
-                        await asyncio.sleep(10)
-                    except asyncio.CancelledError:
-                        seen.append("cancelled")
-                        raise
-            assert seen == ["cancelled"]
-            assert isinstance(caught.value.__cause__, asyncio.CancelledError)
-            task = asyncio.current_task()
-            assert task is not None
-            # Nothing of our cancel is left: the task goes on as if nothing had been.
-            assert task.cancelling() == 0
-            await asyncio.sleep(0)
-
-    asyncio.run(main())
-
-
-def test_a_lease_taken_by_another_cancels_the_body_before_the_deadline(one: Server) -> None:
-    async def main() -> None:
-        async with aio.connect(one.url) as client:
-            began = time.monotonic()
-            with pytest.raises(LeaseLost, match="now held by a stranger"):
-                async with client.lock("a", ttl=0.9):
-                    one.command("SET", key("a"), "a stranger")
+@plain
+async def test_lost_lease_cancels_body_and_exit_raises_lease_lost(one: Server) -> None:
+    async with aio.connect(one.url) as client:
+        seen: list[str] = []
+        with pytest.raises(LeaseLost, match="not renewed") as caught:
+            async with client.lock("a", ttl=0.15, renew=False):
+                try:
                     await asyncio.sleep(10)
-            assert time.monotonic() - began < 0.8
-            assert holder_of(one, "a") == "a stranger"
+                except asyncio.CancelledError:
+                    seen.append("cancelled")
+                    raise
+        assert seen == ["cancelled"]
+        assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+        task = asyncio.current_task()
+        assert task is not None
+        # Nothing of our cancel is left: the task goes on as if nothing had been.
+        assert task.cancelling() == 0
+        await asyncio.sleep(0)
 
-    asyncio.run(main())
+
+@plain
+async def test_lease_taken_by_another_owner_cancels_body_before_deadline(one: Server) -> None:
+    async with aio.connect(one.url) as client:
+        began = time.monotonic()
+        with pytest.raises(LeaseLost, match="now held by a stranger"):
+            async with client.lock("a", ttl=0.9):
+                one.command("SET", key("a"), "a stranger")
+                await asyncio.sleep(10)
+        assert time.monotonic() - began < 0.8
+        assert holder_of(one, "a") == "a stranger"
 
 
-def test_lost_fires_and_the_body_is_cancelled_though_the_server_hangs() -> None:
+def test_body_is_cancelled_at_deadline_while_server_hangs() -> None:
     async def main(own: Server) -> float:
         async with aio.connect(own.url) as client:
             with pytest.raises(LeaseLost):
@@ -272,198 +120,157 @@ def test_lost_fires_and_the_body_is_cancelled_though_the_server_hangs() -> None:
             return late
 
     with Server() as own:
-        in_time(lambda: asyncio.run(main(own)))
+        assert_on_time(lambda: asyncio.run(main(own)))
 
 
-def test_a_body_that_catches_the_cancel_still_ends_in_lease_lost(one: Server) -> None:
-    async def main() -> None:
-        async with aio.connect(one.url) as client:
-            with pytest.raises(LeaseLost):
-                async with client.lock("a", ttl=0.15, renew=False):
-                    try:
-                        await asyncio.sleep(10)
-                    except asyncio.CancelledError:
-                        pass
-            task = asyncio.current_task()
-            assert task is not None
-            assert task.cancelling() == 0
-
-    asyncio.run(main())
-
-
-def test_an_exit_does_not_mask_what_the_body_raised(one: Server) -> None:
-    async def main() -> None:
-        async with aio.connect(one.url) as client:
-            with pytest.raises(ZeroDivisionError):
-                async with client.lock("a", ttl=0.15, renew=False):
-                    try:
-                        await asyncio.sleep(10)
-                    finally:
-                        raise ZeroDivisionError
-            task = asyncio.current_task()
-            assert task is not None
-            assert task.cancelling() == 0
-
-    asyncio.run(main())
-
-
-def test_an_exit_raises_lease_lost_when_only_the_release_finds_out(one: Server) -> None:
-    async def main() -> None:
-        async with aio.connect(one.url) as client:
-            with pytest.raises(LeaseLost):
-                async with client.lock("a") as lease:
-                    one.command("SET", key("a"), "a stranger")
-                    assert lease.valid  # nobody here can know yet
-            async with client.lock("b") as lease:
-                await lease.release()  # by the body itself: no loss
-
-    asyncio.run(main())
-
-
-def test_on_lost_event_leaves_the_body_alone(one: Server) -> None:
-    async def main() -> None:
-        async with aio.connect(one.url, on_lost="event") as client:
-            reached = False
-            with pytest.raises(LeaseLost):
-                async with client.lock("a", ttl=0.15, renew=False) as lease:
-                    await lease.lost.wait()
-                    await asyncio.sleep(0.02)  # a cancel would strike here
-                    reached = True
-            assert reached
-            # A lock may choose for itself.
-            with pytest.raises(LeaseLost):
-                async with client.lock("a", ttl=0.15, renew=False, on_lost="cancel"):
+@plain
+async def test_body_that_catches_cancellation_still_raises_lease_lost(one: Server) -> None:
+    async with aio.connect(one.url) as client:
+        with pytest.raises(LeaseLost):
+            async with client.lock("a", ttl=0.15, renew=False):
+                try:
                     await asyncio.sleep(10)
-
-    asyncio.run(main())
-
-
-def test_lost_is_set_for_who_asks_only_afterwards(one: Server) -> None:
-    async def main() -> None:
-        async with aio.connect(one.url) as client:
-            lease = await client.lock("a", ttl=0.15, renew=False).acquire()
-            await eventually_async(lambda: "lost" in repr(lease))
-            assert lease.lost.is_set()
-
-    asyncio.run(main())
+                except asyncio.CancelledError:
+                    pass
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
 
 
-def test_a_lease_that_was_not_entered_cancels_nobody(one: Server) -> None:
-    async def main() -> None:
-        async with aio.connect(one.url) as client:
-            lease = await client.lock("a", ttl=0.15, renew=False).acquire()
-            await lease.lost.wait()
-            await asyncio.sleep(0.02)
+@plain
+async def test_exit_does_not_mask_error_of_body(one: Server) -> None:
+    async with aio.connect(one.url) as client:
+        with pytest.raises(ZeroDivisionError):
+            async with client.lock("a", ttl=0.15, renew=False):
+                try:
+                    await asyncio.sleep(10)
+                finally:
+                    raise ZeroDivisionError
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
 
-    asyncio.run(main())
+
+@plain
+async def test_on_lost_event_does_not_cancel_body(one: Server) -> None:
+    async with aio.connect(one.url, on_lost="event") as client:
+        reached = False
+        with pytest.raises(LeaseLost):
+            async with client.lock("a", ttl=0.15, renew=False) as lease:
+                await lease.lost.wait()
+                await asyncio.sleep(0.02)  # a cancel would strike here
+                reached = True
+        assert reached
+        # A lock may choose for itself.
+        with pytest.raises(LeaseLost):
+            async with client.lock("a", ttl=0.15, renew=False, on_lost="cancel"):
+                await asyncio.sleep(10)
+
+
+@plain
+async def test_lease_without_block_cancels_no_task(one: Server) -> None:
+    async with aio.connect(one.url) as client:
+        lease = await client.lock("a", ttl=0.15, renew=False).acquire()
+        await lease.lost.wait()
+        await asyncio.sleep(0.02)
 
 
 # -- cancels from outside ---------------------------------------------------------------------------------------------
 
 
-def test_a_cancel_from_outside_ends_the_body_and_frees_the_lock(one: Server) -> None:
-    async def main() -> None:
-        async with aio.connect(one.url) as client:
-            entered = asyncio.Event()
+@plain
+async def test_outer_cancellation_ends_body_and_releases_lock(one: Server) -> None:
+    async with aio.connect(one.url) as client:
+        entered = asyncio.Event()
 
-            async def body() -> None:
-                async with client.lock("a", ttl=LONG):
-                    entered.set()
-                    await asyncio.sleep(10)
+        async def body() -> None:
+            async with client.lock("a", ttl=LONG):
+                entered.set()
+                await asyncio.sleep(10)
 
-            task = asyncio.create_task(body())
-            await entered.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert task.cancelled()
-            await eventually_async(free(one, "a"))
-
-    asyncio.run(main())
+        task = asyncio.create_task(body())
+        await entered.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+        await eventually_async(free(one, "a"))
 
 
 @pytest.mark.parametrize("order", ["loss first", "cancel first", "in one turn of the loop"])
-def test_a_cancel_from_outside_is_not_swallowed_when_it_meets_a_loss(one: Server, order: str) -> None:
-    async def main() -> None:
-        async with aio.connect(one.url) as client:
-            entered, struck = asyncio.Event(), asyncio.Event()
-            sleep = asyncio.get_running_loop().create_future()
+@plain
+async def test_outer_cancellation_is_not_swallowed_by_simultaneous_loss(one: Server, order: str) -> None:
+    async with aio.connect(one.url) as client:
+        entered, struck = asyncio.Event(), asyncio.Event()
+        sleep = asyncio.get_running_loop().create_future()
 
-            async def body() -> None:
-                async with client.lock("a", ttl=0.15, renew=False) as lease:
-                    entered.set()
-                    try:
-                        await sleep
-                    except asyncio.CancelledError:
-                        struck.set()
-                        if order == "loss first":
-                            await asyncio.sleep(10)  # cleaning up, when the cancel comes
-                        elif order == "cancel first":
-                            await asyncio.wait_for(lease.lost.wait(), 2)
-                        raise
-
-            task = asyncio.create_task(body())
-            if order == "in one turn of the loop":
-                # Called before the task is: our cancel is on its way and theirs joins it.
-                sleep.add_done_callback(lambda _: task.cancel())
-            await entered.wait()
-            if order == "cancel first":
-                task.cancel()
-            await struck.wait()
-            if order == "loss first":
-                task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert task.cancelled()
-
-    asyncio.run(main())
-
-
-def test_an_outer_timeout_is_a_timeout_and_not_a_loss(one: Server) -> None:
-    async def main() -> None:
-        async with aio.connect(one.url) as client:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.1), client.lock("a", ttl=LONG):
-                    await asyncio.sleep(10)
-            await eventually_async(free(one, "a"))
-            with pytest.raises(LeaseLost):
-                async with asyncio.timeout(5), client.lock("a", ttl=0.15, renew=False):
-                    await asyncio.sleep(10)
-
-    asyncio.run(main())
-
-
-def test_a_timeout_around_acquire_ends_the_wait_and_leaves_the_holder_alone(one: Server) -> None:
-    async def main() -> None:
-        async with two(one) as (client, rival), client.lock("a", ttl=LONG) as lease:
-            began = time.monotonic()
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.15):
-                    await rival.lock("a").acquire()
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(rival.lock("a").acquire(), 0.15)
-            assert time.monotonic() - began < 1
-            assert holder_of(one, "a") == lease.owner
-
-    asyncio.run(main())
-
-
-def test_timeouts_that_race_with_the_grant_leave_no_key(one: Server) -> None:
-    async def main() -> None:
-        async with aio.connect(one.url, ttl=LONG) as client:
-            await (await client.lock("warm").acquire()).release()
-            for i in range(60):
-                # Spread over the time that an acquisition takes here.
+        async def body() -> None:
+            async with client.lock("a", ttl=0.15, renew=False) as lease:
+                entered.set()
                 try:
-                    async with asyncio.timeout(i * 1e-5):
-                        lease = await client.lock("a").acquire()
-                except TimeoutError:
-                    pass
-                else:
-                    await lease.release()
-                await eventually_async(free(one, "a"), within=1)
+                    await sleep
+                except asyncio.CancelledError:
+                    struck.set()
+                    if order == "loss first":
+                        await asyncio.sleep(10)  # cleaning up, when the cancel comes
+                    elif order == "cancel first":
+                        await asyncio.wait_for(lease.lost.wait(), 2)
+                    raise
 
-    asyncio.run(main())
+        task = asyncio.create_task(body())
+        if order == "in one turn of the loop":
+            # Called before the task is: our cancel is on its way and theirs joins it.
+            sleep.add_done_callback(lambda _: task.cancel())
+        await entered.wait()
+        if order == "cancel first":
+            task.cancel()
+        await struck.wait()
+        if order == "loss first":
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+
+
+@plain
+async def test_outer_timeout_is_not_reported_as_loss(one: Server) -> None:
+    async with aio.connect(one.url) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1), client.lock("a", ttl=LONG):
+                await asyncio.sleep(10)
+        await eventually_async(free(one, "a"))
+        with pytest.raises(LeaseLost):
+            async with asyncio.timeout(5), client.lock("a", ttl=0.15, renew=False):
+                await asyncio.sleep(10)
+
+
+@plain
+async def test_timeout_around_acquire_ends_wait_and_leaves_holder_alone(one: Server) -> None:
+    async with two(one) as (client, rival), client.lock("a", ttl=LONG) as lease:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.15):
+                await rival.lock("a").acquire()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(rival.lock("a").acquire(), 0.15)
+        assert time.monotonic() - began < 1
+        assert holder_of(one, "a") == lease.owner
+
+
+@plain
+async def test_timeout_that_races_with_grant_leaves_no_key(one: Server) -> None:
+    async with aio.connect(one.url, ttl=LONG) as client:
+        await (await client.lock("warm").acquire()).release()
+        for i in range(60):
+            # Spread over the time that an acquisition takes here.
+            try:
+                async with asyncio.timeout(i * 1e-5):
+                    lease = await client.lock("a").acquire()
+            except TimeoutError:
+                pass
+            else:
+                await lease.release()
+            await eventually_async(free(one, "a"), within=1)
 
 
 class Interrupted:
@@ -519,7 +326,7 @@ async def interrupted(work: Coroutine[Any, Any, Any], at: int, *, woken: bool, t
 @pytest.mark.parametrize("woken", [False, True])
 @pytest.mark.parametrize("names", ["a", ["a", "b"]])
 @pytest.mark.parametrize("fresh", [True, False])
-def test_a_cancelled_acquire_leaves_no_key_at_any_await(
+def test_cancelled_acquire_leaves_no_key_at_any_await(
     one: Server, fresh: bool, names: str | list[str], woken: bool, times: int
 ) -> None:
     async def main() -> int:
@@ -541,7 +348,7 @@ def test_a_cancelled_acquire_leaves_no_key_at_any_await(
 
 
 @pytest.mark.parametrize("woken", [False, True])
-def test_an_acquire_cancelled_while_waiting_leaves_the_holder_alone(one: Server, woken: bool) -> None:
+def test_acquire_cancelled_while_waiting_leaves_the_holder_alone(one: Server, woken: bool) -> None:
     async def renew(lease: aio.Lease) -> None:
         """All the time, while others wait."""
         while True:
@@ -564,100 +371,90 @@ def test_an_acquire_cancelled_while_waiting_leaves_the_holder_alone(one: Server,
 
 
 @pytest.mark.parametrize("gap", [0, 1, 2])
-def test_two_cancels_in_a_row_leave_no_key(one: Server, gap: int) -> None:
-    async def main() -> None:
-        for turns in range(12):
-            async with aio.connect(one.url, ttl=LONG) as client:
-                task = asyncio.create_task(client.lock("a").acquire())
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                task.cancel()
-                for _ in range(gap):
-                    await asyncio.sleep(0)
-                task.cancel()
-                done = await asyncio.gather(task, return_exceptions=True)
-                if isinstance(done[0], aio.Lease):
-                    await done[0].release()
-                del done, task
-                await eventually_async(free(one, "a"), within=1, what=f"free after {turns} turns")
-
-    asyncio.run(main())
+@plain
+async def test_two_cancellations_in_a_row_leave_no_key(one: Server, gap: int) -> None:
+    for turns in range(12):
+        async with aio.connect(one.url, ttl=LONG) as client:
+            task = asyncio.create_task(client.lock("a").acquire())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            for _ in range(gap):
+                await asyncio.sleep(0)
+            task.cancel()
+            done = await asyncio.gather(task, return_exceptions=True)
+            if isinstance(done[0], aio.Lease):
+                await done[0].release()
+            del done, task
+            await eventually_async(free(one, "a"), within=1, what=f"free after {turns} turns")
 
 
-def test_a_cancelled_acquire_on_a_quorum_leaves_no_key_on_any_node(three: Servers) -> None:
-    async def main() -> None:
-        async with aio.connect(three.urls, ttl=LONG) as client:
-            await aio.bootstrap(client)
-            await (await client.lock("warm").acquire()).release()
-            for woken in (False, True):
-                for at in range(1, 30):
-                    cut = await interrupted(client.lock("a").acquire(), at, woken=woken, times=1)
-                    for node in three:
-                        await eventually_async(free(node, "a"), within=1, what=f"free after a cancel at step {at}")
-                    if not cut:
-                        break
-                assert at > 1
-
-    asyncio.run(main())
+@plain
+async def test_cancelled_acquire_on_a_quorum_leaves_no_key_on_any_node(three: Servers) -> None:
+    async with aio.connect(three.urls, ttl=LONG) as client:
+        await aio.bootstrap(client)
+        await (await client.lock("warm").acquire()).release()
+        for woken in (False, True):
+            for at in range(1, 30):
+                cut = await interrupted(client.lock("a").acquire(), at, woken=woken, times=1)
+                for node in three:
+                    await eventually_async(free(node, "a"), within=1, what=f"free after a cancel at step {at}")
+                if not cut:
+                    break
+            assert at > 1
 
 
 @pytest.mark.parametrize("woken", [False, True])
-def test_a_cancelled_release_still_frees_the_lock(one: Server, woken: bool) -> None:
-    async def main() -> None:
-        for at in range(1, 30):
-            async with aio.connect(one.url, ttl=LONG) as client:
-                lease = await client.lock("a").acquire()
-                driven = Interrupted(lease.release(), at, woken=woken, times=1)
-                try:
-                    await driven
-                except asyncio.CancelledError:
-                    await eventually_async(free(one, "a"), within=1, what=f"free after a cancel at step {at}")
-                else:
-                    assert free(one, "a")()
-                    return
-        raise AssertionError("it never ended")
-
-    asyncio.run(main())
+@plain
+async def test_cancelled_release_still_frees_lock(one: Server, woken: bool) -> None:
+    for at in range(1, 30):
+        async with aio.connect(one.url, ttl=LONG) as client:
+            lease = await client.lock("a").acquire()
+            driven = Interrupted(lease.release(), at, woken=woken, times=1)
+            try:
+                await driven
+            except asyncio.CancelledError:
+                await eventually_async(free(one, "a"), within=1, what=f"free after a cancel at step {at}")
+            else:
+                assert free(one, "a")()
+                return
+    raise AssertionError("it never ended")
 
 
-def test_a_cancel_during_the_exit_is_not_swallowed_and_frees_the_lock(one: Server) -> None:
-    async def main() -> None:
-        for turns in range(1, 6):
-            async with aio.connect(one.url, ttl=LONG) as client:
-                leaving = asyncio.Event()
+@plain
+async def test_cancellation_during_exit_is_not_swallowed_and_frees_lock(one: Server) -> None:
+    for turns in range(1, 6):
+        async with aio.connect(one.url, ttl=LONG) as client:
+            leaving = asyncio.Event()
 
-                async def body(client: aio.Client = client, leaving: asyncio.Event = leaving) -> None:
-                    async with client.lock("a"):
-                        leaving.set()
+            async def body(client: aio.Client = client, leaving: asyncio.Event = leaving) -> None:
+                async with client.lock("a"):
+                    leaving.set()
 
-                task = asyncio.create_task(body())
-                await leaving.wait()
-                for _ in range(turns - 1):
-                    await asyncio.sleep(0)
-                if task.cancel():
-                    with pytest.raises(asyncio.CancelledError):
-                        await task
-                await eventually_async(free(one, "a"), within=1)
-
-    asyncio.run(main())
+            task = asyncio.create_task(body())
+            await leaving.wait()
+            for _ in range(turns - 1):
+                await asyncio.sleep(0)
+            if task.cancel():
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            await eventually_async(free(one, "a"), within=1)
 
 
 # -- event loops ------------------------------------------------------------------------------------------------------
 
 
-def test_a_blocked_event_loop_does_not_lose_the_lock(one: Server) -> None:
-    async def main() -> None:
-        async with two(one) as (client, rival):
-            async with client.lock("a", ttl=0.3) as lease:
-                time.sleep(0.8)  # noqa: ASYNC251 - blocks the loop for much longer than the ttl
-                lease.check()
-                assert await rival.lock("a").try_acquire() is None
-            assert not lease.lost.is_set()
-
-    asyncio.run(main())
+@plain
+async def test_blocked_event_loop_does_not_lose_the_lock(one: Server) -> None:
+    async with two(one) as (client, rival):
+        async with client.lock("a", ttl=0.3) as lease:
+            time.sleep(0.8)  # noqa: ASYNC251 - blocks the loop for much longer than the ttl
+            lease.check()
+            assert await rival.lock("a").try_acquire() is None
+        assert not lease.lost.is_set()
 
 
-def test_a_client_belongs_to_one_event_loop(one: Server) -> None:
+def test_client_belongs_to_one_event_loop(one: Server) -> None:
     client = aio.connect(one.url)
     lock = client.lock("a")
 
@@ -679,7 +476,7 @@ def test_a_client_belongs_to_one_event_loop(one: Server) -> None:
     assert free(one, "a")()
 
 
-def test_a_client_may_be_made_before_its_loop_runs(one: Server) -> None:
+def test_client_can_be_created_before_its_loop_runs(one: Server) -> None:
     client = aio.connect(one.url)
 
     async def main() -> None:
@@ -692,97 +489,50 @@ def test_a_client_may_be_made_before_its_loop_runs(one: Server) -> None:
 # -- many tasks -------------------------------------------------------------------------------------------------------
 
 
-def test_two_hundred_tasks_hold_as_many_locks_at_once(one: Server) -> None:
-    async def main() -> None:
-        async with aio.connect(one.url) as client:
-            all_in = asyncio.Barrier(200)
+@plain
+async def test_two_hundred_tasks_hold_two_hundred_locks(one: Server) -> None:
+    async with aio.connect(one.url) as client:
+        all_in = asyncio.Barrier(200)
 
-            async def hold(i: int) -> int:
-                async with client.lock(f"n{i}") as lease:
-                    await all_in.wait()
-                    assert lease.valid
-                    assert lease.token is not None
-                    return lease.token
+        async def hold(i: int) -> int:
+            async with client.lock(f"n{i}") as lease:
+                await all_in.wait()
+                assert lease.valid
+                assert lease.token is not None
+                return lease.token
 
-            await asyncio.gather(*[hold(i) for i in range(200)])
-            assert one.command("KEYS", "handfast:*}") == []
-
-    asyncio.run(main())
+        await asyncio.gather(*[hold(i) for i in range(200)])
+        assert one.command("KEYS", "handfast:*}") == []
 
 
-def test_two_hundred_tasks_exclude_each_other_on_one_lock(one: Server) -> None:
-    async def main() -> None:
-        async with aio.connect(one.url) as client:
-            lock = client.lock("a", wait=30, backoff=handfast.backoff.steady(0.02).jittered(0.9))
-            inside = count = 0
-            tokens: list[int | None] = []
+@plain
+async def test_two_hundred_tasks_exclude_each_other_on_one_lock(one: Server) -> None:
+    async with aio.connect(one.url) as client:
+        lock = client.lock("a", wait=30, backoff=handfast.backoff.steady(0.02).jittered(0.9))
+        inside = count = 0
+        tokens: list[int | None] = []
 
-            async def work() -> None:
-                nonlocal inside, count
-                async with lock as lease:
-                    inside += 1
-                    assert inside == 1, "two in one lock"
-                    seen = count
-                    await asyncio.sleep(0)
-                    count = seen + 1
-                    tokens.append(lease.token)
-                    inside -= 1
+        async def work() -> None:
+            nonlocal inside, count
+            async with lock as lease:
+                inside += 1
+                assert inside == 1, "two in one lock"
+                seen = count
+                await asyncio.sleep(0)
+                count = seen + 1
+                tokens.append(lease.token)
+                inside -= 1
 
-            await asyncio.gather(*[work() for _ in range(200)])
-            assert count == 200
-            assert tokens == sorted(set(tokens))  # type: ignore[type-var]
-
-    asyncio.run(main())
+        await asyncio.gather(*[work() for _ in range(200)])
+        assert count == 200
+        assert tokens == sorted(set(tokens))  # type: ignore[type-var]
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_dropped_lease_is_released(one: Server) -> None:
-    async def main() -> None:
-        async with aio.connect(one.url, ttl=LONG) as client:
-            lease = await client.lock("a").acquire()
-            kept = await client.lock("b", renew=False).acquire()
-            owner = kept.owner
-            del lease, kept
-            gc.collect()
-            await eventually_async(free(one, "a"))
-            assert holder_of(one, "b") == owner
-
-    asyncio.run(main())
-
-
-def test_closing_a_client_releases_what_is_renewed_and_leaves_the_rest(one: Server) -> None:
-    async def main() -> None:
-        async with aio.connect(one.url, ttl=LONG) as client:
-            renewed = [await client.lock(f"r{i}").acquire() for i in range(3)]
-            fixed = await client.lock("f", renew=False).acquire()
-        assert free(one, "r0", "r1", "r2")()
-        assert holder_of(one, "f") == fixed.owner
-        assert not any(lease.valid for lease in renewed)
-        # Nothing is left to do, and that is no error.
-        assert await renewed[0].release() is False
-
-    asyncio.run(main())
-
-
-def test_closing_a_client_whose_server_hangs_ends_soon_and_quietly() -> None:
-    async def main(own: Server) -> None:
-        client = aio.connect(own.url, ttl=LONG)
-        lease = await client.lock("a").acquire()
-        own.pause()
-        began = time.monotonic()
-        await client.close()
-        assert time.monotonic() - began < 4
-        assert not lease.valid
-        own.resume()
-
-    with Server() as own:
-        asyncio.run(main(own))
-
-
 @pytest.mark.parametrize("turns", range(1, 8))
-def test_closing_a_client_that_is_connecting_leaves_no_socket(one: Server, turns: int) -> None:
+def test_closing_connecting_client_leaves_no_socket(one: Server, turns: int) -> None:
     async def main() -> None:
         client = aio.connect(one.url)
         task = asyncio.create_task(client.lock("a").acquire())
@@ -801,45 +551,39 @@ def test_closing_a_client_that_is_connecting_leaves_no_socket(one: Server, turns
 
 
 @pytest.mark.parametrize("turns", range(1, 8))
-def test_closing_a_client_that_is_connecting_is_told_to_who_waits_for_it(one: Server, turns: int) -> None:
+@plain
+async def test_closing_connecting_client_raises_in_waiting_tasks(one: Server, turns: int) -> None:
     """Also if it is closed in the very turn in which it would begin to connect."""
-
-    async def main() -> None:
-        client = aio.connect(one.url)
-        task = asyncio.create_task(client.lock("a").acquire())
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        await client.close()
-        async with asyncio.timeout(1):
-            await asyncio.wait([task])
-        assert isinstance(task.exception(), (ConfigError, NotAcquired))
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
+    client = aio.connect(one.url)
+    task = asyncio.create_task(client.lock("a").acquire())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await client.close()
+    async with asyncio.timeout(1):
+        await asyncio.wait([task])
+    assert isinstance(task.exception(), (ConfigError, NotAcquired))
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.parametrize("turns", range(4))
-def test_a_connecting_task_that_somebody_cancels_is_made_anew(one: Server, turns: int) -> None:
+@plain
+async def test_cancelled_connecting_task_is_replaced(one: Server, turns: int) -> None:
     """Programs cancel all tasks there are, and some go on."""
-
-    async def main() -> None:
-        async with aio.connect(one.url) as client:
-            task = asyncio.create_task(client.lock("a").acquire())
-            ours: list[asyncio.Task[Any]] = []
-            while not ours:
-                await asyncio.sleep(0)
-                ours = [each for each in asyncio.all_tasks() if each.get_name() == "handfast-connect"]
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            ours[0].cancel()
-            async with asyncio.timeout(3):
-                assert await (await task).release()
-
-    asyncio.run(main())
+    async with aio.connect(one.url) as client:
+        task = asyncio.create_task(client.lock("a").acquire())
+        ours: list[asyncio.Task[Any]] = []
+        while not ours:
+            await asyncio.sleep(0)
+            ours = [each for each in asyncio.all_tasks() if each.get_name() == "handfast-connect"]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        ours[0].cancel()
+        async with asyncio.timeout(3):
+            assert await (await task).release()
 
 
 @pytest.mark.parametrize("fair", [False, True], ids=["plain", "fair"])
-def test_closing_a_client_in_whatever_turn_of_its_first_acquisition_leaves_no_key(one: Server, fair: bool) -> None:
+def test_closing_client_at_any_step_of_first_acquisition_leaves_no_key(one: Server, fair: bool) -> None:
     async def main(turns: int) -> None:
         client = aio.connect(one.url, ttl=LONG)
         task = asyncio.create_task(client.lock("a", fair=fair).acquire())
@@ -854,58 +598,24 @@ def test_closing_a_client_in_whatever_turn_of_its_first_acquisition_leaves_no_ke
 
 
 @pytest.mark.parametrize("turns", range(4))
-def test_a_closing_that_is_cancelled_goes_on(one: Server, turns: int) -> None:
-    async def main() -> None:
-        client = aio.connect(one.url, ttl=LONG)
-        lease = await client.lock("a").acquire()
-        closing = asyncio.create_task(client.close())
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        closing.cancel()
-        await asyncio.wait([closing])
-        await client.close()
-        assert not lease.valid
-        assert free(one, "a")()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        await eventually_async(lambda: "handfast-watchdog" not in [thread.name for thread in threading.enumerate()])
-
-    asyncio.run(main())
+@plain
+async def test_cancelled_close_still_completes(one: Server, turns: int) -> None:
+    client = aio.connect(one.url, ttl=LONG)
+    lease = await client.lock("a").acquire()
+    closing = asyncio.create_task(client.close())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    await client.close()
+    assert not lease.valid
+    assert free(one, "a")()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await eventually_async(lambda: "handfast-watchdog" not in [thread.name for thread in threading.enumerate()])
 
 
-def test_no_tasks_are_left_when_the_client_is_closed(one: Server) -> None:
-    async def main() -> None:
-        async with two(one) as (client, _), client.lock("a", ttl=0.2) as lease:
-            await eventually_async(renewal_of(lease))
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
-
-
-def test_an_outage_is_no_contention_and_leaves_no_key() -> None:
-    async def main(own: Server) -> None:
-        async with aio.connect(own.url, ttl=0.4) as client:
-            await (await client.lock("a").acquire()).release()
-            own.pause()
-            with pytest.raises(NoQuorum, match="no answer in 100 ms"):
-                await client.lock("a").try_acquire()
-            with pytest.raises(NoQuorum):
-                await client.lock("b", ttl=20, node_timeout=0.05).try_acquire()
-            own.resume()
-            await eventually_async(free(own, "a", "b"))
-
-    with Server() as own:
-        asyncio.run(main(own))
-
-
-def test_a_killed_connection_is_made_anew(one: Server) -> None:
-    async def main() -> None:
-        async with aio.connect(one.url, ttl=0.5) as client:
-            async with client.lock("a") as lease:
-                await eventually_async(renewal_of(lease))
-                one.command("CLIENT", "KILL", "TYPE", "normal")
-                await eventually_async(renewal_of(lease))
-                await lease.extend()
-            async with client.lock("a", wait=2):
-                pass
-
-    asyncio.run(main())
+@plain
+async def test_closed_client_leaves_no_tasks(one: Server) -> None:
+    async with two(one) as (client, _), client.lock("a", ttl=0.2) as lease:
+        await eventually_async(renewal_of(lease))
+    assert asyncio.all_tasks() == {asyncio.current_task()}

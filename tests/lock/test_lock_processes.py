@@ -145,7 +145,7 @@ def interrupt(started: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.parametrize("moment", range(6))
-def test_ctrl_c_in_a_tight_loop_ends_the_process_and_leaves_no_key(one: Server, moment: int) -> None:
+def test_ctrl_c_in_tight_loop_ends_process_and_leaves_no_key(one: Server, moment: int) -> None:
     with process(LOOP, one.url, LONG) as looping:
         assert first_line(looping) == "ready"
         time.sleep(random.uniform(0, 0.02))  # no synchronisation: the moment is to be any
@@ -155,7 +155,7 @@ def test_ctrl_c_in_a_tight_loop_ends_the_process_and_leaves_no_key(one: Server, 
     assert one.command("EXISTS", "handfast:{a}") == 0
 
 
-def test_ctrl_c_while_waiting_ends_the_process_and_leaves_the_holder_alone(client: handfast.Client, one: Server) -> None:
+def test_ctrl_c_while_waiting_ends_process_and_leaves_holder_alone(client: handfast.Client, one: Server) -> None:
     with client.lock("a", ttl=LONG) as lease, process(WAIT, one.url, LONG) as waiting:
         assert first_line(waiting) == "ready"
         # Its refused attempts show that it waits.
@@ -174,7 +174,7 @@ def _attempts(server: Server) -> int:
 @pytest.mark.skipif("COVERAGE_RUN" in os.environ, reason="an interrupt inside coverage's tracer breaks that")
 @pytest.mark.parametrize("kind", ["plain", "fair"])
 @pytest.mark.parametrize(("connection", "rounds"), [("warm", 400), ("fresh", 80)])
-def test_an_interrupt_at_whatever_moment_leaves_no_key(one: Server, connection: str, rounds: int, kind: str) -> None:
+def test_interrupt_at_any_moment_leaves_no_key(one: Server, connection: str, rounds: int, kind: str) -> None:
     seed = random.randrange(10**6)
     with process(STRIKES, one.url, LONG, connection, rounds, seed, kind) as struck:
         out, err = struck.communicate(timeout=50)
@@ -205,7 +205,7 @@ with handfast.connect(sys.argv[1], ttl=2.0) as client:
 
 @pytest.mark.parametrize("server", ["answers", "hangs"])
 @pytest.mark.parametrize("kind", ["plain", "fair"])
-def test_signals_do_not_prolong_a_wait(one: Server, kind: str, server: str) -> None:
+def test_signals_do_not_prolong_wait(one: Server, kind: str, server: str) -> None:
     one.command("SET", "handfast:{a}", "a stranger", "PX", 60_000)
     with process(TICKING, one.url, kind) as ticking:
         assert first_line(ticking) == "ready"
@@ -222,14 +222,14 @@ def test_signals_do_not_prolong_a_wait(one: Server, kind: str, server: str) -> N
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_the_end_of_a_program_releases_what_it_holds(one: Server, host: str) -> None:
+def test_program_that_ends_releases_its_locks(one: Server, host: str) -> None:
     with process(HOLD, one.url.replace("127.0.0.1", host), LONG) as holding:
         _, said = holding.communicate(timeout=10)
     assert (holding.returncode, said) == (0, "")
     assert one.command("EXISTS", "handfast:{a}") == 0
 
 
-def test_a_watchdog_that_starts_while_the_program_ends_releases_what_is_held(one: Server) -> None:
+def test_watchdog_started_at_program_end_releases_locks(one: Server) -> None:
     """Python 3.12 starts no thread after the main thread has ended. This program ends before its watchdog has begun."""
     program = """
 import _thread, asyncio, atexit, sys, threading
@@ -257,7 +257,7 @@ atexit.register(ending.set)
 
 
 @pytest.mark.parametrize("options", ["", "fair=True", "cohort=8"], ids=["plain", "fair", "cohort"])
-def test_the_end_of_a_program_gives_nothing_to_its_own_waiting_threads(one: Server, options: str) -> None:
+def test_program_that_ends_hands_nothing_to_its_own_waiting_threads(one: Server, options: str) -> None:
     """They end with it, and would keep the lock for a ttl. Many of them: each has a moment in which it could get it."""
     program = f"""
 import sys, threading, handfast
@@ -276,7 +276,7 @@ for _ in locks:
     assert one.command("KEYS", "handfast:{a*}") == []
 
 
-def test_the_end_of_a_program_is_not_disturbed_by_tasks_of_a_loop_that_was_closed(one: Server) -> None:
+def test_program_end_is_not_disturbed_by_tasks_of_closed_loop(one: Server) -> None:
     program = f"""
 import asyncio, sys, handfast
 from handfast import aio
@@ -301,9 +301,7 @@ lease = handfast.connect(sys.argv[1], ttl={LONG}).lock("b").acquire()
 
 
 @pytest.mark.parametrize("delay", [0.0002, 0.0005, 0.001, 0.003, 0.008, 0.02])
-def test_a_child_that_is_forked_during_the_first_acquisition_of_a_thread_can_take_locks(
-    one: Server, delay: float
-) -> None:
+def test_child_forked_during_first_acquisition_of_a_thread_can_acquire(one: Server, delay: float) -> None:
     # Python 3.12 and later warn of a fork beside threads. That it works here is what this test is about.
     program = """
 import os, signal, sys, threading, time, warnings, handfast
@@ -324,14 +322,14 @@ first.join()
         assert forking.communicate(timeout=10) == ("0\n", "")
 
 
-def test_an_exception_that_ends_a_program_releases_what_it_holds(one: Server) -> None:
+def test_program_that_ends_with_exception_releases_its_locks(one: Server) -> None:
     with process(HOLD + "raise SystemExit(3)", one.url, LONG) as holding:
         holding.communicate(timeout=10)
     assert holding.returncode == 3
     assert one.command("EXISTS", "handfast:{a}") == 0
 
 
-def test_the_end_of_a_program_is_not_held_up_by_a_server_that_hangs() -> None:
+def test_program_end_is_not_delayed_by_hung_server() -> None:
     with Server() as own, process(HOLD_ON, own.url, LONG) as holding:
         assert first_line(holding)
         own.pause()
@@ -342,7 +340,7 @@ def test_the_end_of_a_program_is_not_held_up_by_a_server_that_hangs() -> None:
         own.resume()
 
 
-def test_the_lock_of_a_killed_holder_is_free_after_its_ttl(client: handfast.Client, one: Server) -> None:
+def test_lock_of_killed_holder_is_free_after_its_ttl(client: handfast.Client, one: Server) -> None:
     with process(HOLD_ON, one.url, 0.8) as holding:
         token = int(first_line(holding))
         os.kill(holding.pid, signal.SIGKILL)
@@ -355,7 +353,7 @@ def test_the_lock_of_a_killed_holder_is_free_after_its_ttl(client: handfast.Clie
             assert lease.token > token
 
 
-def test_a_stopped_holder_that_comes_back_is_told_that_it_lost(client: handfast.Client, one: Server) -> None:
+def test_stopped_holder_that_resumes_finds_lease_lost(client: handfast.Client, one: Server) -> None:
     program = HOLD + "lease.lost.wait(10)\nprint(lease.valid, lease.release(), flush=True)"
     with process(program, one.url, 0.4) as holding:
         token = int(first_line(holding))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +12,9 @@ import handfast
 import handfast.aio
 from handfast import ConfigError, Contended, LeaseLost, NoQuorum
 from handfast.testing import Server, Servers
+from tests.support.sync_and_async import plain
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def commands_of(server: Server, peer: redis.Redis, work: object) -> list[str]:
     raise AssertionError("not reached")
 
 
-def test_without_prefix_and_fence_the_published_protocol_is_spoken_to_the_letter(
+def test_lock_without_prefix_and_fence_sends_published_protocol(
     server: Server, client: handfast.Client, peer: redis.Redis
 ) -> None:
     lock = client.lock("orders:42", ttl=5)
@@ -64,7 +66,7 @@ def test_without_prefix_and_fence_the_published_protocol_is_spoken_to_the_letter
     assert peer.keys("*orders*") == []
 
 
-def test_our_lock_excludes_redis_pys(client: handfast.Client, peer: redis.Redis) -> None:
+def test_handfast_lock_excludes_redis_py_lock(client: handfast.Client, peer: redis.Redis) -> None:
     with client.lock("a") as lease:
         theirs = peer.lock("a", timeout=5)
         assert theirs.acquire(blocking=False) is False
@@ -77,7 +79,7 @@ def test_our_lock_excludes_redis_pys(client: handfast.Client, peer: redis.Redis)
     theirs.release()
 
 
-def test_redis_pys_lock_excludes_ours(client: handfast.Client, peer: redis.Redis) -> None:
+def test_redis_py_lock_excludes_handfast_lock(client: handfast.Client, peer: redis.Redis) -> None:
     with peer.lock("a", timeout=5) as theirs:
         assert client.lock("a").try_acquire() is None
         with pytest.raises(Contended) as caught:
@@ -90,7 +92,7 @@ def test_redis_pys_lock_excludes_ours(client: handfast.Client, peer: redis.Redis
         pass
 
 
-def test_redis_pys_expired_lock_is_ours_and_their_release_does_not_end_it(
+def test_expired_redis_py_lock_can_be_acquired_and_late_release_does_not_end_it(
     client: handfast.Client, peer: redis.Redis
 ) -> None:
     theirs = peer.lock("a", timeout=0.15)
@@ -102,7 +104,9 @@ def test_redis_pys_expired_lock_is_ours_and_their_release_does_not_end_it(
         assert lease.valid
 
 
-def test_our_expired_lock_is_theirs_and_our_release_does_not_end_it(client: handfast.Client, peer: redis.Redis) -> None:
+def test_redis_py_acquires_expired_lock_and_late_release_does_not_end_it(
+    client: handfast.Client, peer: redis.Redis
+) -> None:
     lease = client.lock("a", ttl=0.15, renew=False).acquire()
     with peer.lock("a", timeout=5, blocking_timeout=2, sleep=0.01) as theirs:
         assert lease.release() is False
@@ -111,7 +115,7 @@ def test_our_expired_lock_is_theirs_and_our_release_does_not_end_it(client: hand
         assert theirs.owned()
 
 
-def test_renewal_in_the_published_protocol_compares_the_owner(client: handfast.Client, peer: redis.Redis) -> None:
+def test_renewal_in_published_protocol_compares_owner(client: handfast.Client, peer: redis.Redis) -> None:
     lease = client.lock("a", ttl=0.3).acquire()
     peer.set("a", "a stranger", px=5000)
     assert lease.lost.wait(2)
@@ -119,7 +123,7 @@ def test_renewal_in_the_published_protocol_compares_the_owner(client: handfast.C
     assert peer.pttl("a") > 3000
 
 
-def test_a_prefix_is_a_namespace_of_its_own(server: Server, peer: redis.Redis) -> None:
+def test_prefix_is_a_separate_namespace(server: Server, peer: redis.Redis) -> None:
     with handfast.connect(server.url, prefix="app:") as app, handfast.connect(server.url) as other:
         with app.lock("a"), other.lock("a", wait=0), other.lock("a", prefix="third:", wait=0):
             locks = {name for name in peer.keys("*") if not name.endswith(b":f")}
@@ -130,7 +134,7 @@ def test_a_prefix_is_a_namespace_of_its_own(server: Server, peer: redis.Redis) -
 
 
 @pytest.mark.parametrize("name", ["ключ", "a b\tc", "x" * 1024, "{tag}", "a\nb", "%s", "\x00"])
-def test_a_name_may_be_any_text(server: Server, name: str) -> None:
+def test_name_can_be_any_text(server: Server, name: str) -> None:
     with handfast.connect(server.url) as client:
         with client.lock(name) as lease:
             assert lease.name == name
@@ -143,9 +147,7 @@ def test_a_name_may_be_any_text(server: Server, name: str) -> None:
 # -- from_client ------------------------------------------------------------------------------------------------------
 
 
-def test_from_client_takes_over_address_and_database_and_leaves_the_client_alone(
-    server: Server, peer: redis.Redis
-) -> None:
+def test_from_client_uses_address_and_database_and_leaves_client_alone(server: Server, peer: redis.Redis) -> None:
     for theirs in (redis.Redis(port=server.port, db=3), redis.Redis.from_url(f"{server.url}/3", decode_responses=True)):
         with theirs, handfast.from_client(theirs) as client:
             with client.lock("a") as lease:
@@ -166,7 +168,7 @@ class Provider(redis.CredentialProvider):
         return self.given.pop(0) if len(self.given) > 1 else self.given[0]
 
 
-def test_from_client_takes_over_credentials(one: Server) -> None:
+def test_from_client_uses_credentials(one: Server) -> None:
     one.command("ACL", "SETUSER", "ann", "on", ">first", ">second", "~*", "+@all")
     try:
         for theirs in (
@@ -185,7 +187,7 @@ def test_from_client_takes_over_credentials(one: Server) -> None:
         one.command("ACL", "DELUSER", "ann")
 
 
-def test_credentials_of_a_provider_are_asked_for_with_each_connection(one: Server) -> None:
+def test_credential_provider_is_asked_at_each_connection(one: Server) -> None:
     one.command("ACL", "SETUSER", "ann", "on", ">first", "~*", "+@all")
     try:
         provider = Provider(("ann", "first"), ("ann", "second"))
@@ -198,7 +200,7 @@ def test_credentials_of_a_provider_are_asked_for_with_each_connection(one: Serve
         one.command("ACL", "DELUSER", "ann")
 
 
-def test_from_client_takes_over_a_password_alone_and_a_unix_socket() -> None:
+def test_from_client_uses_password_without_user_and_unix_socket() -> None:
     with Server(unix=True, config={"requirepass": "p w@"}) as own:
         path = str(own.socket_path)
         for theirs in (
@@ -212,7 +214,7 @@ def test_from_client_takes_over_a_password_alone_and_a_unix_socket() -> None:
             pass
 
 
-def test_from_client_takes_several_clients_as_a_quorum(three: Servers) -> None:
+def test_from_client_with_several_clients_is_a_quorum(three: Servers) -> None:
     theirs = [redis.Redis(host="127.0.0.1", port=node.port) for node in three]
     with handfast.from_client(theirs) as client:
         handfast.bootstrap(client)
@@ -228,11 +230,9 @@ def test_from_client_takes_several_clients_as_a_quorum(three: Servers) -> None:
         each.close()
 
 
-def test_from_client_takes_an_asyncio_client(one: Server) -> None:
-    async def main() -> None:
-        async with redis.asyncio.Redis(port=one.port, db=2) as theirs, handfast.aio.from_client(theirs) as client:
-            async with client.lock("a"):
-                assert await theirs.exists("handfast:{a}")
-            assert not await theirs.exists("handfast:{a}")
-
-    asyncio.run(main())
+@plain
+async def test_from_client_accepts_asyncio_client(one: Server) -> None:
+    async with redis.asyncio.Redis(port=one.port, db=2) as theirs, handfast.aio.from_client(theirs) as client:
+        async with client.lock("a"):
+            assert await theirs.exists("handfast:{a}")
+        assert not await theirs.exists("handfast:{a}")

@@ -82,7 +82,7 @@ def test_skip_value_is_returned_instead(facade: Any, one: Server, client: handfa
 
 
 @FACADES
-def test_skip_does_not_wait_unless_told_so(facade: Any, one: Server, client: handfast.Client) -> None:
+def test_skip_does_not_wait_by_default(facade: Any, one: Server, client: handfast.Client) -> None:
     """Without wait= of its own it does not wait, whatever the client's default is; with one it waits, then skips."""
 
     async def scenario(mine: Any) -> None:
@@ -122,7 +122,7 @@ def test_skip_does_not_hide_contention_inside_the_function(facade: Any, one: Ser
 
 @FACADES
 @pytest.mark.parametrize("options", [{"skip": 1}, {"skip": "yes"}, {"skip_value": "x"}], ids=str)
-def test_mistakes_with_skip_are_found_at_decoration(facade: Any, one: Server, options: dict[str, Any]) -> None:
+def test_wrong_use_of_skip_is_refused_at_decoration(facade: Any, one: Server, options: dict[str, Any]) -> None:
     """A value without skip=True would never be returned, so it is refused."""
     with pytest.raises(ConfigError, match=r"skip must be True or False|skip_value= needs skip=True"):
         facade.connect(one.url).locked("report", **options)

@@ -16,6 +16,7 @@ import handfast.aio
 from handfast import ConfigError, LeaseLost
 from handfast.testing import Server, lose
 from tests.support.eventually import eventually
+from tests.support.sync_and_async import plain
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -48,7 +49,7 @@ def test_callback_is_called_once_with_the_loss(client: handfast.Client) -> None:
     assert told.empty()
 
 
-def test_callback_may_be_set_for_all_locks_of_a_client(one: Server) -> None:
+def test_callback_can_be_set_for_all_locks_of_client(one: Server) -> None:
     told: queue.Queue[LeaseLost] = queue.Queue()
     with handfast.connect(one.url, on_lost=told.put) as client:
         lease = client.lock("orders").acquire()
@@ -94,7 +95,7 @@ def test_interrupt_raises_lease_lost_in_the_holding_thread(client: handfast.Clie
         assert not came_through.is_set()
 
 
-def test_interrupt_spares_a_thread_that_has_left_the_block(client: handfast.Client) -> None:
+def test_interrupt_does_not_reach_thread_that_left_block(client: handfast.Client) -> None:
     with client.lock("orders", on_lost="interrupt") as lease:
         pass
     with pytest.raises(RuntimeError):
@@ -102,7 +103,7 @@ def test_interrupt_spares_a_thread_that_has_left_the_block(client: handfast.Clie
     assert sum(range(100_000)) == 4_999_950_000
 
 
-def test_interrupt_strikes_the_block_of_a_lease_and_of_an_rlock_too(client: handfast.Client) -> None:
+def test_interrupt_reaches_block_of_lease_and_of_rlock(client: handfast.Client) -> None:
     def work(lease: handfast.Lease) -> None:
         with lease:
             lose(lease, "a test wanted it so")
@@ -116,7 +117,7 @@ def test_interrupt_strikes_the_block_of_a_lease_and_of_an_rlock_too(client: hand
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-def test_body_that_catches_the_interrupt_meets_the_loss_at_the_end(client: handfast.Client) -> None:
+def test_body_that_catches_interrupt_gets_lease_lost_at_its_end(client: handfast.Client) -> None:
     cleaned_up: list[str] = []
 
     def work() -> None:
@@ -132,9 +133,7 @@ def test_body_that_catches_the_interrupt_meets_the_loss_at_the_end(client: handf
     assert cleaned_up == ["orders"]
 
 
-def test_interrupt_that_has_not_struck_is_taken_back_at_the_end_of_the_block(
-    client: handfast.Client, one: Server
-) -> None:
+def test_pending_interrupt_is_withdrawn_at_end_of_block(client: handfast.Client, one: Server) -> None:
     """The moment is up to chance, so it is tried many times: each interrupt strikes inside the block, or never."""
     to_lose: list[handfast.Lease] = []
     ends = threading.Event()
@@ -160,39 +159,36 @@ def test_interrupt_that_has_not_struck_is_taken_back_at_the_end_of_the_block(
         losing.result(5)
 
 
-def test_asyncio_refuses_interrupt_and_says_what_it_does_instead(one: Server) -> None:
+def test_asyncio_refuses_interrupt_with_advice(one: Server) -> None:
     with pytest.raises(ConfigError, match="asyncio cancels the body"):
         handfast.aio.connect(one.url, on_lost="interrupt")
     with pytest.raises(ConfigError, match="asyncio cancels the body"):
         handfast.aio.connect(one.url).lock("orders", on_lost="interrupt")
 
 
-def test_callback_of_asyncio_is_called_in_its_loop(one: Server) -> None:
+@plain
+async def test_asyncio_callback_is_called_in_its_loop(one: Server) -> None:
     """The body goes on, and the end of the block raises."""
+    told: list[tuple[LeaseLost, asyncio.AbstractEventLoop]] = []
+    went_on: list[bool] = []
 
-    async def main() -> None:
-        told: list[tuple[LeaseLost, asyncio.AbstractEventLoop]] = []
-        went_on: list[bool] = []
+    def note(error: LeaseLost) -> None:
+        told.append((error, asyncio.get_running_loop()))
 
-        def note(error: LeaseLost) -> None:
-            told.append((error, asyncio.get_running_loop()))
+    async def body(client: handfast.aio.Client) -> None:
+        async with client.lock("orders") as lease:
+            lose(lease)
+            await asyncio.wait_for(lease.lost.wait(), 2)
+            went_on.append(True)
 
-        async def body(client: handfast.aio.Client) -> None:
-            async with client.lock("orders") as lease:
-                lose(lease)
-                await asyncio.wait_for(lease.lost.wait(), 2)
-                went_on.append(True)
-
-        async with handfast.aio.connect(one.url, on_lost=note) as client:
-            with pytest.raises(LeaseLost) as caught:
-                await body(client)
-        assert went_on
-        assert [(str(error), loop) for error, loop in told] == [(str(caught.value), asyncio.get_running_loop())]
-
-    asyncio.run(main())
+    async with handfast.aio.connect(one.url, on_lost=note) as client:
+        with pytest.raises(LeaseLost) as caught:
+            await body(client)
+    assert went_on
+    assert [(str(error), loop) for error, loop in told] == [(str(caught.value), asyncio.get_running_loop())]
 
 
-def test_callback_may_close_the_client(one: Server) -> None:
+def test_callback_can_close_client(one: Server) -> None:
     """It is called in a thread of its own: the watchdog's would wait for itself."""
     client = handfast.connect(one.url)
     closed = threading.Event()
@@ -209,7 +205,7 @@ def test_callback_may_close_the_client(one: Server) -> None:
 
 
 @pytest.mark.parametrize("block", ["of the lock", "of the lease"])
-def test_error_of_a_thread_body_tells_of_the_loss(client: handfast.Client, block: str) -> None:
+def test_error_of_body_mentions_loss(client: handfast.Client, block: str) -> None:
     """Either as a note or as a context; the error of the body stays the one that is raised."""
     lock = client.lock("orders")
 
@@ -223,14 +219,14 @@ def test_error_of_a_thread_body_tells_of_the_loss(client: handfast.Client, block
     assert tells_of_the_loss(caught.value)
 
 
-def test_error_of_a_body_tells_of_no_loss_where_there_was_none(client: handfast.Client) -> None:
+def test_error_of_body_without_loss_mentions_none(client: handfast.Client) -> None:
     with pytest.raises(ZeroDivisionError) as caught, client.lock("orders"):
         raise ZeroDivisionError
     assert not tells_of_the_loss(caught.value)
 
 
 @pytest.mark.parametrize("on_lost", ["cancel", "event"])
-def test_error_of_an_asyncio_body_tells_of_the_loss(one: Server, on_lost: str) -> None:
+def test_error_of_asyncio_body_mentions_loss(one: Server, on_lost: str) -> None:
     """With `cancel` the body meets the cancellation first and raises something else while it cleans up."""
 
     async def body(client: handfast.aio.Client) -> None:

@@ -17,6 +17,7 @@ import handfast
 import handfast.aio
 from handfast import ConfigError, LeaseLost, NoQuorum
 from handfast.testing import Server, Servers
+from tests.support.sync_and_async import plain
 
 SOURCE = Path(handfast.__file__).parent
 
@@ -29,13 +30,11 @@ def test_new_quorum_says_how_to_open_it(three: Servers) -> None:
         client.lock("orders", wait=0).acquire()
 
 
-def test_new_quorum_says_the_same_to_asyncio(three: Servers) -> None:
-    async def main() -> None:
-        async with handfast.aio.connect(three.urls) as client:
-            with pytest.raises(NoQuorum, match=r"handfast\.aio\.bootstrap\(client\)"):
-                await client.lock("orders", wait=0).acquire()
-
-    asyncio.run(main())
+@plain
+async def test_new_quorum_says_how_to_open_it_in_asyncio(three: Servers) -> None:
+    async with handfast.aio.connect(three.urls) as client:
+        with pytest.raises(NoQuorum, match=r"handfast\.aio\.bootstrap\(client\)"):
+            await client.lock("orders", wait=0).acquire()
 
 
 # -- a key that vanished ----------------------------------------------------------------------------------------------
@@ -79,7 +78,9 @@ MAKERS: dict[str, Callable[..., Any]] = {
 @FACADES
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("options", [{"timeout": 5}, {"blocking": False}, {"blocking_timeout": 5}], ids=str)
-def test_words_of_other_locks_are_translated(one: Server, facade: Any, maker: str, options: dict[str, Any]) -> None:
+def test_option_names_of_other_libraries_are_translated(
+    one: Server, facade: Any, maker: str, options: dict[str, Any]
+) -> None:
     """Of `timeout` both meanings are named: the time to wait (threading) and the ttl (redis-py)."""
     with pytest.raises(ConfigError, match=WAIT) as caught:
         MAKERS[maker](facade.connect(one.url), **options)
@@ -89,14 +90,18 @@ def test_words_of_other_locks_are_translated(one: Server, facade: Any, maker: st
 
 @FACADES
 @pytest.mark.parametrize("options", [{"timeout": 5}, {"blocking": False}], ids=str)
-def test_words_of_other_locks_are_translated_on_connect(one: Server, facade: Any, options: dict[str, Any]) -> None:
+def test_option_names_of_other_libraries_are_translated_on_connect(
+    one: Server, facade: Any, options: dict[str, Any]
+) -> None:
     with pytest.raises(ConfigError, match=WAIT):
         facade.connect(one.url, **options)
 
 
 @FACADES
 @pytest.mark.parametrize("options", [{"timeout": 5}, {"blocking": False}], ids=str)
-def test_words_of_other_locks_are_translated_on_acquire(one: Server, facade: Any, options: dict[str, Any]) -> None:
+def test_option_names_of_other_libraries_are_translated_on_acquire(
+    one: Server, facade: Any, options: dict[str, Any]
+) -> None:
     """At the call, for asyncio too, and not first where it is awaited."""
     with pytest.raises(ConfigError, match=WAIT):
         facade.connect(one.url).lock("orders").acquire(**options)

@@ -63,7 +63,7 @@ def key_everywhere(nodes: list[Server], name: str) -> list[object]:
 
 @pytest.mark.parametrize("fault", FAULTS)
 @both
-async def test_a_minority_costs_neither_the_lock_nor_time(mode: str, fault: str, five: Servers) -> None:
+async def test_absent_minority_costs_neither_lock_nor_time(mode: str, fault: str, five: Servers) -> None:
     """One node, then two."""
     # To wait for one of them would cost all of the patience; a busy machine costs less.
     async with connected(mode, five.urls, node_timeout=1.0) as client:
@@ -86,7 +86,7 @@ async def test_a_minority_costs_neither_the_lock_nor_time(mode: str, fault: str,
 
 
 @both
-async def test_a_minority_frozen_until_its_connections_are_given_up_is_never_felt(mode: str, five: Servers) -> None:
+async def test_minority_frozen_until_connections_are_dropped_delays_nothing(mode: str, five: Servers) -> None:
     """After seconds without any answer a connection is dropped, and new ones are tried in the background."""
     # To wait for a frozen node would cost all of the patience; a busy machine costs less.
     async with connected(mode, five.urls, node_timeout=1.0) as client:
@@ -103,7 +103,7 @@ async def test_a_minority_frozen_until_its_connections_are_given_up_is_never_fel
 
 
 @both
-async def test_a_lease_held_while_a_minority_goes_is_extended_and_released(mode: str, five: Servers) -> None:
+async def test_lease_is_extended_and_released_after_minority_has_gone(mode: str, five: Servers) -> None:
     async with connected(mode, five.urls) as client:
         await bootstrap(client)
         lease = await client.lock("a").acquire(wait=0)
@@ -117,7 +117,7 @@ async def test_a_lease_held_while_a_minority_goes_is_extended_and_released(mode:
 
 @pytest.mark.parametrize("fault", ["killed", "frozen"])
 @both
-async def test_without_a_majority_every_node_s_reason_is_told_in_time_and_it_passes(
+async def test_absent_majority_is_reported_by_node_in_time_and_lock_recovers(
     mode: str, fault: str, five: Servers
 ) -> None:
     # Patience enough for a busy machine: the other two must get to answer within it.
@@ -157,7 +157,7 @@ async def test_without_a_majority_every_node_s_reason_is_told_in_time_and_it_pas
 
 
 @both
-async def test_a_caller_without_a_limit_is_not_kept_for_ever_by_an_outage(mode: str, monkeypatch: Any) -> None:
+async def test_unlimited_wait_ends_in_outage(mode: str, monkeypatch: Any) -> None:
     for module in ("attempt", "queue", "acquire"):
         monkeypatch.setattr(f"handfast.core.{module}.OUTAGE", 0.3)
     with Server() as server:
@@ -171,7 +171,7 @@ async def test_a_caller_without_a_limit_is_not_kept_for_ever_by_an_outage(mode: 
 
 
 @both
-async def test_an_absent_majority_that_thaws_leaves_no_key_of_the_failed_attempt(mode: str, five: Servers) -> None:
+async def test_failed_attempt_leaves_no_key_after_majority_thaws(mode: str, five: Servers) -> None:
     """The old SETs are executed after all, each followed by its undoing on the same connection (fault 24)."""
     async with connected(mode, five.urls) as client:
         await bootstrap(client)
@@ -191,7 +191,7 @@ async def test_an_absent_majority_that_thaws_leaves_no_key_of_the_failed_attempt
 
 
 @both
-async def test_a_frozen_minority_that_thaws_keeps_no_key_of_a_lock_released_meanwhile(mode: str, five: Servers) -> None:
+async def test_released_lock_leaves_no_key_after_minority_thaws(mode: str, five: Servers) -> None:
     async with connected(mode, five.urls) as client:
         await bootstrap(client)
         await (await client.lock("warm").acquire(wait=0)).release()
@@ -228,7 +228,7 @@ async def test_a_node_that_is_being_connected_during_a_release_keeps_no_key(mode
 
 
 @plain
-async def test_a_cancelled_acquire_on_frozen_nodes_leaves_no_key_after_the_thaw(five: Servers) -> None:
+async def test_cancelled_acquire_leaves_no_key_after_frozen_nodes_thaw(five: Servers) -> None:
     async with handfast.aio.connect(five.urls) as client:
         await handfast.aio.bootstrap(client)
         await (await client.lock("warm").acquire(wait=0)).release()
@@ -255,7 +255,7 @@ def late(three: Servers) -> Iterator[list[Relay]]:
 
 
 @both
-async def test_replies_held_back_beyond_the_ttl_are_no_lock(mode: str, one: Server) -> None:
+async def test_replies_delayed_beyond_ttl_are_no_grant(mode: str, one: Server) -> None:
     """Even for a caller who would wait for them (fault 4)."""
     with Relay(one.url) as relay:
         async with connected(mode, relay.url, ttl=0.3, node_timeout=5) as client:
@@ -281,7 +281,7 @@ def in_background(work: Callable[[], Any]) -> asyncio.Future[None]:
 
 
 @both
-async def test_replies_of_a_majority_held_back_are_no_lock(mode: str, three: Servers, late: list[Relay]) -> None:
+async def test_delayed_replies_of_majority_are_no_grant(mode: str, three: Servers, late: list[Relay]) -> None:
     async with connected(mode, [relay.url for relay in late], ttl=0.5) as client:
         await bootstrap(client)
         await (await client.lock("warm").acquire(wait=0)).release()
@@ -299,7 +299,7 @@ async def test_replies_of_a_majority_held_back_are_no_lock(mode: str, three: Ser
 
 
 @both
-async def test_a_request_delivered_after_its_ttl_leaves_nothing(mode: str, three: Servers, late: list[Relay]) -> None:
+async def test_request_delivered_after_its_ttl_leaves_no_key(mode: str, three: Servers, late: list[Relay]) -> None:
     """Orphans of a failed attempt (fault 5): the undoing is right behind them."""
     async with connected(mode, [relay.url for relay in late], ttl=10, node_timeout=0.05) as client:
         await bootstrap(client)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import multiprocessing
 import pickle
@@ -16,6 +15,7 @@ import handfast
 import handfast.aio
 from handfast import ConfigError, Contended, HandfastError, LeaseLost, NoQuorum, NotAcquired, StaleToken
 from handfast.testing import Server
+from tests.support.sync_and_async import plain
 
 SIMPLE = [HandfastError("something went wrong"), ConfigError("ttl must be positive")]
 ERRORS = {
@@ -122,12 +122,10 @@ def test_lease_says_to_send_its_token(client: handfast.Client, route: str) -> No
 
 
 @STAYS
-def test_parts_of_the_asyncio_facade_say_the_same(one: Server, route: str) -> None:
-    async def main() -> None:
-        async with handfast.aio.connect(one.url) as client:
-            lock = client.lock("orders")
-            async with lock as lease:
-                for what, next_step in ((client, "connect() in each process"), (lock, "send its name"), (lease, "token")):
-                    refuses(what, route, next_step)
-
-    asyncio.run(main())
+@plain
+async def test_asyncio_objects_say_the_same(one: Server, route: str) -> None:
+    async with handfast.aio.connect(one.url) as client:
+        lock = client.lock("orders")
+        async with lock as lease:
+            for what, next_step in ((client, "connect() in each process"), (lock, "send its name"), (lease, "token")):
+                refuses(what, route, next_step)

@@ -33,26 +33,26 @@ def run(block: str, folder: Path, url: str | None) -> str:
     return done.stdout
 
 
-def test_there_are_examples_for_threads_asyncio_waiting_and_bootstrap() -> None:
+def test_readme_has_examples_for_threads_asyncio_waiting_and_bootstrap() -> None:
     assert len(BLOCKS) == 4
 
 
 @pytest.mark.parametrize("block", BLOCKS[:3], ids=["threads", "asyncio", "waiting"])
-def test_the_examples_run_on_an_embedded_server(block: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_examples_run_on_embedded_server(block: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     assert "token 17" in run(block, tmp_path_factory.mktemp("e"), None)
 
 
 @pytest.mark.parametrize("block", BLOCKS[:3], ids=["threads", "asyncio", "waiting"])
-def test_the_examples_run_on_one_server(block: str, one: Server, tmp_path: Path) -> None:
+def test_examples_run_on_one_server(block: str, one: Server, tmp_path: Path) -> None:
     assert "token 17" in run(block, tmp_path, one.url)
 
 
-def test_the_examples_run_on_three_servers(three: Servers, tmp_path: Path) -> None:
+def test_examples_run_on_three_servers(three: Servers, tmp_path: Path) -> None:
     with handfast.connect(three.urls) as client:
         handfast.bootstrap(client)
     for block in BLOCKS[:2]:
         assert "token 17" in run(block, tmp_path, "\n".join(three.urls))
 
 
-def test_the_bootstrap_example_opens_every_node(three: Servers, tmp_path: Path) -> None:
+def test_bootstrap_example_opens_every_node(three: Servers, tmp_path: Path) -> None:
     assert run(BLOCKS[3], tmp_path, " ".join(three.urls)).count("opened") == 3

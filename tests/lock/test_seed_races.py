@@ -72,7 +72,7 @@ def take(client: handfast.Client, **options: Any) -> handfast.Lease | None:
         return None
 
 
-def test_without_the_guard_a_failover_gives_the_same_lock_to_two_clients(pair: Pair) -> None:
+def test_failover_without_guard_grants_lock_to_two_clients(pair: Pair) -> None:
     with handfast.connect(pair.url, **OPTIONS) as one, handfast.connect(pair.url, **OPTIONS) as two:
         pair.cut()
         first = one.lock("resource").acquire(wait=0)
@@ -82,7 +82,7 @@ def test_without_the_guard_a_failover_gives_the_same_lock_to_two_clients(pair: P
         assert second.valid
 
 
-def test_with_the_guard_a_failover_gives_the_lock_only_after_the_first_lease_is_over(pair: Pair) -> None:
+def test_failover_with_guard_grants_lock_only_after_first_lease_ended(pair: Pair) -> None:
     options = {**OPTIONS, "guard": True}
     with handfast.connect(pair.url, **options) as one, handfast.connect(pair.url, **options) as two:
         handfast.bootstrap(one)
@@ -99,7 +99,7 @@ def test_with_the_guard_a_failover_gives_the_lock_only_after_the_first_lease_is_
         second.release()
 
 
-def test_a_client_that_was_connected_before_the_failover_does_not_get_it_earlier(pair: Pair) -> None:
+def test_client_connected_before_failover_acquires_no_earlier(pair: Pair) -> None:
     options = {**OPTIONS, "guard": True}
     with handfast.connect(pair.url, **options) as one, handfast.connect(pair.url, **options) as two:
         handfast.bootstrap(one)
@@ -114,7 +114,7 @@ def test_a_client_that_was_connected_before_the_failover_does_not_get_it_earlier
 
 
 @pytest.mark.parametrize("guard", [False, True])
-def test_with_replicas_an_unreplicated_lock_is_never_given(pair: Pair, guard: bool) -> None:
+def test_unreplicated_lock_is_never_granted_with_replicas_option(pair: Pair, guard: bool) -> None:
     options = {**OPTIONS, "replicas": 1, "guard": guard, "node_timeout": 0.5}
     with handfast.connect(pair.url, **options) as client:
         if guard:
@@ -134,9 +134,7 @@ def abc_only(five: Servers) -> Iterator[list[str]]:
         yield [*five.urls[:3], *dead]
 
 
-def test_without_the_guard_a_restarted_node_gives_the_same_lock_to_two_clients(
-    five: Servers, abc_only: list[str]
-) -> None:
+def test_restart_without_guard_grants_lock_to_two_clients(five: Servers, abc_only: list[str]) -> None:
     options = {**OPTIONS, "guard": False}
     with handfast.connect(abc_only, **options) as one, handfast.connect(five.urls, **options) as two:
         first = one.lock("resource").acquire(wait=0)
@@ -149,7 +147,7 @@ def test_without_the_guard_a_restarted_node_gives_the_same_lock_to_two_clients(
 
 
 @pytest.mark.parametrize("fence", [True, False], ids=["fenced", "unfenced"])
-def test_with_the_guard_a_restarted_node_has_no_vote_while_the_first_lease_lasts(
+def test_restarted_node_with_guard_has_no_vote_during_first_lease(
     five: Servers, abc_only: list[str], fence: bool
 ) -> None:
     options = {**OPTIONS, "fence": fence}
@@ -168,9 +166,7 @@ def test_with_the_guard_a_restarted_node_has_no_vote_while_the_first_lease_lasts
         second.release()
 
 
-def test_with_the_guard_a_renewed_lease_outlives_the_restart_and_the_rival_waits(
-    five: Servers, abc_only: list[str]
-) -> None:
+def test_renewed_lease_with_guard_outlives_restart(five: Servers, abc_only: list[str]) -> None:
     options = {**OPTIONS, "renew": True}
     with handfast.connect(abc_only, **options) as one, handfast.connect(five.urls, **options) as two:
         handfast.bootstrap(two)

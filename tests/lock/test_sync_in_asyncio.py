@@ -9,9 +9,10 @@ import pytest
 
 import handfast
 from handfast import ConfigError, HandfastError
+from tests.support.sync_and_async import plain
 
 
-def test_sync_rlock_lets_one_task_in_at_most(client: handfast.Client) -> None:
+def test_sync_rlock_admits_one_task_at_most(client: handfast.Client) -> None:
     inside: list[handfast.Lease] = []
 
     async def enter() -> None:
@@ -30,24 +31,18 @@ def test_sync_rlock_lets_one_task_in_at_most(client: handfast.Client) -> None:
     assert len(inside) <= 1
 
 
-def test_sync_rlock_in_an_event_loop_is_refused(client: handfast.Client) -> None:
+@plain
+async def test_sync_rlock_in_an_event_loop_is_refused(client: handfast.Client) -> None:
     """Its owner would be the thread, which all tasks share, so it is an error that names the asyncio client."""
-
-    async def main() -> None:
-        with pytest.raises(ConfigError, match=r"handfast\.aio"):
-            client.rlock("orders").acquire()
-
-    asyncio.run(main())
+    with pytest.raises(ConfigError, match=r"handfast\.aio"):
+        client.rlock("orders").acquire()
 
 
-def test_blocking_acquire_in_an_event_loop_warns(client: handfast.Client) -> None:
+@plain
+async def test_blocking_acquire_in_an_event_loop_warns(client: handfast.Client) -> None:
     """A warning and not an error: a notebook runs its cells in a loop, and nothing else waits there."""
-
-    async def main() -> None:
-        with pytest.warns(RuntimeWarning, match=r"handfast\.aio"):
-            client.lock("orders").acquire().release()
-
-    asyncio.run(main())
+    with pytest.warns(RuntimeWarning, match=r"handfast\.aio"):
+        client.lock("orders").acquire().release()
 
 
 def test_warning_comes_once_for_each_place_in_the_program(client: handfast.Client) -> None:
@@ -74,8 +69,6 @@ def test_warning_comes_once_for_each_place_in_the_program(client: handfast.Clien
     assert len(caught) == len({warning.lineno for warning in caught}) == 4
 
 
-def test_blocking_acquire_in_a_worker_thread_of_a_loop_does_not_warn(client: handfast.Client) -> None:
-    async def main() -> None:
-        await asyncio.to_thread(lambda: client.rlock("orders").acquire().release())
-
-    asyncio.run(main())
+@plain
+async def test_blocking_acquire_in_a_worker_thread_of_a_loop_does_not_warn(client: handfast.Client) -> None:
+    await asyncio.to_thread(lambda: client.rlock("orders").acquire().release())

@@ -26,7 +26,7 @@ def on_uvloop(play: Play) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"fence": False}, {"fair": True}, {"cohort": 8}], ids=str)
-def test_many_tasks_take_turns(one: Server, options: dict[str, Any]) -> None:
+def test_tasks_exclude_each_other_on_uvloop(one: Server, options: dict[str, Any]) -> None:
     async def play() -> None:
         inside, tokens = 0, []
 
@@ -48,7 +48,7 @@ def test_many_tasks_take_turns(one: Server, options: dict[str, Any]) -> None:
     on_uvloop(play)
 
 
-def test_a_quorum_with_a_minority_gone(five: Servers) -> None:
+def test_quorum_works_without_minority_on_uvloop(five: Servers) -> None:
     async def play() -> None:
         async with aio.connect(five.urls) as client:
             await aio.bootstrap(client)
@@ -62,7 +62,7 @@ def test_a_quorum_with_a_minority_gone(five: Servers) -> None:
     on_uvloop(play)
 
 
-def test_a_lost_lease_cancels_the_body_and_a_cancelled_wait_leaves_nothing(one: Server) -> None:
+def test_lost_lease_cancels_body_and_cancelled_wait_leaves_nothing_on_uvloop(one: Server) -> None:
     async def loses(client: aio.Client) -> None:
         async with client.lock("a", ttl=0.5):
             one.command("SET", "handfast:{a}", "a stranger")

@@ -18,7 +18,7 @@ from handfast import LeaseLost, NoQuorum
 from handfast.net import clock
 from handfast.protocol.scripts import TEXT
 from handfast.testing import Server, Servers
-from tests.support.eventually import eventually, in_time
+from tests.support.eventually import assert_on_time, eventually
 from tests.support.tcp_relay import Relay
 
 NAME = "watchdog"
@@ -71,7 +71,7 @@ def nodes(request: pytest.FixtureRequest) -> Iterator[Servers]:
 # -- the thread ----------------------------------------------------------------------------------------------------
 
 
-def test_one_thread_serves_all_clients_and_leases_and_ends_with_the_last_client(one: Server) -> None:
+def test_one_watchdog_thread_serves_all_clients_and_ends_with_last_one(one: Server) -> None:
     eventually(lambda: not watchdogs())  # that of the test before may be on its way out
     clients = [handfast.connect(one.url) for _ in range(5)]
     leases = [client.lock(f"{NAME}-{i}-{j}").acquire() for i, client in enumerate(clients) for j in range(10)]
@@ -87,7 +87,7 @@ def test_one_thread_serves_all_clients_and_leases_and_ends_with_the_last_client(
         eventually(lambda: len(watchdogs()) == 1)
 
 
-def test_closing_while_the_servers_hang_does_not_fail(three: Servers) -> None:
+def test_close_while_servers_hang_does_not_fail(three: Servers) -> None:
     with handfast.connect(three.urls, guard=False, ttl=3.0) as client:
         lease = client.lock("a").acquire(wait=1)
         for node in three:
@@ -98,7 +98,7 @@ def test_closing_while_the_servers_hang_does_not_fail(three: Servers) -> None:
     assert not lease.valid
 
 
-def test_closing_waits_for_what_was_left_to_the_watchdog(one: Server) -> None:
+def test_close_waits_for_work_of_watchdog(one: Server) -> None:
     """A lease was dropped, and its release is on its way when the client is closed."""
     client = handfast.connect(one.url, ttl=30.0)
     lease = client.lock("a").acquire()
@@ -114,7 +114,7 @@ def test_closing_waits_for_what_was_left_to_the_watchdog(one: Server) -> None:
     assert one.command("EXISTS", "handfast:{a}") == 0
 
 
-def test_two_threads_that_close_a_client_at_once_both_come_back(one: Server) -> None:
+def test_two_threads_can_close_client_at_once(one: Server) -> None:
     client = handfast.connect(one.url)
     client.lock("a").acquire().release()
     threads = [threading.Thread(target=client.close, daemon=True) for _ in range(2)]
@@ -127,7 +127,7 @@ def test_two_threads_that_close_a_client_at_once_both_come_back(one: Server) -> 
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_closing_while_the_watchdog_connects_leaves_no_connection_open(three: Servers) -> None:
+def test_close_while_watchdog_connects_leaves_no_connection(three: Servers) -> None:
     with opened(three, max_ttl=1.0):
         pass
     three[2].restart(empty=True)
@@ -144,7 +144,7 @@ def test_closing_while_the_watchdog_connects_leaves_no_connection_open(three: Se
 # -- renewal -------------------------------------------------------------------------------------------------------
 
 
-def test_renewals_of_one_node_share_writes_and_none_is_lost(one: Server) -> None:
+def test_renewals_of_one_node_share_writes(one: Server) -> None:
     ttl = 0.6
     with handfast.connect(one.url) as client:
         leases = [client.lock(f"many-{i}", ttl=ttl).acquire() for i in range(200)]
@@ -156,7 +156,7 @@ def test_renewals_of_one_node_share_writes_and_none_is_lost(one: Server) -> None
         assert reads < commands / 4
 
 
-def test_a_short_outage_is_retried_within_the_ttl(nodes: Servers) -> None:
+def test_renewal_survives_short_outage(nodes: Servers) -> None:
     ttl = 0.9
     with opened(nodes, ttl=ttl) as client:
         lease = client.lock("a").acquire(wait=1)
@@ -171,7 +171,7 @@ def test_a_short_outage_is_retried_within_the_ttl(nodes: Servers) -> None:
         assert lease.release()
 
 
-def test_a_broken_connection_is_made_anew_within_the_ttl(one: Server) -> None:
+def test_renewal_survives_broken_connection(one: Server) -> None:
     with Relay(one.url) as relay, handfast.connect(relay.url, ttl=0.9) as client:
         lease = client.lock("a").acquire(wait=1)
         for _ in range(3):
@@ -182,7 +182,7 @@ def test_a_broken_connection_is_made_anew_within_the_ttl(one: Server) -> None:
         lease.release()
 
 
-def test_max_hold_ends_the_renewal_of_a_wedged_holder(one: Server) -> None:
+def test_max_hold_ends_renewal_of_hung_holder(one: Server) -> None:
     ttl = 0.4
     with handfast.connect(one.url, ttl=ttl, max_hold=0.8) as client:
         began = clock.now()
@@ -194,7 +194,7 @@ def test_max_hold_ends_the_renewal_of_a_wedged_holder(one: Server) -> None:
         eventually(lambda: client.lock("a").try_acquire() is not None, within=ttl)
 
 
-def test_extend_and_the_watchdog_at_the_same_time_never_promise_more_than_the_server_keeps(one: Server) -> None:
+def test_extend_during_renewal_never_outlives_key(one: Server) -> None:
     with handfast.connect(one.url, ttl=0.9) as client:
         lease = client.lock("a").acquire()
         stop = threading.Event()
@@ -222,7 +222,7 @@ def test_extend_and_the_watchdog_at_the_same_time_never_promise_more_than_the_se
         lease.release()
 
 
-def test_a_shorter_extension_that_nobody_confirmed_shortens_the_promise_too() -> None:
+def test_unconfirmed_shorter_extension_shortens_validity() -> None:
     """It may have been carried out: then the key ends with it, and so must the lease."""
     with Server() as node, handfast.connect(node.url, ttl=4.0, renew=False, node_timeout=0.1) as client:
         lease = client.lock("a").acquire()
@@ -234,7 +234,7 @@ def test_a_shorter_extension_that_nobody_confirmed_shortens_the_promise_too() ->
         assert not lease.valid
 
 
-def test_threads_that_hog_the_interpreter_do_not_lose_a_lease(one: Server) -> None:
+def test_busy_threads_do_not_cost_a_lease(one: Server) -> None:
     stop = threading.Event()
 
     def hog() -> None:
@@ -259,7 +259,7 @@ def test_threads_that_hog_the_interpreter_do_not_lose_a_lease(one: Server) -> No
 # -- loss ----------------------------------------------------------------------------------------------------------
 
 
-def test_loss_comes_by_a_local_timer_at_the_deadline_with_all_servers_hanging(nodes: Servers) -> None:
+def test_loss_is_declared_at_deadline_while_all_servers_hang(nodes: Servers) -> None:
     def lateness() -> float:
         lease = client.lock("a").acquire(wait=2)
         for node in nodes:
@@ -277,10 +277,10 @@ def test_loss_comes_by_a_local_timer_at_the_deadline_with_all_servers_hanging(no
         return late
 
     with opened(nodes, ttl=0.6) as client:
-        in_time(lateness)
+        assert_on_time(lateness)
 
 
-def test_a_lost_lease_sends_nothing_when_the_servers_wake(nodes: Servers) -> None:
+def test_lost_lease_sends_nothing_after_servers_wake(nodes: Servers) -> None:
     with opened(nodes, ttl=0.6) as client:
         lease = client.lock("a").acquire(wait=1)
         for node in nodes:
@@ -302,7 +302,7 @@ def test_a_lost_lease_sends_nothing_when_the_servers_wake(nodes: Servers) -> Non
         assert [node.command("PTTL", "handfast:{a}") for node in nodes] == [-1] * len(nodes)
 
 
-def test_a_renewal_that_is_answered_after_the_deadline_does_not_revive_the_lease(one: Server) -> None:
+def test_renewal_confirmed_after_deadline_does_not_revive_lease(one: Server) -> None:
     with Relay(one.url) as relay, handfast.connect(relay.url, ttl=0.6) as client:
         lease = client.lock("a").acquire()
         eventually(lambda: lease.remaining() < 0.45)
@@ -318,7 +318,7 @@ def test_a_renewal_that_is_answered_after_the_deadline_does_not_revive_the_lease
             lease.check()
 
 
-def test_a_key_taken_away_is_a_loss_at_the_next_renewal(nodes: Servers) -> None:
+def test_next_renewal_finds_key_taken(nodes: Servers) -> None:
     with opened(nodes, ttl=0.9) as client:
         lease = client.lock("a").acquire(wait=1)
         for node in nodes:
@@ -332,7 +332,7 @@ def test_a_key_taken_away_is_a_loss_at_the_next_renewal(nodes: Servers) -> None:
 # -- healing -------------------------------------------------------------------------------------------------------
 
 
-def test_a_rolling_empty_restart_of_all_nodes_does_not_end_a_long_hold(five: Servers) -> None:
+def test_long_hold_survives_rolling_empty_restart(five: Servers) -> None:
     with opened(five, ttl=0.9, max_ttl=1.0, node_timeout=0.1) as client:
         lease = client.lock("a").acquire(wait=1)
         eventually(lambda: all(holder(node) == lease.owner for node in five))
@@ -354,7 +354,7 @@ class Distant(Relay):
             time.sleep(0.03)
 
 
-def test_nodes_that_are_slower_than_the_majority_are_healed_too(five: Servers) -> None:
+def test_slow_nodes_are_healed(five: Servers) -> None:
     """Their "not yours" comes after the others have already decided the renewal."""
     with Distant(five[3].url) as d, Distant(five[4].url) as e:
         urls = [*five.urls[:3], d.url, e.url]
@@ -368,7 +368,7 @@ def test_nodes_that_are_slower_than_the_majority_are_healed_too(five: Servers) -
             lease.release()
 
 
-def test_healing_waits_for_another_owner_and_then_tops_the_vote_up(three: Servers) -> None:
+def test_healing_waits_for_another_owner_and_restores_full_ttl(three: Servers) -> None:
     with opened(three, ttl=0.6, node_timeout=0.1) as client:
         three[2].command("SET", "handfast:{a}", "stranger", "PX", 900)
         lease = client.lock("a").acquire(wait=1)
@@ -385,7 +385,7 @@ def test_healing_waits_for_another_owner_and_then_tops_the_vote_up(three: Server
         eventually(lambda: all(holder(node) is None for node in three))
 
 
-def test_healing_does_not_shorten_a_vote_that_came_in_the_meantime(one: Server) -> None:
+def test_healing_does_not_shorten_newer_vote(one: Server) -> None:
     """A late grant and an extension may be there before a heal arrives that was made when they were not."""
     one.command("SET", "k", "owner", "PX", 60_000)
     assert one.command("EVAL", TEXT["restore_vote"], 3, "k", "k:f", "k:g", "owner", "-", 100, 1, 0, 604800) == 1
@@ -394,7 +394,7 @@ def test_healing_does_not_shorten_a_vote_that_came_in_the_meantime(one: Server) 
     assert left > 50_000
 
 
-def test_a_healed_node_has_the_token_as_its_floor(three: Servers) -> None:
+def test_healed_node_has_token_as_floor(three: Servers) -> None:
     with opened(three, ttl=0.6, max_ttl=1.0, node_timeout=0.1) as client:
         lease = client.lock("a").acquire(wait=1)
         three[1].restart(empty=True)
@@ -405,7 +405,7 @@ def test_a_healed_node_has_the_token_as_its_floor(three: Servers) -> None:
         lease.release()
 
 
-def test_a_release_after_a_heal_leaves_no_key_on_any_node(three: Servers) -> None:
+def test_release_after_healing_leaves_no_key_on_any_node(three: Servers) -> None:
     with opened(three, ttl=0.6, node_timeout=0.1) as client:
         for _ in range(5):
             lease = client.lock("a").acquire(wait=1)

@@ -26,13 +26,13 @@ def rows() -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[1:]]
 
 
-def test_every_test_that_is_named_exists() -> None:
+def test_every_named_test_exists() -> None:
     named = set(NAMED.findall(DOCS.read_text()))
     assert len(named) > 30
     assert named - defined() == set()
 
 
-def test_every_repaired_defect_names_its_cause_and_the_test_that_guards_it() -> None:
+def test_every_repaired_defect_names_cause_and_test() -> None:
     assert len(rows()) >= 15
     for broke, *rest in rows():
         assert len(rest) == 2, broke

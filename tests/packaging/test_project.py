@@ -21,14 +21,14 @@ def pythons() -> list[str]:
     return found[1].split()
 
 
-def test_the_workflow_tests_the_same_pythons_as_make() -> None:
+def test_workflow_tests_same_pythons_as_make() -> None:
     workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
     found = re.search(r"^ +python: \[(.*)\]$", workflow, re.MULTILINE)
     assert found is not None
     assert re.findall(r'"([\d.]+)"', found[1]) == pythons()
 
 
-def test_every_python_that_is_promised_is_tested() -> None:
+def test_every_supported_python_is_tested() -> None:
     promised = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT)
     assert promised
     assert set(promised) <= set(pythons())
@@ -36,14 +36,14 @@ def test_every_python_that_is_promised_is_tested() -> None:
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "SECURITY.md", "README.md", ".github/workflows/test.yml"])
-def test_every_make_target_that_is_named_exists(page: str) -> None:
+def test_every_named_make_target_exists(page: str) -> None:
     named = set(re.findall(r"(?:`|run: |^)make ([a-z][\w.-]*)", (ROOT / page).read_text(), re.MULTILINE))
     assert named
     targets = set(re.findall(r"^([a-z][\w-]*):(?!=)", MAKEFILE, re.MULTILINE))
     assert named <= targets
 
 
-def test_the_changelog_keeps_to_its_form() -> None:
+def test_changelog_keeps_its_format() -> None:
     releases = re.findall(r"^## (.*)$", CHANGELOG, re.MULTILINE)
     assert releases[0] == "[Unreleased]"
     assert releases[1].split(" - ")[0] == f"[{handfast.__version__}]"

@@ -79,28 +79,28 @@ def sources() -> Iterator[str]:
             yield path.relative_to(PACKAGE.parent).as_posix()
 
 
-def test_the_wheel_is_the_package_and_nothing_else(wheel: Path) -> None:
+def test_wheel_contains_package_only(wheel: Path) -> None:
     code = {name for name in names(wheel) if ".dist-info/" not in name}
     assert code == set(sources())
     assert "handfast/py.typed" in code
     assert any(name.endswith(".lua") for name in code)
 
 
-def test_tests_the_simulator_the_flash_sale_and_benchmarks_are_not_shipped(wheel: Path) -> None:
+def test_wheel_contains_no_tests_simulator_lab_or_benchmarks(wheel: Path) -> None:
     ours = {"tests", "sim", "lab", "bench", "examples", "docs"}
     assert not [name for name in names(wheel) if ours & set(name.split("/"))]
 
 
-def test_the_installed_wheel_takes_locks(installed: Path, one: Server) -> None:
+def test_installed_wheel_acquires_locks(installed: Path, one: Server) -> None:
     said = run(sys.executable, "-W", "error", "-c", SMOKE, PYTHONPATH=str(installed), HANDFAST_URL=one.url)
     assert said.split() == [handfast.__version__, str(installed / "handfast" / "__init__.py")]
 
 
-def test_the_installed_command_runs(installed: Path) -> None:
+def test_installed_command_runs(installed: Path) -> None:
     assert "Usage: handfast" in run(str(installed / "bin" / "handfast"), "--help", PYTHONPATH=str(installed))
 
 
-def test_the_version_has_one_source(wheel: Path) -> None:
+def test_version_has_one_source(wheel: Path) -> None:
     assert metadata(wheel)["Version"] == handfast.__version__
     assert wheel.name.split("-")[1] == handfast.__version__
     project = (ROOT / "pyproject.toml").read_text()
@@ -108,7 +108,7 @@ def test_the_version_has_one_source(wheel: Path) -> None:
     assert not re.search(r"^version\s*=", project, re.MULTILINE)
 
 
-def test_the_readme_can_be_read_on_a_package_index(wheel: Path) -> None:
+def test_readme_is_readable_on_package_index(wheel: Path) -> None:
     """An index shows the README without the repository around it: a relative link or image leads nowhere."""
     described = metadata(wheel)
     assert described["Description-Content-Type"] == "text/markdown"

@@ -32,7 +32,7 @@ async def eventually_async(predicate: Callable[[], object], within: float = 2.0,
         await asyncio.sleep(EVERY)
 
 
-def in_time(attempt: Callable[[], float], within: float = 0.03, tries: int = 5) -> None:
+def assert_on_time(attempt: Callable[[], float], within: float = 0.03, tries: int = 5) -> None:
     """One of so many tries is no later than that, and none is early or stalls.
 
     Machines stumble now and then; what is late by design is late each time.

@@ -21,15 +21,15 @@ __all__ = [
     "QUEUE",
     "SOON",
     "Monitor",
-    "acquiring",
-    "calls",
+    "acquire_in_background",
+    "call_count",
     "claims_on",
     "holder_on",
-    "listeners",
-    "nothing_left",
+    "subscribed_connections",
+    "no_lock_state_left",
     "queue_length",
-    "queued",
-    "queued_on_all",
+    "wait_for_queue_length",
+    "wait_for_claims_on_all",
 ]
 
 LONG: Final = 25.0
@@ -40,7 +40,7 @@ KEY: Final = "handfast:{a}"
 QUEUE: Final = KEY + ":q"
 
 
-def acquiring(mode: str, lock: Any, **options: Any) -> asyncio.Future[Any]:
+def acquire_in_background(mode: str, lock: Any, **options: Any) -> asyncio.Future[Any]:
     """An acquisition in the background: a task, or a thread of its own."""
     if mode == "asyncio":
         return asyncio.create_task(lock.acquire(**options))
@@ -54,7 +54,7 @@ def queue_length(server: Server, key: str = KEY) -> int:
     return found
 
 
-async def queued(server: Server, count: int, key: str = KEY) -> None:
+async def wait_for_queue_length(server: Server, count: int, key: str = KEY) -> None:
     await eventually_async(lambda: queue_length(server, key) == count, what=f"{count} in the queue")
 
 
@@ -63,7 +63,7 @@ def claims_on(server: Server, holder: str) -> int:
     return queue_length(server) + (holder_on(server) not in ("", holder))
 
 
-async def queued_on_all(servers: Iterable[Server], count: int, holder: str) -> None:
+async def wait_for_claims_on_all(servers: Iterable[Server], count: int, holder: str) -> None:
     for server in servers:
         await eventually_async(lambda server=server: claims_on(server, holder) == count, what=f"{count} waiters known")
 
@@ -74,18 +74,18 @@ def holder_on(server: Server, key: str = KEY) -> str:
     return (owner or b"").decode()
 
 
-def nothing_left(*servers: Server, key: str = KEY) -> bool:
+def no_lock_state_left(*servers: Server, key: str = KEY) -> bool:
     """Nothing on the servers tells of the lock, except its counter."""
     return not any(server.command("EXISTS", key, key + ":q", key + ":c", key + ":g") for server in servers)
 
 
-def calls(server: Server, command: str) -> int:
+def call_count(server: Server, command: str) -> int:
     """How often a command was carried out, by clients or in scripts."""
     said = server.info(f"cmdstat_{command}")
     return int(said.split("calls=")[1].split(",")[0]) if said else 0
 
 
-def listeners(server: Server) -> list[int]:
+def subscribed_connections(server: Server) -> list[int]:
     """The connections that have subscribed to something."""
     found = server.command("CLIENT", "LIST")
     assert isinstance(found, bytes)

@@ -1,10 +1,10 @@
-"""Processes that take part in a test: an `Agent` does what it is told, a `Pack` hunts for lost wake-ups on its own.
+"""Processes that take part in a test: an `Agent` follows commands, a `StressProcess` looks for lost wake-ups on its own.
 
-An agent takes and releases one lock, step by step, and can be stopped or killed at any step. A pack takes and releases
-locks as fast as it can, gives up and is cancelled at random, and writes down when it held what; `Holding` is one line of
-that, and `faults_in` reads them all: they come from one machine, so they have one clock.
+An agent acquires and releases one lock, step by step, and can be stopped or killed at any step. A stress process acquires
+and releases locks as fast as it can, gives up and is cancelled at random, and logs when it held what. A `Holding` is one
+entry of that log. `faults_in` reads the entries of all processes: they come from one machine, so they have one clock.
 
-A pack works until its standard input ends, and so does not outlive the test, whatever happens to that.
+A stress process works until its standard input ends, so it does not outlive the test.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import IO, Any, Final, NamedTuple, cast
 import handfast
 import handfast.aio
 
-__all__ = ["Agent", "Holding", "Pack", "faults_in", "holdings_in", "in_thread"]
+__all__ = ["Agent", "Holding", "StressProcess", "faults_in", "holdings_in", "in_thread"]
 
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE: Final = 10.0
@@ -158,14 +158,14 @@ class Agent:
 
 def _agent(mode: str, connection: str, options: str) -> None:
     """The life of an agent."""
-    told = json.loads(connection)
+    settings = json.loads(connection)
     with asyncio.Runner() as runner:
 
         def done(what: Any) -> Any:
-            return runner.run(_awaited(what)) if mode == "asyncio" else what
+            return runner.run(_await(what)) if mode == "asyncio" else what
 
-        client: Any = (handfast.aio if mode == "asyncio" else handfast).connect(told["urls"], guard=told["guard"])
-        lock = client.lock(told["name"], **json.loads(options))
+        client: Any = (handfast.aio if mode == "asyncio" else handfast).connect(settings["urls"], guard=settings["guard"])
+        lock = client.lock(settings["name"], **json.loads(options))
         lease: Any = None
         print("ready", flush=True)
         for line in sys.stdin:
@@ -183,11 +183,11 @@ def _agent(mode: str, connection: str, options: str) -> None:
         done(client.close())
 
 
-async def _awaited(what: Any) -> Any:
+async def _await(what: Any) -> Any:
     return await what
 
 
-# -- processes that hunt -------------------------------------------------------------------------------------------
+# -- processes that stress a lock -----------------------------------------------------------------------------------
 
 
 class Holding(NamedTuple):
@@ -200,11 +200,11 @@ class Holding(NamedTuple):
     who: str
 
 
-class Trail:
+class HoldingLog:
     """Where one process writes down what it holds: a line at the beginning and one at the end, each in one write."""
 
     def __init__(self, folder: str) -> None:
-        self._file = os.open(Path(folder, f"{os.getpid()}.trail"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+        self._file = os.open(Path(folder, f"{os.getpid()}.log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
 
     def took(self, lease: Any, who: str) -> None:
         now = time.monotonic()
@@ -231,7 +231,7 @@ def holdings_in(folder: Path) -> list[Holding]:
     found: list[Holding] = []
     deaths: dict[str, float] = {}
     open_ended: list[tuple[str, Holding]] = []
-    for path in folder.glob("*.trail"):
+    for path in folder.glob("*.log"):
         held: dict[tuple[str, int], Holding] = {}
         for line in path.read_text().splitlines():
             kind, *words = line.split()
@@ -275,22 +275,22 @@ def faults_in(holdings: Iterable[Holding], began: float, ended: float, stall: fl
     return faults
 
 
-class Pack:
-    """One process whose threads or tasks hunt; a `mortal` one has such a process stopped, killed and replaced again and
-    again."""
+class StressProcess:
+    """A process whose threads or tasks acquire and release locks. A `mortal` one has a child that does so, and stops,
+    kills and replaces it again and again."""
 
-    def __init__(self, mode: str, folder: Path, *, mortal: bool, **game: Any) -> None:
-        game |= {"folder": str(folder), "mortal": mortal}
+    def __init__(self, mode: str, folder: Path, *, mortal: bool, **settings: Any) -> None:
+        settings |= {"folder": str(folder), "mortal": mortal}
         self.complaints = Path(folder, f"{mode}{mortal}.errors")
         with self.complaints.open("wb") as errors:
-            self.process = _start("pack", mode, json.dumps(game), errors=errors)
+            self.process = _start("stress", mode, json.dumps(settings), errors=errors)
         self.mortal = mortal
 
     def end(self, within: float) -> dict[str, Any]:
         """Let it come to an end; what it has to report."""
         out, _ = self.process.communicate(timeout=within)
         said = self.complaints.read_text()
-        assert self.process.returncode == 0, f"a pack ended with {self.process.returncode}: {said}"
+        assert self.process.returncode == 0, f"a stress process ended with {self.process.returncode}: {said}"
         report = cast(dict[str, Any], json.loads(out))
         if not self.mortal and said:
             # Nothing goes wrong in the background either.
@@ -302,23 +302,23 @@ class Pack:
         self.process.communicate()
 
 
-class Hunt:
+class StressRun:
     """What the threads or tasks of one process share."""
 
-    def __init__(self, mode: str, game: dict[str, Any]) -> None:
+    def __init__(self, mode: str, settings: dict[str, Any]) -> None:
         self.mode = mode
-        self.locks: dict[str, dict[str, Any]] = game["locks"]
-        self.urls: str | list[str] = game["urls"]
-        self.ttl: float = game["ttl"]
-        self.hunters: int = game["hunters"]
-        self.long: float = game["long"]
-        self.trail = Trail(game["folder"])
+        self.locks: dict[str, dict[str, Any]] = settings["locks"]
+        self.urls: str | list[str] = settings["urls"]
+        self.ttl: float = settings["ttl"]
+        self.workers: int = settings["workers"]
+        self.long: float = settings["long"]
+        self.log = HoldingLog(settings["folder"])
         self.counts: Counter[str] = Counter()
         self.errors: list[str] = []
         self.ended = threading.Event()
 
     def choice(self, number: int) -> tuple[str, dict[str, Any]]:
-        """What a hunter wants, always the same: one lock that stands still must not hold up those who want another."""
+        """The lock of a worker. It never changes, so that a stalled lock does not delay the workers of another."""
         return list(self.locks.items())[number % len(self.locks)]
 
     def await_end(self) -> None:
@@ -350,97 +350,97 @@ class Hunt:
         return {"counts": self.counts, "errors": self.errors}
 
 
-def _thread_hunt(hunt: Hunt) -> None:
-    with handfast.connect(hunt.urls, ttl=hunt.ttl) as client:
+def _stress_with_threads(run: StressRun) -> None:
+    with handfast.connect(run.urls, ttl=run.ttl) as client:
 
-        def hunter(number: int) -> None:
-            chance, (name, options) = random.Random(), hunt.choice(number)
+        def worker(number: int) -> None:
+            chance, (name, options) = random.Random(), run.choice(number)
             lock = client.lock(name, **options)
-            while not hunt.ended.is_set():
-                wait = hunt.patience(chance)
+            while not run.ended.is_set():
+                wait = run.patience(chance)
                 try:
                     lease = lock.acquire(wait=wait)
-                    hunt.trail.took(lease, f"thread-{number}")
+                    run.log.took(lease, f"thread-{number}")
                     if chance.random() < 0.3:
                         time.sleep(chance.uniform(0, 0.002))
-                    hunt.trail.ends(lease)
-                    hunt.released(lease, lease.release())
+                    run.log.ends(lease)
+                    run.released(lease, lease.release())
                 except handfast.NotAcquired as error:
-                    hunt.gave_up(name, wait, error)
+                    run.gave_up(name, wait, error)
                 except Exception as error:
-                    hunt.failed(repr(error))
+                    run.failed(repr(error))
 
-        threads = [threading.Thread(target=hunter, args=(i,)) for i in range(hunt.hunters)]
+        threads = [threading.Thread(target=worker, args=(i,)) for i in range(run.workers)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
 
-async def _task_hunt(hunt: Hunt) -> None:
-    async with handfast.aio.connect(hunt.urls, ttl=hunt.ttl) as client:
+async def _stress_with_tasks(run: StressRun) -> None:
+    async with handfast.aio.connect(run.urls, ttl=run.ttl) as client:
 
-        async def shot(lock: handfast.aio.Lock, wait: float, chance: random.Random, who: str) -> None:
+        async def one_attempt(lock: handfast.aio.Lock, wait: float, chance: random.Random, who: str) -> None:
             lease = await lock.acquire(wait=wait)
             try:
-                hunt.trail.took(lease, who)
+                run.log.took(lease, who)
                 if chance.random() < 0.3:
                     await asyncio.sleep(chance.uniform(0, 0.002))
             finally:
-                hunt.trail.ends(lease)
-                hunt.released(lease, await lease.release())
+                run.log.ends(lease)
+                run.released(lease, await lease.release())
 
-        async def hunter(number: int) -> None:
-            chance, (name, options) = random.Random(), hunt.choice(number)
+        async def worker(number: int) -> None:
+            chance, (name, options) = random.Random(), run.choice(number)
             loop, lock = asyncio.get_running_loop(), client.lock(name, **options)
-            while not hunt.ended.is_set():
-                wait = hunt.patience(chance)
-                task = asyncio.create_task(shot(lock, wait, chance, f"task-{number}"))
+            while not run.ended.is_set():
+                wait = run.patience(chance)
+                task = asyncio.create_task(one_attempt(lock, wait, chance, f"task-{number}"))
                 if chance.random() < 0.3:
                     moment = chance.choice([0, chance.uniform(0, 2e-3), chance.uniform(0, 0.03)])
                     loop.call_later(moment, task.cancel)
                 try:
                     await task
                 except handfast.NotAcquired as error:
-                    hunt.gave_up(name, wait, error)
+                    run.gave_up(name, wait, error)
                 except asyncio.CancelledError:
-                    hunt.counts["cancelled"] += 1
+                    run.counts["cancelled"] += 1
                 except Exception as error:
-                    hunt.failed(repr(error))
+                    run.failed(repr(error))
 
-        await asyncio.gather(*[hunter(i) for i in range(hunt.hunters)])
+        await asyncio.gather(*[worker(i) for i in range(run.workers)])
         leftover = [task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}]
     leftover += [task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}]
     if leftover:
-        hunt.failed(f"tasks left: {leftover}")
+        run.failed(f"tasks left: {leftover}")
 
 
-def _hunt(mode: str, hunt: Hunt) -> None:
+def _stress(mode: str, run: StressRun) -> None:
     if mode == "asyncio":
-        asyncio.run(_task_hunt(hunt))
+        asyncio.run(_stress_with_tasks(run))
     else:
-        _thread_hunt(hunt)
+        _stress_with_threads(run)
 
 
 def _descriptors() -> set[str]:
     return set(os.listdir("/proc/self/fd"))
 
 
-def _immortal(mode: str, game: dict[str, Any]) -> dict[str, Any]:
-    """Hunt until the end, and report what is left of it then."""
-    hunt = Hunt(mode, game)
-    threading.Thread(target=hunt.await_end, daemon=True).start()
+def _run_to_the_end(mode: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Work until the end, and report what is left behind."""
+    run = StressRun(mode, settings)
+    threading.Thread(target=run.await_end, daemon=True).start()
     threads, descriptors = set(threading.enumerate()), _descriptors()
-    _hunt(mode, hunt)
+    _stress(mode, run)
     # Threads that were connecting when their client was closed end by themselves.
     end = time.monotonic() + 3
     while time.monotonic() < end and (set(threading.enumerate()) - threads or _descriptors() - descriptors):
         time.sleep(0.01)
     if left := set(threading.enumerate()) - threads:
-        hunt.failed(f"threads left: {left}")
+        run.failed(f"threads left: {left}")
     if fds := _descriptors() - descriptors:
-        hunt.failed(f"descriptors left: {[_target(fd) for fd in fds]}")
-    return hunt.report()
+        run.failed(f"descriptors left: {[_target(fd) for fd in fds]}")
+    return run.report()
 
 
 def _target(descriptor: str) -> str:
@@ -450,9 +450,9 @@ def _target(descriptor: str) -> str:
         return "gone"
 
 
-def _mortal(mode: str, game: dict[str, Any]) -> dict[str, Any]:
-    """Have a process that hunts stopped for a while, perhaps, and killed, at whatever moment; then another."""
-    trail, chance, counts = Trail(game["folder"]), random.Random(), Counter[str]()
+def _run_and_kill(mode: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Start a child, stop it for a while or not, kill it at a random moment, and start the next."""
+    log, chance, counts = HoldingLog(settings["folder"]), random.Random(), Counter[str]()
 
     def ended_within(seconds: float) -> bool:
         return bool(select.select([0], [], [], seconds)[0])
@@ -461,39 +461,39 @@ def _mortal(mode: str, game: dict[str, Any]) -> dict[str, Any]:
     while not ended:
         child = os.fork()
         if child == 0:
-            _doomed(mode, game)
+            _run_until_killed(mode, settings)
         if chance.random() < 0.5:
             # Not while the votes of the last one that was killed have not expired: two faults in a row cost more.
-            ended = ended_within(chance.uniform(0.05, 0.3) + (game["ttl"] if counts["killed"] else 0.0))
+            ended = ended_within(chance.uniform(0.05, 0.3) + (settings["ttl"] if counts["killed"] else 0.0))
             os.kill(child, signal.SIGSTOP)
             counts["stopped"] += 1
-            ended = ended or ended_within(chance.uniform(0.2, 1.8) * game["ttl"])
+            ended = ended or ended_within(chance.uniform(0.2, 1.8) * settings["ttl"])
             os.kill(child, signal.SIGCONT)
         ended = ended or ended_within(chance.uniform(0.05, 0.5))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        trail.died(child)
+        log.died(child)
         counts["killed"] += 1
     return {"counts": counts, "errors": []}
 
 
-def _doomed(mode: str, game: dict[str, Any]) -> None:
+def _run_until_killed(mode: str, settings: dict[str, Any]) -> None:
     """The life of one that is going to be killed."""
     status = 1
     try:
-        hunt = Hunt(mode, game)
+        run = StressRun(mode, settings)
         # Its end is the end of its parent, if that is killed first.
         threading.Thread(target=lambda: (os.read(0, 1), os._exit(0)), daemon=True).start()
-        _hunt(mode, hunt)
+        _stress(mode, run)
         status = 0
     finally:
         os._exit(status)
 
 
-def _pack(mode: str, game: str) -> None:
-    told = json.loads(game)
+def _stress_process(mode: str, settings: str) -> None:
+    settings = json.loads(settings)
     signal.signal(signal.SIGTERM, _leave)
-    report = (_mortal if told["mortal"] else _immortal)(mode, told)
+    report = (_run_and_kill if settings["mortal"] else _run_to_the_end)(mode, settings)
     print(json.dumps(report), flush=True)
 
 
@@ -502,5 +502,5 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    ROLES: dict[str, Callable[..., None]] = {"agent": _agent, "pack": _pack}
+    ROLES: dict[str, Callable[..., None]] = {"agent": _agent, "stress": _stress_process}
     ROLES[sys.argv[1]](*sys.argv[2:])

@@ -1,4 +1,4 @@
-"""One scenario, two clients: a test written once against the asyncio words runs with the blocking client too."""
+"""One test for two clients: a test that is written for asyncio runs with the blocking client too."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def both(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
 
 
 class Awaited:
-    """A blocking client, lock or lease with the manners of an asyncio one. All its calls are made in one thread, which is
-    not the event loop's: there they would stop the loop, and warn of it."""
+    """A blocking client, lock or lease with the methods of an asyncio one. One thread makes all its calls. It is not the
+    thread of the event loop, where they would stop the loop and warn."""
 
     def __init__(self, inner: Any, thread: Executor | None = None) -> None:
         self.inner = inner
@@ -54,6 +54,12 @@ class Awaited:
             return Awaited(result, self.thread) if isinstance(result, handfast.Lease) else result
 
         return call
+
+    async def __aenter__(self) -> Any:
+        return Awaited(await self.run(self.inner.__enter__), self.thread)
+
+    async def __aexit__(self, *error: object) -> Any:
+        return await self.run(self.inner.__exit__, *error)
 
     async def run(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.thread, functools.partial(call, *args, **options))

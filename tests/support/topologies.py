@@ -23,7 +23,7 @@ from handfast.testing import Cluster, SentinelGroup, Server, available
 from handfast.testing.plugin import _Kept
 from handfast.testing.sentinel import Sentinel
 from tests.support.sync_and_async import MODES, Awaited, connected
-from tests.support.waiters import Got
+from tests.support.waiters import WaitResult
 
 __all__ = [
     "BACK_WITHIN",
@@ -34,18 +34,18 @@ __all__ = [
     "SENTINEL_PASSWORD",
     "Promotion",
     "Service",
-    "all_got",
+    "all_leases",
     "binary",
     "both_clients",
-    "cut_off_sentinel",
-    "having",
+    "isolated_sentinel",
+    "masters_with_key",
     "key_of",
     "long_only",
-    "members",
+    "sentinel_addresses",
     "name_on",
-    "nothing_is_left",
-    "replaced",
-    "running",
+    "no_threads_or_files_left",
+    "wait_for_new_master",
+    "is_running",
     "sentinel_group",
     "slot_and_target",
     "url_with",
@@ -108,17 +108,17 @@ def sharded(_sharded: _Kept[Cluster]) -> Iterator[Cluster]:
     yield cluster
     for node in cluster:
         node.resume()
-        if not running(node):
+        if not is_running(node):
             node.restart()
 
 
-def running(server: Server) -> bool:
+def is_running(server: Server) -> bool:
     """Whether its process lives, paused or not."""
     return server._running().running
 
 
 @contextmanager
-def cut_off_sentinel(group: SentinelGroup, master: Server) -> Iterator[str]:
+def isolated_sentinel(group: SentinelGroup, master: Server) -> Iterator[str]:
     """A sentinel of the same name and password that knows this master and nobody else, and gets at nobody: its place."""
     sentinel = Sentinel(group.nodes[0].binary, SENTINEL_PASSWORD)
     sentinel.watches = [["sentinel", "monitor", group.name, "127.0.0.1", str(master.port), "2"]]
@@ -126,18 +126,18 @@ def cut_off_sentinel(group: SentinelGroup, master: Server) -> Iterator[str]:
         yield f"127.0.0.1:{sentinel.port}"
 
 
-def members(group: SentinelGroup) -> list[str]:
+def sentinel_addresses(group: SentinelGroup) -> list[str]:
     """The places of its sentinels."""
     return [f"127.0.0.1:{sentinel.port}" for sentinel in group.sentinels]
 
 
-def url_with(group: SentinelGroup, *places: str, name: str | None = None) -> str:
+def url_with(group: SentinelGroup, *addresses: str, name: str | None = None) -> str:
     """The group's URL with other sentinels, or another name."""
-    url = group.url.replace(",".join(members(group)), ",".join(places or members(group)))
+    url = group.url.replace(",".join(sentinel_addresses(group)), ",".join(addresses or sentinel_addresses(group)))
     return url.replace(f"/{group.name}/", f"/{name or group.name}/")
 
 
-async def replaced(group: SentinelGroup, old: Server) -> Server:
+async def wait_for_new_master(group: SentinelGroup, old: Server) -> Server:
     """The master that follows this one, when the sentinels agree on it."""
     return await asyncio.to_thread(group.wait_replaced, old, BACK_WITHIN)
 
@@ -170,7 +170,7 @@ async def both_clients(url: str | list[str], **options: Any) -> AsyncIterator[di
         yield {mode: await stack.enter_async_context(connected(mode, url, **options)) for mode in MODES}
 
 
-async def all_got(wants: Iterable[asyncio.Future[Got]]) -> list[Any]:
+async def all_leases(wants: Iterable[asyncio.Future[WaitResult]]) -> list[Any]:
     """The leases of all who wanted one."""
     got = await asyncio.gather(*wants)
     assert all(each.lease for each in got), [str(each.error) for each in got if each.error]
@@ -275,18 +275,18 @@ def role(server: Server) -> Any:
     return said[0]
 
 
-def having(servers: Any, key: str) -> list[Server]:
+def masters_with_key(servers: Any, key: str) -> list[Server]:
     """Those masters that have the key; a cluster's node answers for its own slots alone."""
 
-    def has(server: Server) -> bool:
+    def has_key(server: Server) -> bool:
         try:
-            return running(server) and role(server) == b"master" and server.command("EXISTS", key) == 1
+            return is_running(server) and role(server) == b"master" and server.command("EXISTS", key) == 1
         except ReplyError as error:
             if str(error).startswith(("MOVED", "ASK")):
                 return False
             raise
 
-    return [server for server in servers if has(server)]
+    return [server for server in servers if has_key(server)]
 
 
 # -- what is left ------------------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def _threads() -> dict[int, str]:
 
 
 @contextmanager
-def nothing_is_left(within: float = 5.0) -> Iterator[None]:
+def no_threads_or_files_left(within: float = 5.0) -> Iterator[None]:
     """Neither threads nor open files, when the block has ended."""
     threads, files = _threads(), _descriptors()
     yield

@@ -33,18 +33,18 @@ __all__ = [
     "LONG",
     "QUEUE",
     "STALLED",
-    "Got",
+    "WaitResult",
     "Peer",
-    "commands",
-    "cycles",
-    "held",
-    "in_line",
-    "nothing_fails_in_the_background",
-    "parked",
-    "promptly",
-    "sent_through",
-    "told",
-    "wanting",
+    "commands_executed",
+    "acquire_repeatedly",
+    "held_by_another_program",
+    "wait_for_waiters",
+    "no_background_errors",
+    "wait_for_queued_waiters",
+    "assert_prompt",
+    "commands_sent",
+    "resolve",
+    "attempt_in_background",
 ]
 
 KEY = "handfast:{a}"
@@ -71,14 +71,14 @@ IN_TIME = 0.03
 
 
 @pytest.fixture(autouse=True)
-def nothing_fails_in_the_background(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+def no_background_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """asyncio logs what a callback raises, and goes on; for modules that import this."""
     yield
     failed = [record for record in caplog.get_records("call") if record.name == "asyncio"]
     assert not [record.getMessage() for record in failed if record.levelno >= logging.ERROR]
 
 
-class Got(NamedTuple):
+class WaitResult(NamedTuple):
     """How a waiting ended: with a lease, or an error."""
 
     lease: Any
@@ -91,29 +91,29 @@ class Got(NamedTuple):
         return self.at - self.began
 
 
-def wanting(lock: Any, **options: Any) -> asyncio.Future[Got]:
+def attempt_in_background(lock: Any, **options: Any) -> asyncio.Future[WaitResult]:
     """Somebody who wants the lock: a task, or a thread if its client blocks."""
     if not isinstance(lock, Awaited):
-        return asyncio.create_task(_wanting(lock, options))
+        return asyncio.create_task(_attempt(lock, options))
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Got] = loop.create_future()
+    future: asyncio.Future[WaitResult] = loop.create_future()
 
-    def end(got: Got | BaseException) -> None:
+    def end(got: WaitResult | BaseException) -> None:
         if future.done():
             return
-        if isinstance(got, Got):
+        if isinstance(got, WaitResult):
             future.set_result(got)
         else:
             future.set_exception(got)
 
     def acquire() -> None:
         began = time.monotonic()
-        got: Got | BaseException
+        got: WaitResult | BaseException
         try:
             lease = lock.inner.acquire(**options)
-            got = Got(Awaited(lease), None, began, time.monotonic())
+            got = WaitResult(Awaited(lease), None, began, time.monotonic())
         except HandfastError as error:
-            got = Got(None, error, began, time.monotonic())
+            got = WaitResult(None, error, began, time.monotonic())
         except BaseException as error:
             got = error
         with contextlib.suppress(RuntimeError):  # a test that has failed is not there to hear it
@@ -123,50 +123,50 @@ def wanting(lock: Any, **options: Any) -> asyncio.Future[Got]:
     return future
 
 
-async def _wanting(lock: Any, options: dict[str, Any]) -> Got:
+async def _attempt(lock: Any, options: dict[str, Any]) -> WaitResult:
     began = time.monotonic()
     try:
         lease = await lock.acquire(**options)
     except HandfastError as error:
-        return Got(None, error, began, time.monotonic())
-    return Got(lease, None, began, time.monotonic())
+        return WaitResult(None, error, began, time.monotonic())
+    return WaitResult(lease, None, began, time.monotonic())
 
 
-async def told(answer: Any) -> Any:
+async def resolve(answer: Any) -> Any:
     """What `holder()` or `waiters()` says, of either client."""
     return await answer if inspect.isawaitable(answer) else answer
 
 
-async def until(so: Callable[[], Awaitable[bool]], what: str, within: float = 3.0) -> None:
+async def wait_until(condition: Callable[[], Awaitable[bool]], what: str, within: float = 3.0) -> None:
     end = time.monotonic() + within
-    while not await so():
+    while not await condition():
         assert time.monotonic() < end, f"not so within {within:g} s: {what}"
         await asyncio.sleep(0.002)
 
 
-async def in_line(lock: Any, n: int) -> None:
+async def wait_for_waiters(lock: Any, n: int) -> None:
     """Wait until so many wait for the lock: this client's waiters, and one for each other process."""
 
-    async def so() -> bool:
-        return len(await told(lock.waiters())) == n
+    async def condition() -> bool:
+        return len(await resolve(lock.waiters())) == n
 
-    await until(so, f"{n} waiters")
+    await wait_until(condition, f"{n} waiters")
 
 
-async def parked(lock: Any, n: int, *servers: Server) -> None:
+async def wait_for_queued_waiters(lock: Any, n: int, *servers: Server) -> None:
     """Wait until so many wait for the lock, and the first of them has done its part: one server knows it."""
-    await in_line(lock, n)
+    await wait_for_waiters(lock, n)
 
-    async def so() -> bool:
+    async def condition() -> bool:
         if lock.config.exact:
             return any(int(server.info("tracking_total_keys")) for server in servers)
         return any(server.command("EXISTS", QUEUE) for server in servers)
 
-    await until(so, "the first waiter is known to a server")
+    await wait_until(condition, "the first waiter is known to a server")
 
 
 @contextlib.contextmanager
-def held(*servers: Server, key: str = FOREIGN_KEY, ms: int = LONG) -> Iterator[None]:
+def held_by_another_program(*servers: Server, key: str = FOREIGN_KEY, ms: int = LONG) -> Iterator[None]:
     """Another program holds the key: nothing renews it, and its release is a plain DEL."""
     for server in servers:
         server.command("SET", key, "a stranger", "PX", ms)
@@ -175,7 +175,7 @@ def held(*servers: Server, key: str = FOREIGN_KEY, ms: int = LONG) -> Iterator[N
         server.command("DEL", key)
 
 
-async def promptly(attempt: Callable[[], Awaitable[float]], within: float = 0.05, tries: int = 4) -> None:
+async def assert_prompt(attempt: Callable[[], Awaitable[float]], within: float = 0.05, tries: int = 4) -> None:
     """One of so many tries takes no longer than `within`, and none stalls.
 
     Machines stumble now and then; what is late by design is late each time.
@@ -187,22 +187,22 @@ async def promptly(attempt: Callable[[], Awaitable[float]], within: float = 0.05
         assert took[-1] < STALLED
 
 
-async def cycles(lock: Any, n: int) -> None:
+async def acquire_repeatedly(lock: Any, n: int) -> None:
     """Take the lock and release it so many times; nobody who does so waits long."""
     if isinstance(lock, Awaited):
-        return await asyncio.to_thread(_cycles, lock.inner, n)
+        return await asyncio.to_thread(_acquire_repeatedly, lock.inner, n)
     for _ in range(n):
         lease = await lock.acquire(wait=STALLED)
         assert await lease.release()
     return None
 
 
-def _cycles(lock: handfast.Lock, n: int) -> None:
+def _acquire_repeatedly(lock: handfast.Lock, n: int) -> None:
     for _ in range(n):
         assert lock.acquire(wait=STALLED).release()
 
 
-def commands(*servers: Server) -> Counter[str]:
+def commands_executed(*servers: Server) -> Counter[str]:
     """How many commands servers have executed, by name; what it takes to ask is left out."""
     counts: Counter[str] = Counter()
     for server in servers:
@@ -214,7 +214,7 @@ def commands(*servers: Server) -> Counter[str]:
     return counts
 
 
-def sent_through(sent: list[bytearray]) -> int:
+def commands_sent(sent: list[bytearray]) -> int:
     """How many commands have gone through a relay."""
     return sum(len(re.findall(rb"\*\d+\r\n\$", record)) for record in sent)
 

@@ -21,17 +21,17 @@ from tests.support.sync_and_async import both, connected, plain
 from tests.support.topologies import (
     BACK_WITHIN,
     KINDS,
-    all_got,
+    all_leases,
     binary,
     both_clients,
-    having,
     key_of,
     long_only,
-    nothing_is_left,
+    masters_with_key,
+    no_threads_or_files_left,
     slot_and_target,
 )
-from tests.support.waiters import commands, in_line, wanting
-from tests.support.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
+from tests.support.waiters import attempt_in_background, commands_executed, wait_for_waiters
+from tests.support.waiters import no_background_errors as _nothing_fails  # noqa: F401
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no server binary on this machine"),
@@ -44,15 +44,16 @@ TAG = "{t}"
 # -- at rest -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @plain
-async def test_locks_live_on_all_shards_and_follow_their_slots(kind: str) -> None:
+async def test_locks_are_on_all_shards_and_follow_their_slots(kind: str) -> None:
     with Cluster(3, 0, binary(kind)) as cluster:
         async with both_clients(cluster.url) as clients, both_clients(cluster.url) as rivals:
             for mode, client in clients.items():
                 await check_all_shards(cluster, client, rivals[mode], mode)
             for mode, client in clients.items():
-                await check_a_crowd(cluster, client, mode)
+                await check_many_waiters(cluster, client, mode)
 
 
 async def check_all_shards(cluster: Cluster, client: Any, rival: Any, mode: str) -> None:
@@ -60,48 +61,50 @@ async def check_all_shards(cluster: Cluster, client: Any, rival: Any, mode: str)
     names = [f"{mode}-{number}" for number in range(9)]
     leases = {name: await client.lock(name).acquire(wait=5) for name in names}
     homes = {name: cluster.node_for(key_of(name)) for name in names}
-    assert {name: having(cluster, key_of(name)) for name in names} == {name: [home] for name, home in homes.items()}
+    assert {name: masters_with_key(cluster, key_of(name)) for name in names} == {
+        name: [home] for name, home in homes.items()
+    }
     assert len(set(homes.values())) == 3
     for name, lease in leases.items():
         assert await rival.lock(name).try_acquire() is None
         await lease.extend()
-        want = wanting(rival.lock(name), wait=5)
-        await in_line(rival.lock(name), 1)
+        want = attempt_in_background(rival.lock(name), wait=5)
+        await wait_for_waiters(rival.lock(name), 1)
         assert await lease.release()
-        (next_one,) = await all_got([want])
+        (next_one,) = await all_leases([want])
         assert next_one.token > lease.token
         assert await next_one.release()
-        assert having(cluster, key_of(name)) == []
+        assert masters_with_key(cluster, key_of(name)) == []
 
 
-async def check_a_crowd(cluster: Cluster, client: Any, mode: str) -> None:
+async def check_many_waiters(cluster: Cluster, client: Any, mode: str) -> None:
     """A slot moves. Those who hold something there release it, those who want something get it, nobody meets an error."""
     names = [f"{TAG}{mode}-{number}" for number in range(20)]
     slot, target = slot_and_target(cluster, TAG)
-    leases = await all_got([wanting(client.lock(name), wait=5) for name in names])
+    leases = await all_leases([attempt_in_background(client.lock(name), wait=5) for name in names])
     cluster.move_slot(slot, target)
-    rivals = await asyncio.gather(*[wanting(client.lock(name), wait=0) for name in names])
+    rivals = await asyncio.gather(*[attempt_in_background(client.lock(name), wait=0) for name in names])
     assert {type(got.error) for got in rivals} == {Contended}
     for lease in leases[:3]:
         await lease.extend()
     assert all([await lease.release() for lease in leases])
-    again = await all_got([wanting(client.lock(name), wait=0) for name in names])
-    assert {server for name in names for server in having(cluster, key_of(name))} == {target}
+    again = await all_leases([attempt_in_background(client.lock(name), wait=0) for name in names])
+    assert {server for name in names for server in masters_with_key(cluster, key_of(name))} == {target}
     assert all(b.token > a.token for a, b in zip(leases, again, strict=True))
     assert all([await lease.release() for lease in again])
 
 
 @long_only
 @both
-async def test_a_cluster_of_one_node(mode: str, lonely: Cluster) -> None:
-    async with connected(mode, lonely.url) as client:
+async def test_cluster_of_one_node_works(mode: str, single_node_cluster: Cluster) -> None:
+    async with connected(mode, single_node_cluster.url) as client:
         lease = await client.lock("a").acquire(wait=5)
         assert await client.lock("a").try_acquire() is None
         assert await lease.release()
 
 
 @pytest.fixture(scope="module")
-def lonely() -> Iterator[Cluster]:
+def single_node_cluster() -> Iterator[Cluster]:
     with Cluster(1, 0) as cluster:
         yield cluster
 
@@ -110,7 +113,7 @@ def lonely() -> Iterator[Cluster]:
 
 
 @both
-async def test_names_with_a_common_tag_are_taken_together(mode: str, sharded: Cluster) -> None:
+async def test_names_with_common_tag_are_acquired_together(mode: str, sharded: Cluster) -> None:
     async with connected(mode, sharded.url) as client, connected(mode, sharded.url) as rival:
         single = await client.lock("{order-42}stock").acquire(wait=5)
         assert await rival.lock(["{order-42}stock", "{order-42}bill"]).try_acquire() is None
@@ -124,7 +127,7 @@ async def test_names_with_a_common_tag_are_taken_together(mode: str, sharded: Cl
 
 
 @both
-async def test_names_of_different_slots_are_refused_before_anything_is_sent(mode: str) -> None:
+async def test_names_of_different_slots_are_refused_without_sending(mode: str) -> None:
     async with connected(mode, "redis+cluster://192.0.2.1:7000") as client:
         with pytest.raises(ConfigError, match="common hash tag") as raised:
             client.lock(["stock", "bill"])
@@ -139,7 +142,7 @@ NASTY = [
 
 
 @both
-async def test_no_name_s_key_or_counter_is_that_of_another(mode: str, sharded: Cluster) -> None:
+async def test_different_names_have_different_keys_and_counters(mode: str, sharded: Cluster) -> None:
     async with connected(mode, sharded.url) as client:
         locks = [client.lock(name) for name in NASTY]
         keys = [bytes(lock.key) for lock in locks]
@@ -157,7 +160,7 @@ async def test_no_name_s_key_or_counter_is_that_of_another(mode: str, sharded: C
 
 
 @plain
-async def test_a_node_that_joins_is_used_and_one_that_leaves_is_not(sharded: Cluster) -> None:
+async def test_joined_node_is_used_and_removed_node_is_not(sharded: Cluster) -> None:
     source = sharded.node_for(TAG)
     assert isinstance(source, ClusterNode)
     masters = [master for master in sharded.masters if isinstance(master, ClusterNode)]
@@ -174,7 +177,7 @@ async def test_a_node_that_joins_is_used_and_one_that_leaves_is_not(sharded: Clu
             for mode, client in clients.items():
                 assert await held[mode].release()
                 lease = await client.lock(TAG + mode).acquire(wait=10)
-                assert having([newcomer], key_of(TAG + mode))
+                assert masters_with_key([newcomer], key_of(TAG + mode))
                 held[mode] = lease
             go = SlotMove(slot, newcomer, source, [*masters, newcomer], 100)
             go.begin()
@@ -190,17 +193,17 @@ async def test_a_node_that_joins_is_used_and_one_that_leaves_is_not(sharded: Clu
             for mode, client in clients.items():
                 held[mode].check()
                 assert await held[mode].release()
-                (lease,) = await all_got([wanting(client.lock(TAG + mode), wait=BACK_WITHIN)])
-                assert having(sharded, key_of(TAG + mode)) == [source]
+                (lease,) = await all_leases([attempt_in_background(client.lock(TAG + mode), wait=BACK_WITHIN)])
+                assert masters_with_key(sharded, key_of(TAG + mode)) == [source]
                 assert await lease.release()
 
 
 @both
-async def test_members_that_are_gone_do_no_harm_while_one_is_there(mode: str, sharded: Cluster) -> None:
+async def test_cluster_is_found_while_one_listed_member_is_reachable(mode: str, sharded: Cluster) -> None:
     place = f"127.0.0.1:{sharded.masters[2].port}"
     url = re.sub(r"@.*", f"@192.0.2.1:1,127.0.0.1:1,{place}", sharded.url)
     async with connected(mode, url) as client:
-        (lease,) = await all_got([wanting(client.lock("a"), wait=BACK_WITHIN)])
+        (lease,) = await all_leases([attempt_in_background(client.lock("a"), wait=BACK_WITHIN)])
         assert await lease.release()
 
 
@@ -208,14 +211,14 @@ async def test_members_that_are_gone_do_no_harm_while_one_is_there(mode: str, sh
 
 
 @plain
-async def test_hundreds_of_leases_are_renewed_with_few_writes_to_each_node(sharded: Cluster) -> None:
+async def test_many_leases_are_renewed_with_few_writes_to_each_node(sharded: Cluster) -> None:
     count, ttl = 300, 4.0
     async with connected("asyncio", sharded.url, ttl=ttl) as client:
         leases = await asyncio.gather(*[client.lock(f"many-{n}").acquire(wait=10) for n in range(count)])
-        began = [commands(master)["evalsha"] for master in sharded.masters]
+        began = [commands_executed(master)["evalsha"] for master in sharded.masters]
         reads = [int(master.info("total_reads_processed")) for master in sharded.masters]
         await asyncio.sleep(ttl / 2)  # a third of it until they are due
-        renewals = [commands(m)["evalsha"] - before for m, before in zip(sharded.masters, began, strict=True)]
+        renewals = [commands_executed(m)["evalsha"] - before for m, before in zip(sharded.masters, began, strict=True)]
         assert sum(renewals) >= count
         read = [int(m.info("total_reads_processed")) - before for m, before in zip(sharded.masters, reads, strict=True)]
         # Some are those of replication, of the bus and of our own looks; one for each renewal would be a hundred more.
@@ -226,12 +229,12 @@ async def test_hundreds_of_leases_are_renewed_with_few_writes_to_each_node(shard
 
 
 @both
-async def test_closing_a_client_of_a_cluster_leaves_nothing(mode: str, sharded: Cluster) -> None:
+async def test_closed_cluster_client_leaves_no_threads_and_sockets(mode: str, sharded: Cluster) -> None:
     async with connected(mode, sharded.url) as first:  # what is loaded and started once in a process
         assert await (await first.lock("a").acquire(wait=5)).release()
     eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("handfast")], within=5)
     slot, target = slot_and_target(sharded, key_of("name-0"))
-    with nothing_is_left():
+    with no_threads_or_files_left():
         for turn in range(2):
             async with connected(mode, sharded.url) as client:
                 leases = [await client.lock(f"name-{n}").acquire(wait=5) for n in range(9)]
@@ -242,7 +245,7 @@ async def test_closing_a_client_of_a_cluster_leaves_nothing(mode: str, sharded: 
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_child_after_a_fork_uses_the_client_of_a_cluster(sharded: Cluster) -> None:
+def test_forked_child_uses_cluster_client(sharded: Cluster) -> None:
     with handfast.connect(sharded.url) as client:
         mine = [client.lock(f"mine-{n}").acquire(wait=5) for n in range(5)]
 

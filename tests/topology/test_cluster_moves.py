@@ -20,15 +20,15 @@ from tests.support.topologies import (
     LONG_RUN,
     Promotion,
     Service,
-    all_got,
+    all_leases,
     both_clients,
-    having,
     key_of,
+    masters_with_key,
     name_on,
     slot_and_target,
 )
-from tests.support.waiters import Got, in_line, wanting
-from tests.support.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
+from tests.support.waiters import WaitResult, attempt_in_background, wait_for_waiters
+from tests.support.waiters import no_background_errors as _nothing_fails  # noqa: F401
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no server binary on this machine"),
@@ -42,7 +42,7 @@ TAG = "{t}"
 
 
 @both
-async def test_a_fenced_lock_whose_slot_moves_waits_until_the_move_is_over(mode: str, sharded: Cluster) -> None:
+async def test_fenced_lock_waits_until_slot_has_moved(mode: str, sharded: Cluster) -> None:
     """Its two keys may be on different nodes: the cluster says TRYAGAIN, and that is said, or waited out."""
     name = TAG + mode
     slot, target = slot_and_target(sharded, key_of(name))
@@ -50,23 +50,23 @@ async def test_a_fenced_lock_whose_slot_moves_waits_until_the_move_is_over(mode:
         first = await client.lock(name).acquire(wait=5)
         assert await first.release()
         with sharded.moving(slot, target):
-            got = await wanting(client.lock(name), wait=0)
+            got = await attempt_in_background(client.lock(name), wait=0)
             assert isinstance(got.error, NoQuorum), got
             assert "TRYAGAIN: its cluster is just moving the keys of this name" in str(got.error)
-            short = await wanting(client.lock(name), wait=0.3)
+            short = await attempt_in_background(client.lock(name), wait=0.3)
             assert isinstance(short.error, NoQuorum), short
             assert 0.3 <= short.took < 1.0
-            want = wanting(client.lock(name), wait=BACK_WITHIN)
+            want = attempt_in_background(client.lock(name), wait=BACK_WITHIN)
             await asyncio.wait([want], timeout=0.2)
             assert not want.done()
-        (lease,) = await all_got([want])
+        (lease,) = await all_leases([want])
         assert lease.token > first.token
-        assert having(sharded, key_of(name)) == [target]
+        assert masters_with_key(sharded, key_of(name)) == [target]
         assert await lease.release()
 
 
 @plain
-async def test_a_lease_is_renewed_while_its_slot_moves_for_longer_than_its_ttl(sharded: Cluster) -> None:
+async def test_lease_is_renewed_while_its_slot_moves(sharded: Cluster) -> None:
     """Some of the keys move first, so that the leases of one write are on two nodes."""
     ttl = 0.8
     slot, target = slot_and_target(sharded, TAG)
@@ -83,12 +83,12 @@ async def test_a_lease_is_renewed_while_its_slot_moves_for_longer_than_its_ttl(s
                 assert [lease for lease in leases if not lease.valid] == []
         await asyncio.sleep(1.25 * ttl)
         assert [lease for lease in leases if not lease.valid] == []
-        assert {server for lease in leases for server in having(sharded, key_of(lease.name))} == {target}
+        assert {server for lease in leases for server in masters_with_key(sharded, key_of(lease.name))} == {target}
         assert all([await lease.release() for lease in leases])
 
 
 @plain
-async def test_who_waits_is_woken_though_the_slot_has_moved(sharded: Cluster) -> None:
+async def test_waiter_is_woken_after_slot_has_moved(sharded: Cluster) -> None:
     """Of each kind of lock and of both clients two, in the order of their coming; nobody has to wait for an expiry."""
     ttl = 20.0
     slot, target = slot_and_target(sharded, TAG)
@@ -97,13 +97,13 @@ async def test_who_waits_is_woken_though_the_slot_has_moved(sharded: Cluster) ->
             names = {f"{TAG}{kind}-{mode}": (kind, mode) for kind in KIND_OPTIONS for mode in MODES}
             locks = {name: clients[mode].lock(name, **KIND_OPTIONS[kind]) for name, (kind, mode) in names.items()}
             held = {name: holder.lock(name, **KIND_OPTIONS[kind]).acquire(wait=5) for name, (kind, _) in names.items()}
-            wants: dict[str, list[asyncio.Future[Got]]] = {name: [] for name in names}
+            wants: dict[str, list[asyncio.Future[WaitResult]]] = {name: [] for name in names}
             for n in (1, 2):
                 for name, lock in locks.items():
-                    wants[name].append(wanting(lock, wait=2 * ttl))
-                    await in_line(lock, n)
+                    wants[name].append(attempt_in_background(lock, wait=2 * ttl))
+                    await wait_for_waiters(lock, n)
             sharded.move_slot(slot, target)
-            assert having(sharded, key_of(TAG + "plain-threads")) == [target]
+            assert masters_with_key(sharded, key_of(TAG + "plain-threads")) == [target]
             late: dict[str, float] = {}
             for name, lease in held.items():
                 released = time.monotonic()
@@ -115,7 +115,7 @@ async def test_who_waits_is_woken_though_the_slot_has_moved(sharded: Cluster) ->
                 assert got.lease.token > lease.token
                 assert not second.done()
                 assert await got.lease.release()
-                (last,) = await all_got([second])
+                (last,) = await all_leases([second])
                 assert last.token > got.lease.token
                 assert await last.release()
             assert max(late.values()) < ttl / 4, late
@@ -126,7 +126,7 @@ async def test_who_waits_is_woken_though_the_slot_has_moved(sharded: Cluster) ->
 
 @pytest.mark.parametrize("how", ["killed", "stopped", *(["asked for"] if LONG_RUN else [])])
 @plain
-async def test_a_shard_s_failover_is_survived_by_leases_and_by_those_who_wait(how: str, sharded: Cluster) -> None:
+async def test_leases_and_waiters_survive_failover_of_shard(how: str, sharded: Cluster) -> None:
     old = sharded.masters[0]
     ttl = 15.0
     async with both_clients(sharded.url, ttl=ttl) as clients, AsyncExitStack() as stack:
@@ -134,9 +134,11 @@ async def test_a_shard_s_failover_is_survived_by_leases_and_by_those_who_wait(ho
         touched = {mode: name_on(sharded, old, mode) for mode in MODES}
         elsewhere = name_on(sharded, sharded.masters[1], "elsewhere")
         held = {name: await holder.lock(name).acquire(wait=5) for name in (*touched.values(), elsewhere)}
-        wants = {mode: wanting(client.lock(touched[mode]), wait=BACK_WITHIN) for mode, client in clients.items()}
+        wants = {
+            mode: attempt_in_background(client.lock(touched[mode]), wait=BACK_WITHIN) for mode, client in clients.items()
+        }
         for mode, client in clients.items():
-            await in_line(client.lock(touched[mode]), 1)
+            await wait_for_waiters(client.lock(touched[mode]), 1)
         services = [
             await stack.enter_async_context(Service(clients[mode], name_on(sharded, old, f"s{mode}"))) for mode in MODES
         ]
@@ -154,7 +156,7 @@ async def test_a_shard_s_failover_is_survived_by_leases_and_by_those_who_wait(ho
         for name, lease in held.items():
             assert lease.valid, name
             assert await lease.release(), name
-        for mode, lease in zip(wants, await all_got(wants.values()), strict=True):
+        for mode, lease in zip(wants, await all_leases(wants.values()), strict=True):
             assert lease.token > held[touched[mode]].token
             assert await lease.release()
         gaps = [service.gap(promotion.at) for service in services]
@@ -162,7 +164,7 @@ async def test_a_shard_s_failover_is_survived_by_leases_and_by_those_who_wait(ho
 
 
 @plain
-async def test_with_replicas_a_shard_grants_nothing_without_its_copy_and_loses_nothing(sharded: Cluster) -> None:
+async def test_shard_with_replicas_option_grants_nothing_unreplicated(sharded: Cluster) -> None:
     old = sharded.masters[0]
     replica = sharded.replica_of(old)
     async with both_clients(sharded.url, ttl=15.0, replicas=1, node_timeout=0.4) as clients:
@@ -171,31 +173,31 @@ async def test_with_replicas_a_shard_grants_nothing_without_its_copy_and_loses_n
         sharded.cut(replica)
         lost = name_on(sharded, old, "lost")
         for client in clients.values():
-            got = await wanting(client.lock(lost), wait=0)
+            got = await attempt_in_background(client.lock(lost), wait=0)
             assert isinstance(got.error, NoQuorum), got
             assert "0 of 1 replicas confirmed" in str(got.error)
-        await eventually_async(lambda: not having(sharded, key_of(lost)), what="the grant is rolled back")
+        await eventually_async(lambda: not masters_with_key(sharded, key_of(lost)), what="the grant is rolled back")
         old.kill()
         await asyncio.to_thread(sharded.wait_replaced, old)
         for mode, client in clients.items():
-            (free,) = await all_got([wanting(client.lock(lost, replicas=0), wait=BACK_WITHIN)])
+            (free,) = await all_leases([attempt_in_background(client.lock(lost, replicas=0), wait=BACK_WITHIN)])
             assert await free.release()
             other = clients["asyncio" if mode == "threads" else "threads"]
-            got = await wanting(other.lock(names[mode], replicas=0), wait=0)
+            got = await attempt_in_background(other.lock(names[mode], replicas=0), wait=0)
             assert not got.lease, "what was copied is still held"
             assert kept[mode].valid
             assert await kept[mode].release()
 
 
 @plain
-async def test_without_them_a_stale_replica_gives_a_lock_twice(sharded: Cluster) -> None:
+async def test_stale_replica_without_replicas_option_grants_lock_twice(sharded: Cluster) -> None:
     old = sharded.masters[0]
     name = name_on(sharded, old)
     async with both_clients(sharded.url, ttl=20.0) as clients:
         sharded.cut(sharded.replica_of(old))
         first = await clients["threads"].lock(name, renew=False).acquire(wait=5)
         old.kill()
-        (second,) = await all_got([wanting(clients["asyncio"].lock(name), wait=BACK_WITHIN)])
+        (second,) = await all_leases([attempt_in_background(clients["asyncio"].lock(name), wait=BACK_WITHIN)])
         assert first.valid
         assert second.valid
         assert second.token > first.token
@@ -203,7 +205,7 @@ async def test_without_them_a_stale_replica_gives_a_lock_twice(sharded: Cluster)
 
 
 @plain
-async def test_a_cluster_that_is_down_is_an_outage_that_ends(sharded: Cluster) -> None:
+async def test_cluster_that_is_down_is_outage_until_it_returns(sharded: Cluster) -> None:
     """Two of three masters dead: the third has no majority, and serves nothing either."""
     first, second, third = sharded.masters
     async with both_clients(sharded.url) as clients:
@@ -216,12 +218,12 @@ async def test_a_cluster_that_is_down_is_an_outage_that_ends(sharded: Cluster) -
         for client in clients.values():
             # The first may still have met those that were just killed.
             for _ in range(5):
-                got = await wanting(client.lock(name), wait=0.2)
+                got = await attempt_in_background(client.lock(name), wait=0.2)
                 assert isinstance(got.error, NoQuorum), got
                 if "CLUSTERDOWN" in str(got.error):
                     break
             assert "CLUSTERDOWN: its cluster is down" in str(got.error)
-        wants = [wanting(client.lock(name), wait=BACK_WITHIN) for client in clients.values()]
+        wants = [attempt_in_background(client.lock(name), wait=BACK_WITHIN) for client in clients.values()]
         first.restart()
         second.restart()
         for want in asyncio.as_completed(wants):

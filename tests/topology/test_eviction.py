@@ -70,9 +70,7 @@ def test_single_node_is_reported_to_asyncio(one: Server, caplog: pytest.LogCaptu
         eventually(lambda: warned(caplog, one.url), WITHIN)
 
 
-def test_server_is_reported_once_however_many_connections_there_are(
-    one: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_server_is_reported_once_for_many_connections(one: Server, caplog: pytest.LogCaptureFixture) -> None:
     with evicting([one]), handfast.connect(one.url) as client:
         for _ in range(3):
             with client.lock("orders"), client.lock("invoices"):
@@ -81,7 +79,7 @@ def test_server_is_reported_once_however_many_connections_there_are(
         assert len(texts) == 1
 
 
-def test_server_that_may_not_evict_is_not_reported(one: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_server_without_eviction_is_not_reported(one: Server, caplog: pytest.LogCaptureFixture) -> None:
     with handfast.connect(one.url) as client, client.lock("orders", ttl=0.3):
         eventually(renewal_at(one))
     assert not [record for record in caplog.records if "may evict" in record.getMessage()]

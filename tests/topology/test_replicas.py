@@ -70,9 +70,7 @@ def calls(server: Server, command: str) -> int:
 
 @pytest.mark.parametrize("fence", [True, False], ids=["fenced", "unfenced"])
 @both
-async def test_a_grant_that_asked_for_a_replica_is_on_that_replica(
-    mode: str, fence: bool, master: Server, replica: Server
-) -> None:
+async def test_grant_with_replicas_option_is_on_replica(mode: str, fence: bool, master: Server, replica: Server) -> None:
     async with connected(mode, master.url, replicas=1, fence=fence) as client:
         lease = await client.lock("a").acquire(wait=0)
         assert replica.command("GET", "handfast:{a}") == lease.owner.encode()
@@ -89,7 +87,7 @@ async def test_a_grant_that_asked_for_a_replica_is_on_that_replica(
 
 @on_one_kind
 @both
-async def test_without_its_replica_a_grant_is_refused_and_taken_back(mode: str, master: Server, replica: Server) -> None:
+async def test_grant_without_its_replica_is_refused_and_undone(mode: str, master: Server, replica: Server) -> None:
     async with connected(mode, master.url, replicas=1) as client:
         await (await client.lock("warm").acquire(wait=0)).release()
         replica.pause()
@@ -106,7 +104,7 @@ async def test_without_its_replica_a_grant_is_refused_and_taken_back(mode: str, 
 
 @on_one_kind
 @both
-async def test_the_replica_is_the_reason_for_short_leases_too(mode: str, master: Server, replica: Server) -> None:
+async def test_missing_replica_is_reported_for_short_leases(mode: str, master: Server, replica: Server) -> None:
     """An idle server looks at the clock of WAIT ten times a second; the answer must still come within the patience."""
     async with connected(mode, master.url, replicas=1, ttl=1) as client:
         replica.pause()
@@ -115,7 +113,7 @@ async def test_the_replica_is_the_reason_for_short_leases_too(mode: str, master:
 
 
 @plain
-async def test_a_replica_that_left_does_not_confirm() -> None:
+async def test_replica_that_left_does_not_confirm() -> None:
     with Server() as master, Server(replica_of=master) as replica:
         in_step(master)
         async with handfast.aio.connect(master.url, replicas=1) as client:
@@ -129,7 +127,7 @@ async def test_a_replica_that_left_does_not_confirm() -> None:
 
 @on_one_kind
 @plain
-async def test_more_replicas_than_there_are_is_a_refusal_that_counts_them(master: Server, replica: Server) -> None:
+async def test_refusal_counts_replicas_when_too_many_are_required(master: Server, replica: Server) -> None:
     async with connected("asyncio", master.url, replicas=2) as client:
         with pytest.raises(NoQuorum, match="1 of 2 replicas confirmed"):
             await client.lock("a").acquire(wait=0)
@@ -139,7 +137,7 @@ async def test_more_replicas_than_there_are_is_a_refusal_that_counts_them(master
 
 @on_one_kind
 @both
-async def test_an_extension_that_the_replica_did_not_confirm_does_not_count(
+async def test_extension_without_confirmation_of_replica_does_not_count(
     mode: str, master: Server, replica: Server
 ) -> None:
     async with connected(mode, master.url, replicas=1, node_timeout=0.3, ttl=5, renew=False) as client:
@@ -156,9 +154,7 @@ async def test_an_extension_that_the_replica_did_not_confirm_does_not_count(
 
 @on_one_kind
 @both
-async def test_renewals_that_a_frozen_replica_does_not_confirm_end_the_lease_at_its_deadline(
-    mode: str, master: Server, replica: Server
-) -> None:
+async def test_lease_ends_at_deadline_while_replica_is_frozen(mode: str, master: Server, replica: Server) -> None:
     async with connected(mode, master.url, replicas=1, ttl=0.8, node_timeout=0.15) as client:
         lease = await client.lock("a").acquire(wait=0)
         lost = lease.lost
@@ -181,7 +177,7 @@ async def test_renewals_that_a_frozen_replica_does_not_confirm_end_the_lease_at_
 
 @on_one_kind
 @both
-async def test_replicas_that_come_back_in_time_save_the_lease(mode: str, master: Server, replica: Server) -> None:
+async def test_lease_survives_replica_that_returns_in_time(mode: str, master: Server, replica: Server) -> None:
     async with connected(mode, master.url, replicas=1, ttl=1.2, node_timeout=0.15) as client:
         lease = await client.lock("a").acquire(wait=0)
         replica.pause()
@@ -193,7 +189,7 @@ async def test_replicas_that_come_back_in_time_save_the_lease(mode: str, master:
 
 
 @both
-async def test_nothing_waits_for_copies_unless_asked(mode: str, server: Server) -> None:
+async def test_no_grant_waits_for_replicas_by_default(mode: str, server: Server) -> None:
     server.command("CONFIG", "RESETSTAT")
     async with connected(mode, server.url, ttl=0.3) as client:
         for fence in (True, False):
@@ -207,7 +203,7 @@ async def test_nothing_waits_for_copies_unless_asked(mode: str, server: Server) 
 
 @on_one_kind
 @both
-async def test_a_replica_as_the_only_node_says_that_it_is_read_only(mode: str, master: Server, replica: Server) -> None:
+async def test_replica_as_only_node_is_reported_as_read_only(mode: str, master: Server, replica: Server) -> None:
     async with connected(mode, replica.url) as client:
         with pytest.raises(NoQuorum, match="READONLY: is a read-only replica"):
             await client.lock("a").acquire(wait=0)
@@ -215,7 +211,7 @@ async def test_a_replica_as_the_only_node_says_that_it_is_read_only(mode: str, m
 
 @on_one_kind
 @both
-async def test_a_replica_does_not_vote_in_a_quorum(mode: str, master: Server, replica: Server, one: Server) -> None:
+async def test_replica_does_not_vote_in_a_quorum(mode: str, master: Server, replica: Server, one: Server) -> None:
     async with connected(mode, [master.url, replica.url, one.url], guard=False) as client:
         lease = await client.lock("a").acquire(wait=0)
         assert set(lease.votes) == {master.url, one.url}
@@ -235,7 +231,7 @@ def _durable(mode: str, server: Server, **options: Any) -> Any:
 
 
 @both
-async def test_a_durable_grant_is_on_the_disk_and_survives_a_crash(mode: str) -> None:
+async def test_durable_grant_survives_crash(mode: str) -> None:
     config = {"appendonly": "yes", "appendfsync": "everysec"}
     with Server(binary("valkey-9.1"), config=config) as server:
         async with _durable(mode, server, node_timeout=2) as client:
@@ -247,7 +243,7 @@ async def test_a_durable_grant_is_on_the_disk_and_survives_a_crash(mode: str) ->
 
 
 @both
-async def test_a_durable_grant_without_an_append_only_file_is_refused_and_taken_back(mode: str) -> None:
+async def test_durable_grant_without_append_only_file_is_refused_and_undone(mode: str) -> None:
     with Server(binary("valkey-9.1")) as server:
         async with _durable(mode, server) as client:
             with pytest.raises(NoQuorum, match="appendonly is disabled"):
@@ -258,7 +254,7 @@ async def test_a_durable_grant_without_an_append_only_file_is_refused_and_taken_
 
 @pytest.mark.parametrize("kind", ["redis-7.0", "redis-6.2"])
 @both
-async def test_a_server_that_cannot_wait_for_its_disk_says_so_and_at_once(mode: str, kind: str) -> None:
+async def test_server_without_waitaof_is_refused_at_once(mode: str, kind: str) -> None:
     with Server(binary(kind), config={"appendonly": "yes"}) as server:
         async with _durable(mode, server) as client:
             began = time.monotonic()
@@ -269,7 +265,7 @@ async def test_a_server_that_cannot_wait_for_its_disk_says_so_and_at_once(mode: 
             await eventually_async(lambda: server.command("GET", "handfast:{a}") is None, within=1)
 
 
-def test_durable_with_replicas_waits_for_the_replica_s_disk_too() -> None:
+def test_durable_with_replicas_waits_for_disk_of_replica() -> None:
     config = {"appendonly": "yes", "appendfsync": "always"}
     with (
         Server(binary("valkey-9.1"), config=config) as master,

@@ -25,19 +25,19 @@ from tests.support.topologies import (
     LONG_RUN,
     Promotion,
     Service,
-    all_got,
+    all_leases,
     binary,
     both_clients,
-    having,
     long_only,
-    members,
-    nothing_is_left,
-    replaced,
+    masters_with_key,
+    no_threads_or_files_left,
+    sentinel_addresses,
     sentinel_group,
     url_with,
+    wait_for_new_master,
 )
-from tests.support.waiters import Got, in_line, wanting
-from tests.support.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
+from tests.support.waiters import WaitResult, attempt_in_background, wait_for_waiters
+from tests.support.waiters import no_background_errors as _nothing_fails  # noqa: F401
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no server binary on this machine"),
@@ -51,29 +51,30 @@ LATE = 0.5
 # -- finding the master ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @plain
-async def test_the_master_is_found_and_found_again_on_every_kind_of_server(kind: str) -> None:
+async def test_master_is_found_before_and_after_failover(kind: str) -> None:
     with sentinel_group(binary=binary(kind), sentinels=1, replicas=1) as group:
         async with both_clients(group.url) as clients:
             first = group.master
             leases = {mode: await client.lock(mode).acquire(wait=5) for mode, client in clients.items()}
-            assert [having(group, f"handfast:{{{mode}}}") for mode in MODES] == [[first], [first]]
+            assert [masters_with_key(group, f"handfast:{{{mode}}}") for mode in MODES] == [[first], [first]]
             group.wait_synced()
             second = await asyncio.to_thread(group.failover)
             for mode, lease in leases.items():
                 await settled_on(second, clients[mode])
                 await lease.extend()
                 assert await lease.release()
-                assert not having([second], f"handfast:{{{mode}}}")
+                assert not masters_with_key([second], f"handfast:{{{mode}}}")
 
 
 async def settled_on(new: Server, client: Any) -> None:
     """Until the client uses this master: it is told of it a moment after the sentinels know."""
     end = time.monotonic() + 5
     while True:
-        (lease,) = await all_got([wanting(client.lock("where"), wait=BACK_WITHIN)])
-        there = having([new], "handfast:{where}")
+        (lease,) = await all_leases([attempt_in_background(client.lock("where"), wait=BACK_WITHIN)])
+        there = masters_with_key([new], "handfast:{where}")
         assert await lease.release()
         if there:
             return
@@ -81,17 +82,17 @@ async def settled_on(new: Server, client: Any) -> None:
 
 
 @both
-async def test_a_name_that_no_sentinel_knows_is_a_mistake_and_not_an_outage(mode: str, watched: SentinelGroup) -> None:
+async def test_unknown_master_name_is_config_error(mode: str, watched: SentinelGroup) -> None:
     async with connected(mode, url_with(watched, name="yourmaster")) as client:
         began = time.monotonic()
         with pytest.raises(ConfigError, match="no sentinel names a master 'yourmaster'") as raised:
             await client.lock("a").acquire(wait=20)
         assert time.monotonic() - began < 10, "waiting does not mend it"
-        assert all(f"{place} does not know it" in str(raised.value) for place in members(watched))
+        assert all(f"{place} does not know it" in str(raised.value) for place in sentinel_addresses(watched))
 
 
 @both
-async def test_without_any_sentinel_the_outage_names_each_of_them(mode: str, watched: SentinelGroup) -> None:
+async def test_outage_of_all_sentinels_names_each_of_them(mode: str, watched: SentinelGroup) -> None:
     with reserve_port() as one, reserve_port() as two:
         places = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in (one, two)]
         async with connected(mode, url_with(watched, *places)) as client:
@@ -106,16 +107,16 @@ async def test_without_any_sentinel_the_outage_names_each_of_them(mode: str, wat
 
 
 @both
-async def test_one_sentinel_that_is_dead_and_one_that_hangs_are_done_without(mode: str, watched: SentinelGroup) -> None:
+async def test_dead_and_hung_sentinels_are_tolerated(mode: str, watched: SentinelGroup) -> None:
     with reserve_port() as closed:
         dead = f"127.0.0.1:{closed.getsockname()[1]}"
         watched.sentinels[1].pause()
         try:
-            async with connected(mode, url_with(watched, dead, *members(watched)[:2])) as client:
+            async with connected(mode, url_with(watched, dead, *sentinel_addresses(watched)[:2])) as client:
                 began = time.monotonic()
                 lease = await client.lock("a").acquire(wait=5)
                 assert time.monotonic() - began < 2, "the one that hangs is not waited for"
-                assert having(watched, "handfast:{a}") == [watched.master]
+                assert masters_with_key(watched, "handfast:{a}") == [watched.master]
                 assert await lease.release()
         finally:
             watched.sentinels[1].resume()
@@ -138,7 +139,7 @@ def stop(group: SentinelGroup, how: str) -> Server:
 
 @pytest.mark.parametrize("how", ["killed", "stopped", *(["asked for"] if LONG_RUN else [])])
 @plain
-async def test_service_is_back_within_a_second_of_the_promotion(how: str) -> None:
+async def test_service_is_back_within_a_second_of_promotion(how: str) -> None:
     """A machine stumbles now and then: one of three times. What is late by design is late each time."""
     gaps: list[dict[str, float]] = []
     while not gaps or (max(gaps[-1].values()) >= 1.0 and len(gaps) < 3):
@@ -168,7 +169,7 @@ async def without_service(group: SentinelGroup, how: str) -> dict[str, float]:
             await service.serves(since=promotion.at + 1.0)
         for mode, lease in held.items():
             await eventually_async(renewal_of(lease), within=10, what="it is renewed on the new master")
-            assert having([promotion.of], f"handfast:{{held-{mode}}}")
+            assert masters_with_key([promotion.of], f"handfast:{{held-{mode}}}")
             assert lease.token < services[mode].tokens[-1]
             assert await lease.release()
     return {mode: service.gap(promotion.at) for mode, service in services.items()}
@@ -176,7 +177,7 @@ async def without_service(group: SentinelGroup, how: str) -> dict[str, float]:
 
 async def check_impatient(clients: dict[str, Any]) -> None:
     """Whoever does not wait for so long is told in time."""
-    wants = [wanting(client.lock("impatient"), wait=0.2) for client in clients.values()]
+    wants = [attempt_in_background(client.lock("impatient"), wait=0.2) for client in clients.values()]
     for got in await asyncio.gather(*wants):
         assert isinstance(got.error, NoQuorum)
         assert 0.2 <= got.took < 0.2 + LATE
@@ -188,7 +189,7 @@ def options_of(name: str) -> dict[str, Any]:
 
 
 @plain
-async def test_who_waits_in_line_gets_the_lock_after_the_failover(doomed: SentinelGroup) -> None:
+async def test_queued_waiter_acquires_after_failover(doomed: SentinelGroup) -> None:
     """Of each kind of lock and of both clients two, while a third client holds it; nobody has to wait for its expiry."""
     ttl = 25.0
     with handfast.connect(doomed.url, ttl=ttl) as holder:
@@ -199,13 +200,13 @@ async def test_who_waits_in_line_gets_the_lock_after_the_failover(doomed: Sentin
                 for mode, client in clients.items()
             }
             held = {name: holder.lock(name, **options_of(name)).acquire(wait=5) for name in locks}
-            wants: dict[str, list[asyncio.Future[Got]]] = {name: [] for name in locks}
+            wants: dict[str, list[asyncio.Future[WaitResult]]] = {name: [] for name in locks}
             for n in (1, 2):
                 for name, lock in locks.items():
-                    wants[name].append(wanting(lock, wait=BACK_WITHIN))
-                    await in_line(lock, n)
+                    wants[name].append(attempt_in_background(lock, wait=BACK_WITHIN))
+                    await wait_for_waiters(lock, n)
             doomed.wait_synced()
-            await replaced(doomed, doomed.kill_master())
+            await wait_for_new_master(doomed, doomed.kill_master())
             released = time.monotonic()
             for name, lease in held.items():
                 assert lease.release(), name
@@ -214,47 +215,47 @@ async def test_who_waits_in_line_gets_the_lock_after_the_failover(doomed: Sentin
                 assert got.lease, f"{name}: {got.error}"
                 assert got.lease.token > held[name].token
                 assert await got.lease.release()
-                (last,) = await all_got([second])
+                (last,) = await all_leases([second])
                 assert last.token > got.lease.token
                 assert await last.release()
             assert time.monotonic() - released < ttl / 2, "they were woken"
 
 
 @plain
-async def test_the_clients_of_a_master_that_was_stopped_are_hung_up_when_it_is_replaced(doomed: SentinelGroup) -> None:
+async def test_clients_of_stopped_master_disconnect_when_it_is_replaced(doomed: SentinelGroup) -> None:
     """Nobody is there to tell the old master: it goes on as one when it is resumed, and answers who is connected."""
     async with both_clients(doomed.url) as clients:
         for client in clients.values():
             assert await (await client.lock("warm").acquire(wait=5)).release()
         old = doomed.master
         old.pause()
-        new = await replaced(doomed, old)
+        new = await wait_for_new_master(doomed, old)
         for sentinel in doomed.sentinels:
             sentinel.pause()
         old.resume()
         for sentinel in doomed.sentinels[:2]:
             sentinel.resume()
         for mode, client in clients.items():
-            (lease,) = await all_got([wanting(client.lock(mode), wait=10)])
-            assert having([new], f"handfast:{{{mode}}}") == [new]
+            (lease,) = await all_leases([attempt_in_background(client.lock(mode), wait=10)])
+            assert masters_with_key([new], f"handfast:{{{mode}}}") == [new]
             assert await lease.release()
 
 
 @long_only
 @plain
-async def test_an_old_master_that_comes_back_is_not_used(doomed: SentinelGroup) -> None:
+async def test_returned_old_master_is_not_used(doomed: SentinelGroup) -> None:
     """It comes back as a master, empty, until the sentinels see it."""
     async with both_clients(doomed.url) as clients:
         before = {mode: await client.lock(mode).acquire(wait=5) for mode, client in clients.items()}
         doomed.wait_synced()
         old = doomed.kill_master()
-        new = await replaced(doomed, old)
+        new = await wait_for_new_master(doomed, old)
         old.restart()
         async with both_clients(doomed.url) as others:
             for mode in MODES:
-                got = await wanting(others[mode].lock(mode), wait=0)
+                got = await attempt_in_background(others[mode].lock(mode), wait=0)
                 assert isinstance(got.error, handfast.Contended), got
-                assert having([new], f"handfast:{{{mode}}}") == [new]
+                assert masters_with_key([new], f"handfast:{{{mode}}}") == [new]
                 assert await before[mode].release()
 
 
@@ -262,12 +263,12 @@ async def test_an_old_master_that_comes_back_is_not_used(doomed: SentinelGroup) 
 
 
 @both
-async def test_closing_a_client_ends_its_listener_and_leaves_nothing(mode: str, watched: SentinelGroup) -> None:
+async def test_closed_client_ends_its_sentinel_listener(mode: str, watched: SentinelGroup) -> None:
     others = set(threading.enumerate())
     async with connected(mode, watched.url) as first:  # what is loaded and started once in a process
         assert await (await first.lock("a").acquire(wait=5)).release()
     eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("handfast") and t not in others])
-    with nothing_is_left():
+    with no_threads_or_files_left():
         for _ in range(3):
             async with connected(mode, watched.url) as client:
                 lease = await client.lock("a").acquire(wait=5)
@@ -276,7 +277,7 @@ async def test_closing_a_client_ends_its_listener_and_leaves_nothing(mode: str, 
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_child_after_a_fork_uses_the_client_with_a_listener_of_its_own(watched: SentinelGroup) -> None:
+def test_forked_child_has_own_sentinel_listener(watched: SentinelGroup) -> None:
     with handfast.connect(watched.url) as client:
         mine = client.lock("a").acquire(wait=5)
 

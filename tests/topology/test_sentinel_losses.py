@@ -18,17 +18,17 @@ from tests.support.sync_and_async import bootstrap, plain
 from tests.support.topologies import (
     BACK_WITHIN,
     Promotion,
-    all_got,
+    all_leases,
     both_clients,
-    cut_off_sentinel,
-    having,
+    isolated_sentinel,
     long_only,
-    members,
-    replaced,
+    masters_with_key,
+    sentinel_addresses,
     url_with,
+    wait_for_new_master,
 )
-from tests.support.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
-from tests.support.waiters import wanting
+from tests.support.waiters import attempt_in_background
+from tests.support.waiters import no_background_errors as _nothing_fails  # noqa: F401
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no server binary on this machine"),
@@ -37,7 +37,7 @@ pytestmark = [
 
 
 @plain
-async def test_without_the_guard_a_lock_that_was_not_replicated_is_given_twice(doomed: SentinelGroup) -> None:
+async def test_unreplicated_lock_without_guard_is_granted_twice(doomed: SentinelGroup) -> None:
     """The first race of the seeds; and who renews such a lease is told of the loss."""
     inside = asyncio.Event()
 
@@ -55,7 +55,7 @@ async def test_without_the_guard_a_lock_that_was_not_replicated_is_given_twice(d
         body = asyncio.create_task(work(clients["asyncio"]))
         await inside.wait()
         await asyncio.to_thread(doomed.failover)
-        (second,) = await all_got([wanting(clients["asyncio"].lock("a"), wait=BACK_WITHIN)])
+        (second,) = await all_leases([attempt_in_background(clients["asyncio"].lock("a"), wait=BACK_WITHIN)])
         assert first.valid
         assert second.valid, "two holders at once"
         assert second.token > first.token, "a resource that checks tokens can tell them apart"
@@ -68,7 +68,7 @@ async def test_without_the_guard_a_lock_that_was_not_replicated_is_given_twice(d
 
 
 @plain
-async def test_with_the_guard_a_promoted_master_grants_nothing_until_what_it_missed_has_ended(
+async def test_promoted_master_with_guard_grants_nothing_until_missed_leases_ended(
     doomed: SentinelGroup,
 ) -> None:
     ttl = 6.0
@@ -85,11 +85,14 @@ async def test_with_the_guard_a_promoted_master_grants_nothing_until_what_it_mis
             await asyncio.to_thread(doomed.failover)
         async with both_clients(doomed.url, ttl=ttl, max_ttl=ttl, guard=True) as newcomers:
             for client in (*clients.values(), *newcomers.values()):
-                got = await wanting(client.lock("a"), wait=0)
+                got = await attempt_in_background(client.lock("a"), wait=0)
                 assert isinstance(got.error, NoQuorum), got
                 assert "no vote for another" in str(got.error)
             assert first.valid, "else this shows nothing"
-            wants = [wanting(client.lock("a"), wait=BACK_WITHIN) for client in (*clients.values(), *newcomers.values())]
+            wants = [
+                attempt_in_background(client.lock("a"), wait=BACK_WITHIN)
+                for client in (*clients.values(), *newcomers.values())
+            ]
             done, rest = await asyncio.wait(wants, return_when=asyncio.FIRST_COMPLETED)
             assert time.monotonic() - promotion.at >= quarantine
             assert not first.valid
@@ -111,27 +114,27 @@ async def test_with_the_guard_a_promoted_master_grants_nothing_until_what_it_mis
 
 
 @plain
-async def test_with_replicas_a_grant_without_its_copy_is_taken_back_and_service_goes_on(doomed: SentinelGroup) -> None:
+async def test_unreplicated_grant_is_undone_and_service_continues(doomed: SentinelGroup) -> None:
     async with both_clients(doomed.url, replicas=1, ttl=20, node_timeout=0.5) as clients:
         kept = {mode: await client.lock(mode).acquire(wait=5) for mode, client in clients.items()}
         doomed.cut()
         for client in clients.values():
-            got = await wanting(client.lock("a"), wait=0)
+            got = await attempt_in_background(client.lock("a"), wait=0)
             assert isinstance(got.error, NoQuorum), got
             assert "0 of 1 replicas confirmed" in str(got.error)
-        await eventually_async(lambda: not having(doomed, "handfast:{a}"), what="the grant is rolled back")
+        await eventually_async(lambda: not masters_with_key(doomed, "handfast:{a}"), what="the grant is rolled back")
         for node in doomed:
             node.command("CONFIG", "SET", "masterauth", doomed.password)
         doomed.wait_synced()
-        new = await replaced(doomed, doomed.kill_master())
+        new = await wait_for_new_master(doomed, doomed.kill_master())
         # There is no quarantine: as soon as the new master has a replica there are grants again.
         for mode, client in clients.items():
-            (lease,) = await all_got([wanting(client.lock("a"), wait=BACK_WITHIN)])
-            assert having([new], "handfast:{a}") == [new]
+            (lease,) = await all_leases([attempt_in_background(client.lock("a"), wait=BACK_WITHIN)])
+            assert masters_with_key([new], "handfast:{a}") == [new]
             assert await lease.release()
             assert kept[mode].valid
             other = clients["asyncio" if mode == "threads" else "threads"]
-            got = await wanting(other.lock(mode), wait=0)
+            got = await attempt_in_background(other.lock(mode), wait=0)
             assert isinstance(got.error, handfast.Contended), "what was copied is still held"
             assert await kept[mode].release()
 
@@ -139,12 +142,12 @@ async def test_with_replicas_a_grant_without_its_copy_is_taken_back_and_service_
 @pytest.fixture
 def partitioned(doomed: SentinelGroup) -> Iterator[tuple[SentinelGroup, str]]:
     """A group whose master will be cut off, and the URL of a client that is cut off with it."""
-    with cut_off_sentinel(doomed, doomed.master) as place:
+    with isolated_sentinel(doomed, doomed.master) as place:
         yield doomed, url_with(doomed, place)
 
 
 @plain
-async def test_a_master_that_was_cut_off_refuses_writes_if_told_so_and_its_holder_loses_the_lock(
+async def test_holder_at_isolated_master_with_min_replicas_loses_lock(
     partitioned: tuple[SentinelGroup, str],
 ) -> None:
     group, minority = partitioned
@@ -158,8 +161,8 @@ async def test_a_master_that_was_cut_off_refuses_writes_if_told_so_and_its_holde
             lease._hold.when_lost(lambda mode=mode: lost_at.setdefault(mode, time.monotonic()))
         group.wait_synced()
         group.isolate(old)
-        wants = {mode: wanting(client.lock(mode), wait=BACK_WITHIN) for mode, client in outside.items()}
-        await replaced(group, old)
+        wants = {mode: attempt_in_background(client.lock(mode), wait=BACK_WITHIN) for mode, client in outside.items()}
+        await wait_for_new_master(group, old)
         for mode, want in wants.items():
             got = await want
             assert got.lease, got.error
@@ -169,13 +172,13 @@ async def test_a_master_that_was_cut_off_refuses_writes_if_told_so_and_its_holde
             assert got.lease.token > held[mode].token
             assert await got.lease.release()
         for client in inside.values():
-            got = await wanting(client.lock("b"), wait=0)
+            got = await attempt_in_background(client.lock("b"), wait=0)
             assert isinstance(got.error, NoQuorum), got
             assert "NOREPLICAS" in str(got.error)
 
 
 @plain
-async def test_with_replicas_the_holder_at_a_master_that_was_cut_off_loses_the_lock(
+async def test_holder_at_isolated_master_with_replicas_option_loses_lock(
     partitioned: tuple[SentinelGroup, str],
 ) -> None:
     """Without them, and without min-replicas-to-write, it goes on renewing there, and there are two holders."""
@@ -188,8 +191,8 @@ async def test_with_replicas_the_holder_at_a_master_that_was_cut_off_loses_the_l
         copied._hold.when_lost(lambda: lost_at.append(time.monotonic()))
         group.wait_synced()
         group.isolate(old)
-        wants = [wanting(outside["asyncio"].lock(name), wait=BACK_WITHIN) for name in ("copied", "alone")]
-        await replaced(group, old)
+        wants = [attempt_in_background(outside["asyncio"].lock(name), wait=BACK_WITHIN) for name in ("copied", "alone")]
+        await wait_for_new_master(group, old)
         first, second = await asyncio.gather(*wants)
         assert first.lease, first.error
         assert second.lease, second.error
@@ -201,7 +204,7 @@ async def test_with_replicas_the_holder_at_a_master_that_was_cut_off_loses_the_l
 
 @long_only
 @plain
-async def test_the_guard_does_not_help_against_a_master_that_was_cut_off(
+async def test_guard_does_not_help_against_isolated_master(
     partitioned: tuple[SentinelGroup, str],
 ) -> None:
     """Its holder renews at the old master for as long as it likes, so there are two when the new one grants."""
@@ -213,8 +216,8 @@ async def test_the_guard_does_not_help_against_a_master_that_was_cut_off(
         held = await inside["asyncio"].lock("a").acquire(wait=5)
         group.wait_synced()
         group.isolate(old)
-        await replaced(group, old)
-        (second,) = await all_got([wanting(outside["threads"].lock("a"), wait=BACK_WITHIN)])
+        await wait_for_new_master(group, old)
+        (second,) = await all_leases([attempt_in_background(outside["threads"].lock("a"), wait=BACK_WITHIN)])
         assert held.valid
         assert second.valid
         assert second.token > held.token
@@ -222,7 +225,7 @@ async def test_the_guard_does_not_help_against_a_master_that_was_cut_off(
 
 
 @plain
-async def test_a_member_of_a_quorum_that_was_replaced_has_no_vote_until_what_it_missed_is_over(
+async def test_replaced_quorum_member_has_no_vote_until_missed_leases_ended(
     doomed: SentinelGroup,
 ) -> None:
     ttl = 8.0
@@ -236,7 +239,7 @@ async def test_a_member_of_a_quorum_that_was_replaced_has_no_vote_until_what_it_
             with Promotion(doomed.replicas) as promotion:
                 await asyncio.to_thread(doomed.failover)
             for mode, client in clients.items():
-                (lease,) = await all_got([wanting(client.lock(mode), wait=5)])
+                (lease,) = await all_leases([attempt_in_background(client.lock(mode), wait=5)])
                 assert set(lease.votes) == set(two.urls)
                 assert await lease.release()
                 assert await held[mode].release()
@@ -244,17 +247,17 @@ async def test_a_member_of_a_quorum_that_was_replaced_has_no_vote_until_what_it_
 
 
 @plain
-async def test_a_sentinel_that_is_cut_off_with_the_old_master_is_outvoted(
+async def test_sentinel_isolated_with_old_master_is_outvoted(
     partitioned: tuple[SentinelGroup, str],
 ) -> None:
     group, minority = partitioned
     old = group.master
     group.isolate(old)
-    new = await replaced(group, old)
+    new = await wait_for_new_master(group, old)
     place = minority.partition("@")[2].partition("/")[0]
-    for places in ([place, *members(group)], [*members(group), place]):
+    for places in ([place, *sentinel_addresses(group)], [*sentinel_addresses(group), place]):
         async with both_clients(url_with(group, *places)) as clients:
             for mode, client in clients.items():
                 lease = await client.lock(mode).acquire(wait=5)
-                assert having([old, new], f"handfast:{{{mode}}}") == [new]
+                assert masters_with_key([old, new], f"handfast:{{{mode}}}") == [new]
                 assert await lease.release()

@@ -35,7 +35,7 @@ def footnotes() -> dict[str, str]:
     return dict(re.findall(r"^\[\^(\d+)\]: (.+)$", TEXT, re.MULTILINE))
 
 
-def test_every_test_that_is_named_exists() -> None:
+def test_every_named_test_exists() -> None:
     named = set(NAMED.findall(TEXT))
     assert len(named) > 20
     assert named - defined() == set()
@@ -47,7 +47,7 @@ def test_every_footnote_names_a_test_and_is_used() -> None:
     assert [number for number, text in footnotes().items() if not NAMED.search(text)] == []
 
 
-def test_every_cell_says_in_few_words_what_happens_and_leads_to_a_test() -> None:
+def test_every_cell_is_short_and_has_a_footnote() -> None:
     header, *rows = table()
     for failure, *cells in rows:
         for column, cell in zip(header[1:], cells, strict=True):
@@ -62,5 +62,5 @@ def test_every_letter_is_explained() -> None:
     assert sorted({letter for row in table() for cell in row for letter in NOTE.findall(cell)}) == explained
 
 
-def test_the_advice_comes_first() -> None:
+def test_advice_comes_first() -> None:
     assert re.findall(r"^## (.+)$", TEXT, re.MULTILINE)[:2] == ["Which to choose", "Failure by failure"]

@@ -18,9 +18,9 @@ from handfast import Contended, LeaseLost, NoQuorum
 from handfast.testing import Cluster, Server, Servers, available
 from handfast.testing.clock import Clock, missing
 from tests.support.sync_and_async import bootstrap, connected, plain
-from tests.support.topologies import BACK_WITHIN, LONG_RUN, all_got, both_clients, sentinel_group
-from tests.support.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
-from tests.support.waiters import wanting
+from tests.support.topologies import BACK_WITHIN, LONG_RUN, all_leases, both_clients, sentinel_group
+from tests.support.waiters import attempt_in_background
+from tests.support.waiters import no_background_errors as _nothing_fails  # noqa: F401
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no server binary on this machine"),
@@ -86,7 +86,7 @@ sys.stdin.read()
 
 
 @plain
-async def test_the_lock_of_a_process_that_is_killed_is_free_after_its_ttl(deployment: Deployment) -> None:
+async def test_lock_of_killed_process_is_free_after_its_ttl(deployment: Deployment) -> None:
     async with connected("asyncio", deployment.urls, **deployment.options) as client:
         await deployment.open(client)
         words = [sys.executable, "-c", HOLDER, json.dumps(deployment.urls), json.dumps(deployment.options)]
@@ -96,13 +96,13 @@ async def test_the_lock_of_a_process_that_is_killed_is_free_after_its_ttl(deploy
             with pytest.raises(Contended):
                 await client.lock("a").acquire(wait=0)
             holder.kill()
-        (lease,) = await all_got([wanting(client.lock("a"), wait=TTL + 5)])
+        (lease,) = await all_leases([attempt_in_background(client.lock("a"), wait=TTL + 5)])
         assert lease.token > token
         assert await lease.release()
 
 
 @plain
-async def test_a_client_that_is_cut_off_loses_its_lease_before_another_gets_the_lock(deployment: Deployment) -> None:
+async def test_isolated_client_loses_lease_before_another_acquires(deployment: Deployment) -> None:
     """No server lets it in any more; others are served as before."""
     async with AsyncExitStack() as stack:
         others = await stack.enter_async_context(connected("asyncio", deployment.urls, **deployment.options))
@@ -116,7 +116,7 @@ async def test_a_client_that_is_cut_off_loses_its_lease_before_another_gets_the_
             node.command("ACL", "SETUSER", "guest", "off")
             node.command("CLIENT", "KILL", "USER", "guest")
         for mode in guests:
-            got = await wanting(others.lock(mode), wait=TTL + 5)
+            got = await attempt_in_background(others.lock(mode), wait=TTL + 5)
             assert got.lease, got.error
             assert lost_at[mode] < got.at
             with pytest.raises(LeaseLost):
@@ -170,7 +170,7 @@ async def check_twice(topology: str, stack: ExitStack, env: dict[str, str], stri
                 with pytest.raises(NoQuorum, match="no vote"):
                     await rival.lock("a").acquire(wait=0)
             else:
-                (second,) = await all_got([wanting(rival.lock("a"), wait=LONG_TTL / 2)])
+                (second,) = await all_leases([attempt_in_background(rival.lock("a"), wait=LONG_TTL / 2)])
                 assert second.valid
                 assert second.token > leases[kind].token, "a resource that checks tokens can tell them apart"
             assert leases[kind].valid
@@ -178,7 +178,7 @@ async def check_twice(topology: str, stack: ExitStack, env: dict[str, str], stri
 
 @pytest.mark.parametrize("single", SINGLE if LONG_RUN else ["sentinel"])
 @plain
-async def test_a_server_that_restarts_empty_gives_a_lock_twice_unless_it_is_guarded(single: str) -> None:
+async def test_empty_restart_without_guard_grants_lock_twice(single: str) -> None:
     """Its replicas forget with it, so copies do not help."""
     with ExitStack() as stack:
         await check_twice(single, stack, {}, lambda server: server.restart(empty=True))
@@ -187,7 +187,7 @@ async def test_a_server_that_restarts_empty_gives_a_lock_twice_unless_it_is_guar
 @pytest.mark.skipif(bool(missing()), reason=missing())
 @pytest.mark.parametrize("single", SINGLE if LONG_RUN else ["one"])
 @plain
-async def test_a_server_whose_clock_jumps_gives_a_lock_twice_unless_it_is_guarded(single: str) -> None:
+async def test_clock_jump_without_guard_grants_lock_twice(single: str) -> None:
     with ExitStack() as stack:
         clock = stack.enter_context(Clock())
 
@@ -200,7 +200,7 @@ async def test_a_server_whose_clock_jumps_gives_a_lock_twice_unless_it_is_guarde
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
 @plain
-async def test_one_clock_that_jumps_in_a_quorum_changes_nothing() -> None:
+async def test_clock_jump_of_one_quorum_node_changes_nothing() -> None:
     with Clock() as clock, Servers(2) as two, Server(env=clock.environment) as third:
         urls = [*two.urls, third.url]
         async with both_clients(urls, ttl=LONG_TTL, max_ttl=LONG_TTL, renew=False) as clients:
@@ -210,9 +210,9 @@ async def test_one_clock_that_jumps_in_a_quorum_changes_nothing() -> None:
             clock.step(LONG_TTL + 5)
             third.wait_for(lambda: third.command("EXISTS", "handfast:{a}") == 0)
             for client in clients.values():
-                got = await wanting(client.lock("a"), wait=0.2)
+                got = await attempt_in_background(client.lock("a"), wait=0.2)
                 assert isinstance(got.error, Contended), got
             assert lease.valid
             assert await lease.release()
-            (second,) = await all_got([wanting(clients["asyncio"].lock("a"), wait=BACK_WITHIN)])
+            (second,) = await all_leases([attempt_in_background(clients["asyncio"].lock("a"), wait=BACK_WITHIN)])
             assert second.token > lease.token

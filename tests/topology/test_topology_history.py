@@ -17,7 +17,7 @@ import pytest
 from handfast.testing import Cluster, SentinelGroup, Server, available
 from handfast.testing.history import now
 from tests.chaos.environment import OURS, Environment
-from tests.support.topologies import LONG_RUN, long_only, running, sentinel_group
+from tests.support.topologies import LONG_RUN, is_running, long_only, sentinel_group
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no server binary on this machine"),
@@ -77,7 +77,7 @@ class SentinelFaults:
     def _replaced(self, old: Server) -> None:
         self.group.wait_replaced(old)
         old.resume()
-        if not running(old):
+        if not is_running(old):
             old.restart()
         if LONG_RUN:  # more is to come
             self.group.heal()
@@ -111,7 +111,7 @@ def registers(one: Server) -> Server:
     return one
 
 
-def test_no_two_holders_under_sentinel_where_grants_are_copied(registers: Server) -> None:
+def test_no_two_holders_under_sentinel_with_replicas_option(registers: Server) -> None:
     with sentinel_group() as group, crowd(group.url, registers, replicas=1) as env:
         faults = SentinelFaults(group, env)
         strike(env, faults.kill, faults.stop, faults.ask)
@@ -119,7 +119,7 @@ def test_no_two_holders_under_sentinel_where_grants_are_copied(registers: Server
 
 
 @long_only
-def test_tokens_save_the_data_under_sentinel_where_grants_are_not_copied(registers: Server) -> None:
+def test_tokens_protect_data_under_sentinel_without_replicas_option(registers: Server) -> None:
     """The replicas are behind when the master dies: what was granted meanwhile is forgotten, and granted again."""
     with sentinel_group() as group, crowd(group.url, registers) as env:
         strike(env, SentinelFaults(group, env).lag_and_ask)
@@ -140,7 +140,7 @@ def reshard(cluster: Cluster, name: str, pause: float) -> str:
     return "slots moved"
 
 
-def test_no_two_holders_while_a_cluster_is_resharded(sharded: Cluster, registers: Server) -> None:
+def test_no_two_holders_while_cluster_is_resharded(sharded: Cluster, registers: Server) -> None:
     """And its shards change their masters in agreement, by which nothing is lost."""
     with crowd(sharded.url, registers) as env:
         end = time.monotonic() + (LONG if LONG_RUN else 4.0)
@@ -154,9 +154,7 @@ def test_no_two_holders_while_a_cluster_is_resharded(sharded: Cluster, registers
 
 
 @long_only
-def test_no_two_holders_on_a_cluster_whose_masters_die_where_grants_are_copied(
-    sharded: Cluster, registers: Server
-) -> None:
+def test_no_two_holders_in_cluster_failovers_with_replicas_option(sharded: Cluster, registers: Server) -> None:
     """SIGKILL and SIGSTOP, and slots on their way meanwhile."""
     with crowd(sharded.url, registers, replicas=1) as env:
 
@@ -165,7 +163,7 @@ def test_no_two_holders_on_a_cluster_whose_masters_die_where_grants_are_copied(
             end(old)
             sharded.wait_replaced(old)
             old.resume()
-            if not running(old):
+            if not is_running(old):
                 old.restart()
             sharded.heal()
             env.await_all(env.names, now())

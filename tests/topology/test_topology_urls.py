@@ -28,7 +28,7 @@ from handfast.testing.servers import reserve_port
 from tests.support.eventually import eventually_async
 from tests.support.sync_and_async import Awaited, bootstrap, both, connected, plain
 from tests.support.tcp_relay import Impostor
-from tests.support.topologies import PASSWORD, SENTINEL_PASSWORD, having
+from tests.support.topologies import PASSWORD, SENTINEL_PASSWORD, masters_with_key
 
 SECRETS = ("s3cret", "s3ntinel")
 
@@ -60,7 +60,7 @@ def members_of(address: Address) -> list[tuple[str, int]]:
     ],
 )
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "valkey", "valkeys"])
-def test_a_sentinel_url_names_members_master_and_database(
+def test_sentinel_url_names_members_master_and_database(
     scheme: str, rest: str, members: list[tuple[str, int]], db: int
 ) -> None:
     address = parse(f"{scheme}+sentinel:{rest}")
@@ -78,13 +78,13 @@ def test_a_sentinel_url_names_members_master_and_database(
     ],
 )
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "valkey", "valkeys"])
-def test_a_cluster_url_names_its_members(scheme: str, rest: str, members: list[tuple[str, int]]) -> None:
+def test_cluster_url_names_its_members(scheme: str, rest: str, members: list[tuple[str, int]]) -> None:
     address = parse(f"{scheme}+cluster:{rest}")
     assert members_of(address) == members
     assert (address.tls is not None) == (scheme in ("rediss", "valkeys"))
 
 
-def test_credentials_are_percent_decoded_and_each_for_its_own() -> None:
+def test_credentials_are_percent_decoded_and_kept_apart() -> None:
     address = parse(
         "redis+sentinel://us%40er:p%2Fw%3A%23@h1/my%20master?sentinel_username=a%26b&sentinel_password=c%3Dd+e"
     )
@@ -96,7 +96,7 @@ def test_credentials_are_percent_decoded_and_each_for_its_own() -> None:
     assert clustered.cluster._options == {"username": "us@er", "password": "p/w:#"}
 
 
-def test_tls_options_are_for_the_sentinels_too_unless_they_do_without() -> None:
+def test_tls_options_apply_to_sentinels_unless_disabled() -> None:
     words = "ssl_cert_reqs=none&ssl_check_hostname=false"
     with_tls = sentinels_of(parse(f"rediss+sentinel://h1/m?{words}"))._options
     assert (with_tls["ssl"], with_tls["ssl_cert_reqs"], with_tls["ssl_check_hostname"]) == (True, "none", False)
@@ -139,7 +139,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("url", REFUSED)
-def test_a_bad_url_is_refused_before_anything_is_sent_and_shows_no_secret(url: str) -> None:
+def test_bad_url_is_refused_without_sending_and_shows_no_secret(url: str) -> None:
     with Impostor(lambda sock: None) as server:
         given = url.replace("H", f"127.0.0.1:{server.port}")
         for connect in (handfast.connect, handfast.aio.connect):
@@ -151,13 +151,13 @@ def test_a_bad_url_is_refused_before_anything_is_sent_and_shows_no_secret(url: s
         assert server.accepted == 0
 
 
-def test_a_duration_is_understood_while_another_thread_imports_datetime(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duration_is_parsed_while_another_thread_imports_datetime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datetime", ModuleType("datetime"))
     handfast.connect("redis+cluster://h1", ttl=5.0).close()
 
 
 @both
-async def test_no_secret_is_shown_by_what_has_one(mode: str) -> None:
+async def test_objects_with_secrets_do_not_show_them(mode: str) -> None:
     with reserve_port() as closed:
         place = f"127.0.0.1:{closed.getsockname()[1]}"
         for url in (
@@ -172,7 +172,7 @@ async def test_no_secret_is_shown_by_what_has_one(mode: str) -> None:
                 assert not [secret for secret in SECRETS if secret in shown]
 
 
-def test_the_same_group_twice_in_a_quorum_is_refused() -> None:
+def test_same_group_twice_in_a_quorum_is_refused() -> None:
     url = "redis+sentinel://h1,h2/m"
     with pytest.raises(ConfigError, match="listed twice"):
         handfast.connect([url, url, "redis://h3"])
@@ -196,13 +196,13 @@ def places(group: SentinelGroup) -> list[tuple[str, int]]:
 async def check_excludes(client: Any, ours: Any, servers: Any) -> None:
     """The two clients mean the same lock."""
     lease = await client.lock("a").acquire(wait=5)
-    assert len(having(servers, "handfast:{a}")) == 1
+    assert len(masters_with_key(servers, "handfast:{a}")) == 1
     assert await ours.lock("a").try_acquire() is None
     assert await lease.release()
 
 
 @both
-async def test_a_master_of_redis_py_s_sentinel_is_taken_over(mode: str, watched: SentinelGroup) -> None:
+async def test_from_client_accepts_master_of_redis_py_sentinel(mode: str, watched: SentinelGroup) -> None:
     asking: dict[str, Any] = {"sentinel_kwargs": {"password": SENTINEL_PASSWORD}, "password": PASSWORD, "db": 0}
     async with connected(mode, watched.url) as ours:
         for kind in (Sentinel, AsyncSentinel):
@@ -217,7 +217,7 @@ async def test_a_master_of_redis_py_s_sentinel_is_taken_over(mode: str, watched:
 
 
 @both
-async def test_a_client_that_reads_from_replicas_is_refused(mode: str) -> None:
+async def test_client_that_reads_from_replicas_is_refused(mode: str) -> None:
     for kind in (Sentinel, AsyncSentinel):
         theirs: Any = kind([("localhost", 1)]).slave_for("mymaster")
         with pytest.raises(ConfigError, match="use master_for"):
@@ -225,7 +225,7 @@ async def test_a_client_that_reads_from_replicas_is_refused(mode: str) -> None:
 
 
 @both
-async def test_redis_py_s_cluster_clients_are_taken_over(mode: str, sharded: Cluster) -> None:
+async def test_from_client_accepts_redis_py_cluster_clients(mode: str, sharded: Cluster) -> None:
     first = sharded.masters[0]
     async with (
         connected(mode, sharded.url) as ours,
@@ -243,7 +243,7 @@ async def test_redis_py_s_cluster_clients_are_taken_over(mode: str, sharded: Clu
 
 
 @both
-async def test_wrong_passwords_are_named_for_who_wants_them_and_not_shown(mode: str, watched: SentinelGroup) -> None:
+async def test_wrong_password_names_its_server_and_is_not_shown(mode: str, watched: SentinelGroup) -> None:
     members = watched.url.partition("@")[2].partition("/")[0]
     asking = f"?sentinel_password={quote(SENTINEL_PASSWORD, safe='')}"
     login = f":{quote(PASSWORD, safe='')}@"
@@ -261,7 +261,7 @@ async def test_wrong_passwords_are_named_for_who_wants_them_and_not_shown(mode: 
 
 
 @both
-async def test_a_cluster_s_wrong_password_is_named(mode: str, sharded: Cluster) -> None:
+async def test_wrong_password_of_cluster_is_reported(mode: str, sharded: Cluster) -> None:
     members = sharded.url.partition("@")[2]
     async with connected(mode, f"redis+cluster://:s3cret@{members}") as client:
         with pytest.raises(NoQuorum, match=r"WRONGPASS|invalid username-password pair") as raised:
@@ -279,12 +279,12 @@ def two() -> Iterator[Servers]:
 
 
 @both
-async def test_a_quorum_of_which_one_member_is_a_sentinel_group(mode: str, watched: SentinelGroup, two: Servers) -> None:
+async def test_quorum_with_sentinel_group_as_member_works(mode: str, watched: SentinelGroup, two: Servers) -> None:
     async with connected(mode, [*two.urls, watched.url], max_ttl=5, ttl=5) as client:
         said = await bootstrap(client)
         assert set(said.values()) == {"opened"}
         lease = await client.lock("a").acquire(wait=5)
-        await eventually_async(lambda: len(having([*two, *watched], "handfast:{a}")) == 3)
+        await eventually_async(lambda: len(masters_with_key([*two, *watched], "handfast:{a}")) == 3)
         assert await lease.release()
         two[0].pause()
         lease = await client.lock("a").acquire(wait=5)
@@ -294,7 +294,7 @@ async def test_a_quorum_of_which_one_member_is_a_sentinel_group(mode: str, watch
 
 
 @plain
-async def test_a_cluster_among_the_members_of_a_quorum_must_be_trusted_to_remember() -> None:
+async def test_cluster_as_quorum_member_needs_guard_off() -> None:
     urls = ["redis+cluster://h1", "redis://h2", "redis://h3"]
     with pytest.raises(ConfigError, match="set guard=False"):
         handfast.connect(urls)
@@ -304,7 +304,7 @@ async def test_a_cluster_among_the_members_of_a_quorum_must_be_trusted_to_rememb
 
 
 @both
-async def test_a_quorum_of_which_one_member_is_a_cluster(mode: str, sharded: Cluster, two: Servers) -> None:
+async def test_quorum_with_cluster_as_member_works(mode: str, sharded: Cluster, two: Servers) -> None:
     async with connected(mode, [*two.urls, sharded.url], guard=False) as client:
         names = [f"name-{number}" for number in range(6)]
         for _ in range(2):  # the first time a majority does not wait for nodes that are still being connected
@@ -312,7 +312,7 @@ async def test_a_quorum_of_which_one_member_is_a_cluster(mode: str, sharded: Clu
             assert all([await lease.release() for lease in leases])
         leases = [await client.lock(name).acquire(wait=5) for name in names]
         for name in names:
-            await eventually_async(lambda key=f"handfast:{{{name}}}": len(having([*two, *sharded], key)) == 3)
+            await eventually_async(lambda key=f"handfast:{{{name}}}": len(masters_with_key([*two, *sharded], key)) == 3)
         assert len({sharded.node_for(f"handfast:{{{name}}}") for name in names}) > 1, "names live on several nodes"
         assert all([await lease.release() for lease in leases])
         # A slot that has moved costs a vote, until the cluster's node is found that has it.
@@ -323,7 +323,7 @@ async def test_a_quorum_of_which_one_member_is_a_cluster(mode: str, sharded: Clu
         while votes < 3 and time.monotonic() < end:
             lease = await client.lock("name-0").acquire(wait=5)
             await asyncio.sleep(0.02)  # for the last vote, which is not waited for
-            votes = len(having([*two, *sharded], "handfast:{name-0}"))
+            votes = len(masters_with_key([*two, *sharded], "handfast:{name-0}"))
             assert await lease.release()
         assert votes == 3
         sharded.move_slot(sharded.slot_of("handfast:{name-0}"), source)

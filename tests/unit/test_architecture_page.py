@@ -78,7 +78,7 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
 
 
-def test_the_page_names_enough_to_be_worth_a_check() -> None:
+def test_page_names_enough_to_check() -> None:
     assert len(PATHS) > 30
     assert len(DOTTED) > 50
     assert len(NAMES) > 8
@@ -87,7 +87,7 @@ def test_the_page_names_enough_to_be_worth_a_check() -> None:
 @pytest.mark.parametrize(
     "name", ["core.acquire.nothing", "core.nothing", "Hold.nothing", "Nothing.state", "Hold.state.x"]
 )
-def test_a_wrong_name_is_noticed(name: str) -> None:
+def test_wrong_name_is_detected(name: str) -> None:
     assert missing(name)
 
 
@@ -114,14 +114,14 @@ def test_every_script_and_every_module_of_the_core_is_named() -> None:
     assert sorted(set(parts) - set(named)) == []
 
 
-def test_the_keys_are_those_of_the_code() -> None:
+def test_key_table_matches_code() -> None:
     assert keys.__doc__ is not None
     ours = [row for row in rows(keys.__doc__) if row[0].startswith("`")]
     assert len(ours) == 8
     assert [row for row in ours if row not in rows(PAGE)] == []
 
 
-def test_claims_and_pushes_are_those_of_the_code() -> None:
+def test_claim_and_push_formats_match_code() -> None:
     assert claims.__doc__ is not None
     text = " ".join(claims.__doc__.split())
     grammar = dict(re.findall(r"^(\w+) += (.+)$", PAGE, re.MULTILINE))
@@ -134,13 +134,13 @@ def test_claims_and_pushes_are_those_of_the_code() -> None:
     assert f"`{grammar['record']}`" in give
 
 
-def test_the_figure_is_up_to_date() -> None:
+def test_figure_is_up_to_date() -> None:
     drawn = (ROOT / "docs" / "architecture.svg").read_text()
     assert drawn == FIGURE["drawing"](), "run python docs/architecture.py"
     assert ElementTree.fromstring(drawn).tag.endswith("svg")
 
 
-def test_the_figure_names_modules_that_exist_and_all_of_the_core() -> None:
+def test_figure_names_existing_modules_and_all_of_core() -> None:
     named = {Path(each) for each in FIGURE["modules"]()}
     assert [str(each) for each in named if not (ROOT / each).exists() and not (ROOT / f"{each}.py").exists()] == []
     assert {path.stem for path in (PACKAGE / "core").glob("[a-z]*.py")} <= {each.stem for each in named}

@@ -69,7 +69,7 @@ class Scene:
     def follow(self) -> None:
         self.behind = self.enter("behind")
 
-    def ours(self) -> list[Any]:
+    def keys_of_owner(self) -> list[Any]:
         """What the nodes know of this process: votes, claims, places in queues."""
         start = self.lock.config.owner_start
         found = []
@@ -84,7 +84,7 @@ class Scene:
     def check_nothing_is_left(self) -> None:
         self.io.drain()
         self.client.watchdog.finish_all(self.nodes)
-        assert self.ours() == []
+        assert self.keys_of_owner() == []
         assert self.client.watched() == set(), "nothing is renewed"
         assert self.io.mailbox == {}, "nobody expects a push"
         assert self.io.trackers == [], "nobody expects to hear of a change"
@@ -241,7 +241,7 @@ def test_undo_reaches_the_connected_nodes_and_the_watchdog_does_the_rest() -> No
     scene.io.down = {0}
     assert scene.acquire(0) is None
     scene.io.drain()
-    assert scene.ours() == []
+    assert scene.keys_of_owner() == []
     assert len(scene.client.watchdog.to_finish) == 1, "node 0 may come back with what it was sent"
 
 
@@ -419,7 +419,7 @@ def test_interrupted_wait_for_another_programs_key_leaves_nothing(
 
 @by_any_interrupt
 @anywhere
-def test_interrupted_waiter_in_the_middle_of_the_local_queue_disturbs_nobody(
+def test_interrupted_waiter_in_middle_of_local_queue_does_not_affect_others(
     when: str, error: type[BaseException]
 ) -> None:
     def play(at: int) -> bool:
@@ -485,7 +485,7 @@ def test_interrupted_wait_in_the_queue_passes_the_lock_on(
         elif undone == "before the hand-over":
             scene.io.drain()
             scene.client.watchdog.finish_all(scene.nodes)
-            assert scene.ours() == []
+            assert scene.keys_of_owner() == []
         scene.io.finish_events()
         scene.io.drain()
         scene.client.watchdog.finish_all(scene.nodes)
@@ -687,4 +687,4 @@ def test_interrupt_while_the_next_waiter_is_woken_wakes_it_all_the_same() -> Non
     assert wakeup.calls == 1, "or it would sleep for ever"
     scene.io.drain()
     scene.client.watchdog.finish_all(scene.nodes)
-    assert scene.ours() == []
+    assert scene.keys_of_owner() == []

@@ -31,7 +31,7 @@ class Readings:
 
 
 @pytest.mark.parametrize("nodes", [3, 5])
-def test_minority_that_steps_is_suspect(nodes: int) -> None:
+def test_minority_with_clock_step_is_suspect(nodes: int) -> None:
     readings = Readings(nodes)
     minority = nodes - readings.group.need
     readings.read_all(0.0, *[0.0] * nodes)
@@ -42,7 +42,7 @@ def test_minority_that_steps_is_suspect(nodes: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 5])
-def test_majority_that_steps_alike_is_our_own_clock(nodes: int) -> None:
+def test_equal_steps_of_majority_are_attributed_to_own_clock(nodes: int) -> None:
     readings = Readings(nodes)
     readings.read_all(0.0, *[0.0] * nodes)
     need = readings.group.need
@@ -52,7 +52,7 @@ def test_majority_that_steps_alike_is_our_own_clock(nodes: int) -> None:
     assert readings.read_all(2.0, *[0.7] * nodes) == [False] * nodes
 
 
-def test_node_that_tells_its_time_late_is_not_suspect_after_standstill() -> None:
+def test_node_with_late_reading_is_not_suspect_after_standstill() -> None:
     readings = Readings(3)
     readings.read_all(0.0, 0.0, 0.0, 0.0)
     readings.read_all(1.0, 0.7, 0.7)
@@ -77,7 +77,7 @@ def test_steps_at_different_times_are_not_alike() -> None:
     assert (readings.group.suspects, readings.losses) == ({0, 1}, 0)
 
 
-def test_single_node_that_steps_is_suspect() -> None:
+def test_single_node_with_clock_step_is_suspect() -> None:
     readings = Readings(1)
     readings.read_all(0.0, 0.0)
     assert readings.read(0, 1.0, 1.0)

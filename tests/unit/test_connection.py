@@ -115,7 +115,7 @@ def test_error_reply_is_a_fault_and_disturbs_no_other_request() -> None:
     assert it.fault is None
 
 
-def test_error_among_several_replies_is_a_fault_in_its_place() -> None:
+def test_error_among_several_replies_is_fault_at_its_position() -> None:
     it = connect()
     wide = ask(it, b"X", width=3)
     it.feed(b":1\r\n-READONLY no\r\n:3\r\n")
@@ -123,7 +123,7 @@ def test_error_among_several_replies_is_a_fault_in_its_place() -> None:
     assert (one, two.kind, three) == (1, "READONLY", 3)
 
 
-def test_future_is_completed_once_and_only_if_somebody_still_waits() -> None:
+def test_future_is_completed_once_and_only_while_awaited() -> None:
     it = connect()
     waiting, gone = Waiting(), Waiting(over=True)
     it.request(b"x", Replies(waiter=waiting))
@@ -132,7 +132,7 @@ def test_future_is_completed_once_and_only_if_somebody_still_waits() -> None:
     assert (waiting.calls, gone.calls) == (1, 0)
 
 
-def test_discarded_replies_are_dropped_in_their_place() -> None:
+def test_discarded_replies_keep_order_of_others() -> None:
     it = connect()
     it.request(b"x", DISCARD)
     it.request(b"x", DISCARD)
@@ -417,7 +417,7 @@ def test_error_reply_reaches_the_handshake_as_a_fault() -> None:
     assert log[0][0].kind == "NOAUTH"
 
 
-def test_connection_that_ends_in_the_handshake_asks_nothing_more() -> None:
+def test_connection_that_ends_during_handshake_sends_nothing_more() -> None:
     log: list[Any] = []
     it = connect(two_steps(log))
     taken(it)

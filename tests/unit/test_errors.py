@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterator
 
@@ -14,6 +13,7 @@ from handfast import Contended, LeaseLost, NoQuorum, StaleToken
 from handfast.testing import Server, Servers
 from handfast.testing.servers import reserve_port
 from tests.support.eventually import eventually, renewal_of
+from tests.support.sync_and_async import plain
 
 
 @pytest.fixture
@@ -202,14 +202,12 @@ def test_outage_is_never_reported_as_contention(own: Server) -> None:
         own.resume()
 
 
-def test_asyncio_client_reports_the_same(dead: str) -> None:
-    async def main() -> None:
-        async with handfast.aio.connect(dead) as client:
-            with pytest.raises(NoQuorum) as caught:
-                await client.lock("orders", wait=0).acquire()
-        assert str(caught.value) == f"orders: 0 of 1 node granted, 1 needed ({dead}: refused the connection)"
-
-    asyncio.run(main())
+@plain
+async def test_asyncio_client_reports_the_same(dead: str) -> None:
+    async with handfast.aio.connect(dead) as client:
+        with pytest.raises(NoQuorum) as caught:
+            await client.lock("orders", wait=0).acquire()
+    assert str(caught.value) == f"orders: 0 of 1 node granted, 1 needed ({dead}: refused the connection)"
 
 
 # -- loss -------------------------------------------------------------------------------------------------------------
@@ -247,7 +245,7 @@ def test_lease_whose_server_hangs_says_that_no_majority_confirmed(own: Server) -
         own.resume()
 
 
-def test_lease_that_was_held_too_long_names_max_hold(client: handfast.Client) -> None:
+def test_lease_held_too_long_names_max_hold(client: handfast.Client) -> None:
     lease = client.lock("orders", ttl=0.2, max_hold=0.25).acquire()
     assert loss(lease).reason == "max_hold was reached"
 

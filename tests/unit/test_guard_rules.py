@@ -69,7 +69,7 @@ def test_garbage_is_not_a_marker(raw: bytes) -> None:
         b"somebody's lock",
     ],
 )
-def test_text_that_no_version_wrote_is_not_a_marker(raw: bytes | None) -> None:
+def test_unknown_text_is_not_a_marker(raw: bytes | None) -> None:
     assert Marker.parse(raw) is None
 
 
@@ -238,7 +238,7 @@ def state_of(kind: str, mark: int) -> guard._State:
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 5])
-def test_forgetful_majority_is_readmitted_in_whatever_order_its_nodes_are_ready(nodes: int) -> None:
+def test_majority_that_forgot_is_readmitted_in_any_order(nodes: int) -> None:
     """One that opened alone would look to the next like a node that had always remembered, and close its way back."""
     need = majority(nodes)
     group = group_of(nodes)

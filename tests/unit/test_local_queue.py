@@ -114,7 +114,7 @@ def test_only_an_empty_queue_can_be_entered_at_its_head() -> None:
     assert queue.waiting() == ["first"]
 
 
-def test_waiter_that_leaves_twice_disturbs_no_queue_that_has_begun_since() -> None:
+def test_waiter_that_leaves_twice_does_not_affect_newer_queue() -> None:
     queue = Queue()
     a = queue.enter()
     queue.queues.leave(a)
@@ -199,7 +199,7 @@ def test_acquisition_knows_how_long_it_may_still_wait() -> None:
     assert [patient.earlier(9.0), hasty.earlier(9.0), hasty.earlier(1.0)] == [9.0, 2.0, 1.0]
 
 
-def test_beginning_and_end_of_a_wait_are_told_once_if_somebody_listens() -> None:
+def test_start_and_end_of_wait_are_reported_once() -> None:
     told: list[tuple[Waiter, float, str]] = []
     queues = fake_queues(lambda *said: told.append(said))
     request = lock_request(1)
@@ -214,14 +214,14 @@ def test_beginning_and_end_of_a_wait_are_told_once_if_somebody_listens() -> None
     assert told == [(waiter, 0.0, ""), (waiter, 3.0, "acquired")]
 
 
-def test_threads_are_served_one_at_a_time_and_none_is_forgotten() -> None:
+def test_threads_are_served_one_at_a_time() -> None:
     queues = fake_queues()
     queues.lock = threading.Lock()
     request = lock_request(1)
     inside: list[int] = []
     most: list[int] = []
 
-    def come_and_go(me: int) -> None:
+    def enter_and_leave(me: int) -> None:
         for turn in range(100):
             wakeup = threading.Event()
             waiter = queues.enter(Acquisition(request, request.config.timing, None, 0.0), wakeup, "")
@@ -235,7 +235,7 @@ def test_threads_are_served_one_at_a_time_and_none_is_forgotten() -> None:
             queues.leave(waiter)
 
     with ThreadPoolExecutor(6) as pool:
-        for done in [pool.submit(come_and_go, me) for me in range(6)]:
+        for done in [pool.submit(enter_and_leave, me) for me in range(6)]:
             done.result(timeout=40)
     assert queues.by_key == {}
     assert max(most) == 1
@@ -252,14 +252,14 @@ def test_wait_ends_at_its_deadline_and_not_before() -> None:
         queue.queues.check(waiter, 2.0)
 
 
-def test_wait_that_was_handed_something_in_time_does_not_time_out() -> None:
+def test_wait_with_hold_in_time_does_not_time_out() -> None:
     queue = Queue(cohort=3)
     waiter = queue.enter(wait=0.5)
     assert queue.queues.hand_over(queue.held(), 0.1) is not None
     queue.queues.check(waiter, 0.6)
 
 
-def test_waiter_that_was_never_head_is_told_what_the_head_knows() -> None:
+def test_waiter_behind_head_gets_last_known_state_of_head() -> None:
     queue = Queue()
     queue.enter()
     waiter = queue.enter(wait=1.0)
@@ -270,7 +270,7 @@ def test_waiter_that_was_never_head_is_told_what_the_head_knows() -> None:
     assert raised.value is error
 
 
-def test_waiter_behind_a_sibling_is_told_of_the_sibling() -> None:
+def test_waiter_behind_sibling_gets_state_of_sibling() -> None:
     queue = Queue(cohort=3)
     waiter = queue.enter(wait=0.5)
     waiter.queue.holder = queue.held()
@@ -353,7 +353,7 @@ def test_hand_over_does_not_begin_a_new_turn() -> None:
     assert queue.queues.hand_over(passed, 1.0) is None
 
 
-def test_nothing_is_handed_over_where_nobody_waits() -> None:
+def test_nothing_is_handed_over_without_waiters() -> None:
     queue = Queue(cohort=3)
     hold = queue.held()
     assert queue.queues.hand_over(hold, 0.1) is None
@@ -363,7 +363,7 @@ def test_nothing_is_handed_over_where_nobody_waits() -> None:
 
 
 @pytest.mark.parametrize("wants", ["another ttl", "an explicit owner", "other settings"])
-def test_nothing_is_handed_over_to_a_head_that_wants_something_else(wants: str) -> None:
+def test_nothing_is_handed_over_to_head_with_other_options(wants: str) -> None:
     queue = Queue(cohort=3)
     request, timing = queue.request, queue.request.config.timing
     if wants == "another ttl":
@@ -399,7 +399,7 @@ ENDS: dict[str, Callable[[Hold], Any]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_nothing_is_handed_over_that_is_not_held(end: str) -> None:
+def test_ended_hold_is_not_handed_over(end: str) -> None:
     queue = Queue(cohort=3)
     waiter, hold = queue.enter(), queue.held()
     ENDS[end](hold)
@@ -408,7 +408,7 @@ def test_nothing_is_handed_over_that_is_not_held(end: str) -> None:
     assert hold.state != HELD
 
 
-def test_waiter_that_leaves_gives_back_what_it_has_not_taken() -> None:
+def test_waiter_that_leaves_returns_hold_it_has_not_taken() -> None:
     queue = Queue(cohort=3)
     a, b = queue.enter(), queue.enter()
     passed = queue.queues.hand_over(queue.held(), 0.1)
@@ -418,7 +418,7 @@ def test_waiter_that_leaves_gives_back_what_it_has_not_taken() -> None:
     assert queue.queues.leave(a) is None
 
 
-def test_nobody_is_given_two_holds() -> None:
+def test_no_waiter_gets_two_holds() -> None:
     queue = Queue(cohort=3)
     waiter = queue.enter()
     assert queue.queues.hand_over(queue.held(), 0.1) is waiter.given
@@ -436,7 +436,7 @@ def test_only_the_latest_hold_of_a_cohort_is_handed_over() -> None:
     assert queue.queues.hand_over(new, 0.1) is waiter.given
 
 
-def test_what_was_handed_over_is_usable_until_its_deadline() -> None:
+def test_handed_over_hold_is_usable_until_its_deadline() -> None:
     queue = Queue(cohort=3)
     waiter = queue.enter()
     passed = queue.queues.hand_over(queue.held(), 0.1)
@@ -542,9 +542,7 @@ STEPS = st.sampled_from(["enter", "enter", "leave", "grant", "hand_over", "hand_
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 4), st.lists(st.tuples(STEPS, st.integers(0, 7)), max_size=60))
-def test_oldest_waiter_is_the_head_and_at_most_one_is_given_anything_whatever_happens(
-    cohort: int, steps: list[tuple[str, int]]
-) -> None:
+def test_oldest_waiter_is_head_and_at_most_one_waiter_has_a_hold(cohort: int, steps: list[tuple[str, int]]) -> None:
     model = Model(cohort)
     for what, index in steps:
         model.step(what, index)

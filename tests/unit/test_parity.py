@@ -43,7 +43,7 @@ def test_both_modules_export_the_same_names() -> None:
     assert {"Client", "Lock", "Lease", "connect", "from_client", "bootstrap"} <= set(handfast.sync.__all__)
 
 
-def test_the_package_exports_the_blocking_facade_and_every_error() -> None:
+def test_package_exports_the_blocking_facade_and_every_error() -> None:
     for name in handfast.sync.__all__:
         assert getattr(handfast, name) is getattr(handfast.sync, name)
     for name in handfast.errors.__all__:
@@ -65,7 +65,7 @@ def test_classes_have_the_same_public_names(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), members())
-def test_methods_take_the_same_arguments_and_only_those_that_talk_are_awaited(kind: str, name: str) -> None:
+def test_methods_take_same_arguments_and_only_network_calls_are_awaited(kind: str, name: str) -> None:
     ours = inspect.getattr_static(getattr(handfast.sync, kind), name)
     theirs = inspect.getattr_static(getattr(handfast.aio, kind), name)
     assert type(ours) is type(theirs)
@@ -77,7 +77,7 @@ def test_methods_take_the_same_arguments_and_only_those_that_talk_are_awaited(ki
 
 
 @pytest.mark.parametrize("kind", AWAITED)
-def test_a_blocking_with_is_an_async_with_over_there(kind: str) -> None:
+def test_blocking_with_is_async_with_in_asyncio_facade(kind: str) -> None:
     ours, theirs = getattr(handfast.sync, kind), getattr(handfast.aio, kind)
     for plain, awaited in DUNDERS.items():
         assert hasattr(ours, plain)
@@ -88,6 +88,6 @@ def test_a_blocking_with_is_an_async_with_over_there(kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["name", "owner", "token", "remaining", "valid", "check", "lost", "votes"])
-def test_a_lease_has_the_words_of_the_contract(name: str) -> None:
+def test_lease_has_public_names_of_contract(name: str) -> None:
     assert hasattr(handfast.sync.Lease, name)
     assert hasattr(handfast.aio.Lease, name)

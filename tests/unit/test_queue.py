@@ -84,7 +84,7 @@ class Scene:
 
 
 @COUNTS
-def test_release_wakes_the_waiter_at_once_and_nobody_polls(count: int) -> None:
+def test_release_wakes_waiter_at_once_without_polling(count: int) -> None:
     scene = Scene(count)
     scene.rival.acquire()
     scene.io.later(3.0, scene.rival.release)
@@ -176,7 +176,7 @@ def test_claim_whose_reply_was_lost_leaves_no_second_claim(count: int) -> None:
 
 
 @COUNTS
-def test_end_of_the_holders_ttl_is_noticed_though_nobody_tells_of_it(count: int) -> None:
+def test_expiry_of_holders_ttl_is_noticed_without_push(count: int) -> None:
     scene = Scene(count)
     scene.rival = Rival(scene.nodes, scene.lock, ttl=0.7)
     scene.rival.acquire()
@@ -192,7 +192,7 @@ def test_waiter_on_a_quorum_acquires_when_the_first_majority_has_expired() -> No
     assert scene.io.time == pytest.approx(0.6 + OVERDUE, abs=SLACK)
 
 
-def test_waiter_of_a_dead_waiter_is_next() -> None:
+def test_claim_of_dead_waiter_is_skipped() -> None:
     """A claim whose push nobody hears is skipped."""
     scene = Scene(1)
     scene.rival.acquire()
@@ -267,7 +267,7 @@ def test_deletion_between_the_claim_and_the_look_is_noticed() -> None:
     assert scene.io.time < 0.1
 
 
-def test_key_without_an_end_is_looked_at_now_and_then() -> None:
+def test_key_without_ttl_is_polled_rarely() -> None:
     scene = Scene(1, ttl=9.0)
     scene.another_program_takes(px=None)
     scene.io.later(2 * LOOK_AGAIN + 1, lambda: scene.nodes[0].forget(KEY))  # and nobody is told
@@ -276,7 +276,7 @@ def test_key_without_an_end_is_looked_at_now_and_then() -> None:
     assert len(scene.claims()) <= 6
 
 
-def test_key_of_another_program_is_looked_at_often_where_tracking_is_refused() -> None:
+def test_key_of_another_program_is_polled_often_without_tracking() -> None:
     scene = Scene(1, ttl=9.0)
     scene.nodes[0].refuses_tracking = True
     scene.another_program_takes()
@@ -290,7 +290,7 @@ def test_key_of_another_program_is_looked_at_often_where_tracking_is_refused() -
 
 
 @COUNTS
-def test_shared_key_is_acquired_when_it_is_deleted_and_nobody_polls(count: int) -> None:
+def test_deleted_shared_key_is_acquired_without_polling(count: int) -> None:
     scene = Scene(count, **SHARED)
     scene.another_program_takes(PLAIN)
     scene.io.later(3.0, lambda: scene.another_program_goes(PLAIN))
@@ -310,7 +310,7 @@ def test_deletion_of_a_shared_key_between_two_steps_is_noticed(count: int, step:
 
 
 @COUNTS
-def test_end_of_a_shared_keys_ttl_is_noticed_though_nobody_tells_of_it(count: int) -> None:
+def test_expiry_of_shared_key_is_noticed_without_push(count: int) -> None:
     scene = Scene(count, **SHARED)
     scene.another_program_takes(PLAIN, px=700)
     scene.acquire()
@@ -318,7 +318,7 @@ def test_end_of_a_shared_keys_ttl_is_noticed_though_nobody_tells_of_it(count: in
     assert len(scene.io.times("pttl")) == 1
 
 
-def test_change_on_one_of_three_nodes_is_no_reason_to_attempt_a_shared_key() -> None:
+def test_change_on_one_of_three_nodes_triggers_no_attempt_on_shared_key() -> None:
     scene = Scene(3, **SHARED)
     scene.another_program_takes(PLAIN)
     for i in range(1, 100):
@@ -340,7 +340,7 @@ def test_lost_connection_counts_as_a_change_of_a_shared_key() -> None:
 
 @COUNTS
 @pytest.mark.parametrize("every", [0.001, 0.01, 0.03])
-def test_shared_key_that_is_renewed_all_the_time_slows_its_waiters_down_not_the_servers(count: int, every: float) -> None:
+def test_frequent_renewal_of_shared_key_slows_waiters_not_servers(count: int, every: float) -> None:
     scene = Scene(count, **SHARED)
     scene.another_program_takes(PLAIN)
     for i in range(round(5.0 / every)):
@@ -354,9 +354,7 @@ def test_shared_key_that_is_renewed_all_the_time_slows_its_waiters_down_not_the_
 
 
 @COUNTS
-def test_shared_key_is_looked_at_now_and_then_where_tracking_is_refused_and_a_warning_says_so_once(
-    count: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_shared_key_is_polled_with_one_warning_without_tracking(count: int, caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene(count, backoff=steady(0.1), **SHARED)
     for node in scene.nodes:
         node.refuses_tracking = True
@@ -380,9 +378,7 @@ def test_shared_key_is_looked_at_now_and_then_where_tracking_is_refused_and_a_wa
 
 
 @COUNTS
-def test_attempts_are_repeated_where_servers_cannot_push_and_a_warning_says_so_once(
-    count: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_attempts_are_repeated_with_one_warning_without_pushes(count: int, caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene(count, backoff=steady(0.1))
     for node in scene.nodes:
         node.refuses_hello = True
@@ -478,7 +474,7 @@ def test_outage_of_a_minority_does_not_end_a_wait() -> None:
 
 
 @WAYS
-def test_outage_that_ends_in_time_is_waited_out(options: dict[str, Any]) -> None:
+def test_wait_survives_short_outage(options: dict[str, Any]) -> None:
     scene = Scene(1, **options)
     silence(scene)
     scene.io.later(3.0, scene.io.silent.clear)
@@ -487,7 +483,7 @@ def test_outage_that_ends_in_time_is_waited_out(options: dict[str, Any]) -> None
 
 
 @COUNTS
-def test_contention_is_waited_for_without_end(count: int) -> None:
+def test_unlimited_wait_survives_long_contention(count: int) -> None:
     scene = Scene(count)
     scene.rival.acquire()
     for i in range(1, 40):
@@ -540,7 +536,7 @@ def test_wait_ends_at_its_deadline_and_names_the_holder(count: int, wait: float)
 @WAITS
 @OUTAGES
 @pytest.mark.parametrize(("count", "options"), [(1, {}), (5, {}), (1, SHARED)], ids=["one", "five", "shared key"])
-def test_wait_while_nothing_answers_ends_at_its_deadline_and_is_no_contention(
+def test_wait_without_replies_ends_at_its_deadline_as_outage(
     count: int, options: dict[str, Any], outage: Callable[[Scene], None], wait: float
 ) -> None:
     scene = Scene(count, **options)
@@ -552,7 +548,7 @@ def test_wait_while_nothing_answers_ends_at_its_deadline_and_is_no_contention(
 
 
 @WAITS
-def test_wait_whose_servers_fall_silent_ends_at_its_deadline(wait: float) -> None:
+def test_wait_ends_at_its_deadline_when_servers_fall_silent(wait: float) -> None:
     scene = Scene(1)
     scene.rival = Rival(scene.nodes, scene.lock, ttl=wait * 0.7)
     scene.rival.acquire()
@@ -636,7 +632,7 @@ SIBLINGS = pytest.mark.parametrize("known", [True, False], ids=["known holder", 
 
 @SIBLINGS
 @COUNTS
-def test_hand_over_of_a_sibling_is_taken_at_once(count: int, known: bool) -> None:
+def test_hand_over_by_sibling_is_accepted_at_once(count: int, known: bool) -> None:
     scene = Cohort(count, known)
     scene.io.later(0.3, scene.release)
     lease = scene.acquire(5.0)
@@ -653,7 +649,7 @@ def test_hand_over_of_a_sibling_is_taken_at_once(count: int, known: bool) -> Non
 @SIBLINGS
 @COUNTS
 @pytest.mark.parametrize("then", ["free", "held"])
-def test_hand_over_that_comes_too_late_is_forgotten(count: int, known: bool, then: str) -> None:
+def test_late_hand_over_is_dropped(count: int, known: bool, then: str) -> None:
     """This process was stopped for some seconds, and others were not: now it waits like everybody else."""
     scene = Cohort(count, known)
 
@@ -683,7 +679,7 @@ def test_head_of_a_cohort_relies_on_its_sibling_before_it_asks_a_server(count: i
     assert scene.io.sent == []
 
 
-def test_waiter_that_relies_on_a_sibling_is_told_that_its_client_is_closed() -> None:
+def test_waiter_that_relies_on_sibling_ends_when_client_is_closed() -> None:
     scene = Cohort(1, known=True, ttl=9.0)
     scene.io.later(scene.began + LOCAL_FIRST / 2, scene.client.queues.close)
     with pytest.raises(ConfigError, match="closed while it waited"):
@@ -706,7 +702,7 @@ def test_cohort_that_has_had_its_turn_lets_waiters_of_other_processes_go_first()
 
 
 @pytest.mark.skipif(not available(), reason="no server binary on this machine")
-def test_closing_a_client_releases_what_was_handed_over_and_not_taken() -> None:
+def test_closing_client_releases_untaken_hand_over() -> None:
     async def main() -> Any:
         client = aio.connect(server.url, ttl=20.0, cohort=3)
         lock = client.lock("a")
@@ -727,7 +723,7 @@ def test_closing_a_client_releases_what_was_handed_over_and_not_taken() -> None:
 
 
 @pytest.mark.skipif(not available(), reason="no server binary on this machine")
-def test_nodes_of_these_tests_answer_as_a_server_does() -> None:
+def test_fake_nodes_reply_like_servers() -> None:
     """Claims, hand-overs, yields, extensions and releases, step by step on both."""
     request = lock_request(1, ttl=20.0)
     config = request.config

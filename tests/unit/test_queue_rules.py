@@ -106,7 +106,7 @@ def test_message_for_another_acquisition_is_ignored() -> None:
     assert waiting.counted() == [0]
 
 
-def test_message_that_no_version_sent_is_ignored() -> None:
+def test_unknown_message_is_ignored() -> None:
     waiting = Waiting()
     waiting.queued()
     for text in (b"", b"hello", b"yours", b"yours %b x 7 1 1" % waiting.queue.who.id, b"\xff\xff"):
@@ -126,7 +126,7 @@ def test_granted_vote_counts_from_the_moment_its_claim_was_sent() -> None:
 
 
 @pytest.mark.parametrize(("left_ms", "ttl"), [(500, 0.5), (1000, 1.0), (3_600_000, 1.0)])
-def test_granted_vote_counts_for_what_is_left_of_it_and_never_for_more_than_was_asked(left_ms: int, ttl: float) -> None:
+def test_granted_vote_counts_for_its_remaining_ttl_and_never_longer(left_ms: int, ttl: float) -> None:
     """A server whose clock was set back says that hours are left."""
     waiting = Waiting()
     waiting.queued()
@@ -160,7 +160,7 @@ def test_handed_over_vote_whose_deadline_has_passed_does_not_count_and_is_claime
 
 
 @pytest.mark.parametrize("after", [-1.0, 3600.0], ids=["before the answer", "in the future"])
-def test_hand_over_at_a_time_that_cannot_be_is_claimed_again(after: float) -> None:
+def test_hand_over_with_impossible_time_is_claimed_again(after: float) -> None:
     """The server's clock was set."""
     waiting = Waiting()
     waiting.queued()
@@ -169,7 +169,7 @@ def test_hand_over_at_a_time_that_cannot_be_is_claimed_again(after: float) -> No
     assert waiting.sent() == [(0, "claim")]
 
 
-def test_hand_over_before_any_answer_is_claimed_again() -> None:
+def test_hand_over_before_any_reply_is_claimed_again() -> None:
     waiting = Waiting()
     waiting.refused(EPOCH_US, EPOCH_US, EPOCH_US)
     waiting.sent()
@@ -292,7 +292,7 @@ def test_inquiry_for_another_vote_is_ignored(stamp: int) -> None:
     assert waiting.sent() == []
 
 
-def test_inquiry_is_ignored_where_no_vote_counts() -> None:
+def test_inquiry_is_ignored_without_counted_vote() -> None:
     waiting = Waiting()
     waiting.queued()
     waiting.inquire(0, 5)
@@ -354,7 +354,7 @@ def test_refused_claim_is_repeated_when_the_holders_ttl_is_over() -> None:
     assert waiting.sent() == [(0, "claim")]
 
 
-def test_claim_is_repeated_if_no_answer_comes() -> None:
+def test_claim_is_repeated_without_reply() -> None:
     waiting = Waiting()
     waiting.refused(EPOCH_US, EPOCH_US, EPOCH_US)
     assert len(waiting.sent()) == 3
@@ -404,13 +404,13 @@ def test_ticket_is_taken_once() -> None:
     assert {arguments[9] for arguments in waiting.arguments()} == {b"%d" % EPOCH_US}
 
 
-def test_ticket_is_sent_to_all_nodes_also_to_those_that_granted() -> None:
+def test_ticket_is_sent_to_all_nodes_including_granting_ones() -> None:
     waiting = Waiting()
     waiting.refused(EPOCH_US, EPOCH_US, 0)
     assert waiting.sent() == [(0, "claim"), (1, "claim"), (2, "claim")]
 
 
-def test_ticket_comes_from_the_nodes_clocks_where_no_refusal_tells_them() -> None:
+def test_ticket_comes_from_clocks_of_nodes_without_refusals() -> None:
     waiting = Waiting()
     names = [name for _, name in waiting.sent()]
     assert names == ["time"] * 3 + ["claim"] * 3

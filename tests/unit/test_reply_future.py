@@ -51,7 +51,7 @@ async def _answer(waiter: ReplyFuture) -> Any:
 
 
 @plain
-async def test_a_task_is_resumed_by_the_waker_at_once() -> None:
+async def test_task_is_resumed_by_waker_at_once() -> None:
     desk = Desk()
     waiter, task = await waiting(desk)
     assert waiter.over is False
@@ -63,7 +63,7 @@ async def test_a_task_is_resumed_by_the_waker_at_once() -> None:
 
 
 @plain
-async def test_many_answers_are_one_call_of_the_waker() -> None:
+async def test_many_replies_cause_one_call_of_waker() -> None:
     desk = Desk()
     both = [await waiting(desk), await waiting(desk)]
     for number, (waiter, _) in enumerate(both):
@@ -74,7 +74,7 @@ async def test_many_answers_are_one_call_of_the_waker() -> None:
 
 
 @plain
-async def test_a_cancelled_task_hears_of_it_and_no_later_answer_is_welcome() -> None:
+async def test_cancelled_task_is_cancelled_and_ignores_later_reply() -> None:
     desk = Desk()
     waiter, task = await waiting(desk)
     task.cancel()
@@ -84,7 +84,7 @@ async def test_a_cancelled_task_hears_of_it_and_no_later_answer_is_welcome() -> 
 
 
 @plain
-async def test_a_cancel_between_the_answer_and_the_resumption_still_cancels() -> None:
+async def test_cancellation_between_reply_and_resumption_still_cancels() -> None:
     desk = Desk()
     waiter, task = await waiting(desk)
     waiter.set_result(b"OK")
@@ -95,7 +95,7 @@ async def test_a_cancel_between_the_answer_and_the_resumption_still_cancels() ->
 
 
 @plain
-async def test_a_task_goes_on_in_its_own_context_and_as_itself() -> None:
+async def test_task_resumes_in_its_own_context() -> None:
     desk = Desk()
     colour = contextvars.ContextVar("colour", default="none")
     waiter = desk.kind()
@@ -114,7 +114,7 @@ async def test_a_task_goes_on_in_its_own_context_and_as_itself() -> None:
 
 
 @plain
-async def test_an_answer_on_another_loop_is_refused_by_asyncio_itself() -> None:
+async def test_reply_on_another_loop_is_refused_by_asyncio() -> None:
     desk = Desk()
     waiter = desk.kind()
     with pytest.raises(RuntimeError, match="different loop"):

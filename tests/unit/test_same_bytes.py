@@ -320,7 +320,7 @@ def test_both_drivers_send_the_same_bytes_for_the_same_replies(deployment: Deplo
 
 
 @pytest.mark.parametrize(("scenario", "guarded"), [(surveyed, True), (inspected, False)], ids=["guard", "inspection"])
-def test_both_drivers_ask_the_same_questions(trio: Servers, scenario: Scenario, guarded: bool) -> None:
+def test_both_drivers_send_same_inspection_requests(trio: Servers, scenario: Scenario, guarded: bool) -> None:
     with ExitStack() as stack:
         deployment = Deployment(trio.nodes[:1], guarded, stack)
         assert deployment.by_threads(scenario) == deployment.by_asyncio(scenario)
@@ -334,7 +334,7 @@ def test_both_drivers_send_the_same_bytes_to_older_servers(kind: str) -> None:
             assert deployment.by_threads(scenario) == deployment.by_asyncio(scenario)
 
 
-def test_both_drivers_load_missing_scripts_in_the_same_place(trio: Servers) -> None:
+def test_both_drivers_load_missing_scripts_at_same_position(trio: Servers) -> None:
     with ExitStack() as stack:
         deployment = Deployment(trio.nodes[:1], False, stack)
 

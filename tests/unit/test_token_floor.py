@@ -72,7 +72,7 @@ def test_nodes_open_when_all_answer(nodes: int) -> None:
         assert floor_for(group, states, ready) is not None, cases
 
 
-def test_majority_that_forgot_for_certain_opens_without_the_rest() -> None:
+def test_majority_that_certainly_forgot_opens_without_rest() -> None:
     forgot = state(Case(FORGOT, False), False)
     assert floor_for(group_of(3), {0: forgot, 1: forgot}, ready=2) == 0
     assert floor_for(group_of(3), {0: forgot, 1: forgot}, ready=1) is None
@@ -89,5 +89,5 @@ def test_majority_that_forgot_for_certain_opens_without_the_rest() -> None:
         (text(b"earlier:0", b"1", 30_000, b"41"), KEPT),
     ],
 )
-def test_marker_tells_durable_restart_from_forgetting(seen: bytes | None, remains: bytes) -> None:
+def test_marker_distinguishes_durable_restart_from_data_loss(seen: bytes | None, remains: bytes) -> None:
     assert memory(seen) == remains

@@ -86,12 +86,12 @@ def test_two_majorities_share_a_node(nodes: int) -> None:
 
 
 @pytest.mark.parametrize("answer", YES)
-def test_grant_positive_integer_and_status_are_yeses(answer: Any) -> None:
+def test_grant_positive_integer_and_status_count_as_grants(answer: Any) -> None:
     assert is_grant(answer)
 
 
 @pytest.mark.parametrize("answer", [*NO, FAULT, -1, "", True, [], [1, 2, 3]])
-def test_nothing_else_is_a_yes(answer: Any) -> None:
+def test_other_replies_are_no_grants(answer: Any) -> None:
     assert not is_grant(answer)
     ballot = Ballot(1, 1)
     ballot.add(0, answer)

@@ -1,4 +1,4 @@
-"""`cohort=K`: a process hands a lock over to its own next waiter, up to K times, without a word to any server."""
+"""`cohort=K`: a process hands a lock over to its own next waiter, up to K times, without contacting a server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
@@ -18,26 +18,16 @@ import handfast.aio
 from handfast import NotAcquired
 from handfast.testing import Server, Servers
 from tests.support.eventually import eventually, eventually_async
+from tests.support.queues import KEY, LONG, SOON, acquire_in_background, call_count
 from tests.support.stress_processes import Agent, in_thread
-from tests.support.sync_and_async import MODES, Awaited, both, connected, plain
+from tests.support.sync_and_async import MODES, both, connected, plain
+from tests.support.waiters import FAIR
 
-LONG: Final = 25.0
-"""A ttl beyond every deadline in here: what comes sooner did not come by an expiry."""
-SOON: Final = 2.0
-"""Seconds within which what is passed on is seen, far less than LONG."""
-KEY: Final = "handfast:{a}"
-FAIR: Final = pytest.mark.parametrize("fair", [True, False], ids=["fair", "barging"])
+pytestmark = pytest.mark.slow
 
 
-def begin(mode: str, lock: Any, **options: Any) -> asyncio.Future[Any]:
-    """An acquisition in the background: a task, or a thread of its own."""
-    if mode == "asyncio":
-        return asyncio.create_task(lock.acquire(**options))
-    return in_thread(lambda: Awaited(lock.inner.acquire(**options)))
-
-
-async def in_line(client: Any, count: int) -> None:
-    """Until so many of this client wait."""
+async def wait_for_local_waiters(client: Any, count: int) -> None:
+    """Wait until so many acquisitions of this client wait."""
     queues = getattr(client, "inner", client)._queues
 
     def waiting() -> int:
@@ -47,13 +37,12 @@ async def in_line(client: Any, count: int) -> None:
 
 
 def calls(server: Server, *commands: str) -> int:
-    """How often these commands were carried out."""
-    said = [server.info(f"cmdstat_{command}") for command in commands]
-    return sum(int(each.split("calls=")[1].split(",")[0]) for each in said if each)
+    """How often these commands were executed."""
+    return sum(call_count(server, command) for command in commands)
 
 
 def turns(owners: Iterable[str]) -> list[int]:
-    """How many held the lock in a row under one owner, that is, between one word to the server and the next."""
+    """How many held the lock in a row under one owner, that is, without a release on the server."""
     return [len(list(group)) for _, group in itertools.groupby(owners)]
 
 
@@ -61,8 +50,8 @@ def ascending(tokens: list[int]) -> bool:
     return tokens == sorted(set(tokens))
 
 
-class Book:
-    """What was held, in the order of holding; it also sees to it that nobody else holds it meanwhile."""
+class HoldLog:
+    """All holders of a lock, in order. Fails if two hold it at once."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[str, int]] = []
@@ -85,33 +74,33 @@ class Book:
         return [token for _, token in self.entries]
 
 
-async def crowd(client: Any, lock: Any, count: int, book: Book, mode: str) -> list[asyncio.Future[None]]:
-    """So many who want it, all in line behind one who has it now; the tasks end when all have had it."""
+async def start_waiters(client: Any, lock: Any, count: int, log: HoldLog, mode: str) -> list[asyncio.Future[None]]:
+    """Start so many waiters behind the present holder. Each returned task ends when its waiter has had the lock."""
 
     async def task() -> None:
         lease = await lock.acquire()
-        book.took(lease)
+        log.took(lease)
         await asyncio.sleep(0)
-        book.ends()
+        log.ends()
         assert await lease.release()
 
     def thread() -> None:
         lease = lock.inner.acquire()
-        book.took(lease)
-        book.ends()
+        log.took(lease)
+        log.ends()
         assert lease.release()
 
     tasks: list[asyncio.Future[None]] = []
     for number in range(count):
         tasks.append(asyncio.create_task(task()) if mode == "asyncio" else in_thread(thread))
         if number == 0:
-            # With one in line already, the others line up without an attempt of their own.
-            await in_line(client, 1)
-    await in_line(client, count)
+            # With one waiter in the local queue, the others queue without an attempt of their own.
+            await wait_for_local_waiters(client, 1)
+    await wait_for_local_waiters(client, count)
     return tasks
 
 
-# -- what is passed on ---------------------------------------------------------------------------------------------
+# -- hand-over ---------------------------------------------------------------------------------------------
 
 
 @FAIR
@@ -119,20 +108,20 @@ async def crowd(client: Any, lock: Any, count: int, book: Book, mode: str) -> li
 async def test_each_holder_has_its_own_token_and_a_turn_is_limited(mode: str, fair: bool, server: Server) -> None:
     many = 200 if mode == "asyncio" else 30
     async with connected(mode, server.url, ttl=LONG) as client:
-        lock, book = client.lock("a", cohort=9, fair=fair), Book()
+        lock, log = client.lock("a", cohort=9, fair=fair), HoldLog()
         lease = await lock.acquire()
-        book.took(lease)
-        tasks = await crowd(client, lock, many, book, mode)
+        log.took(lease)
+        tasks = await start_waiters(client, lock, many, log, mode)
         before = calls(server, "evalsha", "delifeq")
-        book.ends()
+        log.ends()
         assert await lease.release()
         await asyncio.wait_for(asyncio.gather(*tasks), 20)
-        assert len(book.entries) == many + 1
-        assert ascending(book.tokens)
-        taken = len(set(book.owners))
-        assert max(turns(book.owners)) == 10
-        assert len(turns(book.owners)) == taken
-        # All of them, but the last, were used up; each cost one acquisition and one release, and little besides.
+        assert len(log.entries) == many + 1
+        assert ascending(log.tokens)
+        taken = len(set(log.owners))
+        assert max(turns(log.owners)) == 10
+        assert len(turns(log.owners)) == taken
+        # Every turn but the last was full. Each cost one acquisition and one release, and little besides.
         assert taken <= many / 10 + 2
         assert calls(server, "evalsha", "delifeq") - before <= 3 * taken + 2
         assert server.command("EXISTS", KEY, KEY + ":q", KEY + ":c") == 0
@@ -145,8 +134,8 @@ async def test_local_hand_over_costs_no_round_trip(mode: str, server: Server) ->
         lease = await lock.acquire()
         owner, tokens = lease.owner, [lease.token]
         for _ in range(5):
-            waiting = begin(mode, lock)
-            await in_line(client, 1)
+            waiting = acquire_in_background(mode, lock)
+            await wait_for_local_waiters(client, 1)
             await eventually_async(lambda: server.command("ZCARD", KEY + ":q") == 1)
             before = calls(server, "evalsha", "delifeq", "set", "del")
             assert await lease.release()
@@ -160,8 +149,8 @@ async def test_local_hand_over_costs_no_round_trip(mode: str, server: Server) ->
             tokens.append(lease.token)
         assert ascending(tokens)
         # The turn is over: the next one takes it from the server.
-        waiting = begin(mode, lock)
-        await in_line(client, 1)
+        waiting = acquire_in_background(mode, lock)
+        await wait_for_local_waiters(client, 1)
         assert await lease.release()
         lease = await asyncio.wait_for(waiting, SOON)
         assert lease.owner != owner
@@ -173,17 +162,17 @@ async def test_local_hand_over_costs_no_round_trip(mode: str, server: Server) ->
 @FAIR
 @both
 async def test_local_hand_over_wakes_the_next_waiter_at_once(mode: str, fair: bool, server: Server) -> None:
-    """Whether its next holder came before or after the present one got it."""
+    """The next holder may queue before or after the present one acquired."""
     async with connected(mode, server.url, ttl=LONG) as client:
         lock = client.lock("a", cohort=3, fair=fair)
         for waiters in (1, 2):
             lease = await lock.acquire()
-            tasks = [begin(mode, lock) for _ in range(waiters)]
-            await in_line(client, waiters)
+            tasks = [acquire_in_background(mode, lock) for _ in range(waiters)]
+            await wait_for_local_waiters(client, waiters)
             for _ in range(waiters):
                 assert await lease.release()
                 done, _ = await asyncio.wait(tasks, timeout=SOON, return_when=asyncio.FIRST_COMPLETED)
-                assert done, "it was passed on, and nobody has it"
+                assert done, "it was handed over, and nobody has it"
                 (task,) = done
                 tasks.remove(task)
                 lease = task.result()
@@ -191,26 +180,25 @@ async def test_local_hand_over_wakes_the_next_waiter_at_once(mode: str, fair: bo
         assert server.command("EXISTS", KEY, KEY + ":q", KEY + ":c") == 0
 
 
-@pytest.mark.slow
 @both
 async def test_lease_after_local_hand_over_is_renewed_and_ends_before_its_key(mode: str, server: Server) -> None:
     async with connected(mode, server.url, ttl=0.4) as client:
         lock = client.lock("a", cohort=3)
         lease = await lock.acquire()
-        waiting = begin(mode, lock)
-        await in_line(client, 1)
+        waiting = acquire_in_background(mode, lock)
+        await wait_for_local_waiters(client, 1)
         assert await lease.release()
-        heir = await asyncio.wait_for(waiting, SOON)
-        assert heir.owner == lease.owner
+        successor = await asyncio.wait_for(waiting, SOON)
+        assert successor.owner == lease.owner
         end = time.monotonic() + 1.0
         while time.monotonic() < end:
             before: Any = server.command("PTTL", KEY)
-            mine = heir.remaining() * 1000
+            mine = successor.remaining() * 1000
             after: Any = server.command("PTTL", KEY)
             # A renewal may come between any two of these.
             assert 0 < mine <= max(before, after + 100)
             await asyncio.sleep(0.02)  # no synchronisation: it is watched for more than twice its ttl
-        assert await heir.release()
+        assert await successor.release()
         assert server.command("EXISTS", KEY) == 0
 
 
@@ -219,18 +207,18 @@ async def test_release_that_hands_over_returns_true_once(mode: str, one: Server)
     async with connected(mode, one.url, ttl=LONG) as client:
         lock = client.lock("a", cohort=3)
         lease = await lock.acquire()
-        waiting = begin(mode, lock)
-        await in_line(client, 1)
+        waiting = acquire_in_background(mode, lock)
+        await wait_for_local_waiters(client, 1)
         assert [await lease.release(), await lease.release()] == [True, False]
         assert lease.remaining() == 0.0
         with pytest.raises(handfast.LeaseLost):
             lease.check()
-        heir = await asyncio.wait_for(waiting, SOON)
-        # What was left of the first one's view changes nothing for the second.
+        successor = await asyncio.wait_for(waiting, SOON)
+        # The first lease has no effect on the second.
         assert not await lease.release()
-        assert heir.valid
-        assert one.command("GET", KEY) == heir.owner.encode()
-        assert [await heir.release(), await heir.release()] == [True, False]
+        assert successor.valid
+        assert one.command("GET", KEY) == successor.owner.encode()
+        assert [await successor.release(), await successor.release()] == [True, False]
 
 
 @both
@@ -240,37 +228,37 @@ async def test_reentrant_lock_is_handed_over_by_its_last_release(mode: str, one:
         outer = await lock.acquire()
         inner = await lock.acquire()
         assert inner.token == outer.token
-        waiting = begin(mode, lock)
-        await in_line(client, 1)
+        waiting = acquire_in_background(mode, lock)
+        await wait_for_local_waiters(client, 1)
         assert await inner.release()
         assert outer.valid
         assert not waiting.done()
         assert await outer.release()
-        heir = await asyncio.wait_for(waiting, SOON)
-        assert heir.owner == outer.owner
-        assert heir.token > outer.token
-        assert await heir.release()
+        successor = await asyncio.wait_for(waiting, SOON)
+        assert successor.owner == outer.owner
+        assert successor.token > outer.token
+        assert await successor.release()
         assert one.command("EXISTS", KEY) == 0
 
 
 @both
 async def test_cohort_without_tokens(mode: str, server: Server) -> None:
     async with connected(mode, server.url, ttl=LONG, fence=False) as client:
-        lock, book = client.lock("a", cohort=4), Book()
+        lock, log = client.lock("a", cohort=4), HoldLog()
         lease = await lock.acquire()
-        book.took(lease)
-        tasks = await crowd(client, lock, 20, book, mode)
-        book.ends()
+        log.took(lease)
+        tasks = await start_waiters(client, lock, 20, log, mode)
+        log.ends()
         assert await lease.release()
         await asyncio.wait_for(asyncio.gather(*tasks), 10)
-        assert set(book.tokens) == {None}
-        assert max(turns(book.owners)) == 5
+        assert set(log.tokens) == {None}
+        assert max(turns(log.owners)) == 5
         eventually(lambda: server.command("DBSIZE") == 0)
 
 
 @plain
 async def test_reserved_tokens_stay_below_later_ones_of_other_processes(server: Server) -> None:
-    """Whoever reserves tokens must not hand them out below those that others have got since."""
+    """Reserved tokens must not be handed out below tokens that other processes got since."""
     with Agent("threads", server.url, "a", cohort=4, ttl=LONG) as agent:
         async with handfast.aio.connect(server.url, ttl=LONG) as client:
             lock, tokens = client.lock("a", cohort=4), list[int]()
@@ -278,7 +266,7 @@ async def test_reserved_tokens_stay_below_later_ones_of_other_processes(server: 
                 lease = await lock.acquire()
                 tokens.append(lease.token or 0)
                 waiting = asyncio.create_task(lock.acquire())
-                await in_line(client, 1)
+                await wait_for_local_waiters(client, 1)
                 await lease.release()
                 lease = await asyncio.wait_for(waiting, SOON)
                 tokens.append(lease.token or 0)
@@ -290,60 +278,56 @@ async def test_reserved_tokens_stay_below_later_ones_of_other_processes(server: 
             assert ascending(tokens)
 
 
-# -- what is not passed on -----------------------------------------------------------------------------------------
+# -- no hand-over -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"ttl": 20.0}, {"cohort": 2}, {"cohort": 0}, {"renew": False}, {"fence": False}, {"owner": "job-42"}],
-    ids=["ttl", "cohort", "none", "renew", "fence", "owner"],
+    ("other", "call"),
+    [
+        ({"ttl": 20.0}, {}),
+        ({"cohort": 2}, {}),
+        ({"cohort": 0}, {}),
+        ({"renew": False}, {}),
+        ({"fence": False}, {}),
+        ({"owner": "job-42"}, {}),
+        ({}, {"ttl": 5.0}),
+    ],
+    ids=["ttl", "cohort", "none", "renew", "fence", "owner", "ttl of the call"],
 )
 @both
-async def test_waiter_with_other_options_gets_the_lock_from_the_server(mode: str, other: Any, one: Server) -> None:
+async def test_waiter_with_other_options_gets_the_lock_from_the_server(
+    mode: str, other: Any, call: Any, one: Server
+) -> None:
     async with connected(mode, one.url, ttl=LONG) as client:
         lease = await client.lock("a", cohort=3).acquire()
-        waiting = begin(mode, client.lock("a", **{"cohort": 3, **other}))
-        await in_line(client, 1)
+        waiting = acquire_in_background(mode, client.lock("a", **{"cohort": 3, **other}), **call)
+        await wait_for_local_waiters(client, 1)
         assert await lease.release()
-        heir = await asyncio.wait_for(waiting, SOON)
-        assert heir.owner != lease.owner
-        assert heir.token is None or heir.token > lease.token
-        assert heir.remaining() <= other.get("ttl", LONG)
-        assert await heir.release()
+        successor = await asyncio.wait_for(waiting, SOON)
+        assert successor.owner != lease.owner
+        assert successor.token is None or successor.token > lease.token
+        ttl = {**other, **call}.get("ttl", LONG)
+        assert ttl - 1 < successor.remaining() <= ttl
+        assert await successor.release()
         assert one.command("EXISTS", KEY) == 0
-
-
-@both
-async def test_waiter_with_another_ttl_gets_the_lock_from_the_server(mode: str, one: Server) -> None:
-    async with connected(mode, one.url, ttl=LONG) as client:
-        lock = client.lock("a", cohort=3)
-        lease = await lock.acquire()
-        waiting = begin(mode, lock, ttl=5.0)
-        await in_line(client, 1)
-        assert await lease.release()
-        heir = await asyncio.wait_for(waiting, SOON)
-        assert heir.owner != lease.owner
-        assert 4.0 < heir.remaining() <= 5.0
-        assert await heir.release()
 
 
 @both
 async def test_clients_do_not_hand_over_to_each_other_locally(mode: str, one: Server) -> None:
     async with connected(mode, one.url, ttl=LONG) as client, connected(mode, one.url, ttl=LONG) as other:
         lease = await client.lock("a", cohort=3).acquire()
-        waiting = begin(mode, other.lock("a", cohort=3))
-        await in_line(other, 1)
+        waiting = acquire_in_background(mode, other.lock("a", cohort=3))
+        await wait_for_local_waiters(other, 1)
         assert await lease.release()
-        heir = await asyncio.wait_for(waiting, SOON)
-        assert heir.owner != lease.owner
-        assert heir.token > lease.token
-        assert await heir.release()
+        successor = await asyncio.wait_for(waiting, SOON)
+        assert successor.owner != lease.owner
+        assert successor.token > lease.token
+        assert await successor.release()
 
 
-# -- bounds: those of other processes wait too ---------------------------------------------------------------------
+# -- bounds: waiters of other processes ---------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @FAIR
 @both
 async def test_turn_is_no_longer_than_a_ttl(mode: str, fair: bool, one: Server) -> None:
@@ -354,7 +338,7 @@ async def test_turn_is_no_longer_than_a_ttl(mode: str, fair: bool, one: Server) 
 
         async def want() -> None:
             while not ended.is_set():
-                lease = await begin(mode, lock)
+                lease = await acquire_in_background(mode, lock)
                 since = time.monotonic()
                 await asyncio.sleep(0.02)
                 held.append((lease.owner, since, time.monotonic()))
@@ -366,14 +350,14 @@ async def test_turn_is_no_longer_than_a_ttl(mode: str, fair: bool, one: Server) 
         await asyncio.gather(*tasks)
         for owner in {owner for owner, _, _ in held}:
             times = [(since, until) for each, since, until in held if each == owner]
-            # The last one may have got it just before the end of the turn, and has looked at the clock after it.
+            # The last holder may have got it just before the end of the turn, and read the clock after it.
             assert max(since for since, _ in times) - min(since for since, _ in times) <= 0.5 + 0.05
         assert ascending([int(since * 1e6) for _, since, _ in held])
         assert max(turns(owner for owner, _, _ in held)) > 3
 
 
 class Greedy:
-    """Some of one client who want a lock all the time."""
+    """Tasks or threads of one client that acquire a lock all the time."""
 
     def __init__(self, mode: str, lock: Any, count: int) -> None:
         self.mode = mode
@@ -422,12 +406,11 @@ async def test_two_cohorts_take_turns(mode: str, fair: bool, server: Server) -> 
         eventually(lambda: server.command("EXISTS", KEY, KEY + ":q", KEY + ":c") == 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"cohort": 4}], ids=["alone", "cohort"])
 @pytest.mark.parametrize("mode", MODES)
 @plain
 async def test_waiter_of_another_process_is_not_starved_by_a_cohort(mode: str, options: Any, server: Server) -> None:
-    """Also one that knows nothing of cohorts."""
+    """Also a waiter without `cohort=`."""
     with Agent(mode, server.url, "a", ttl=LONG, **options) as agent:
         async with connected(mode, server.url, ttl=LONG) as client:
             greedy = Greedy(mode, client.lock("a", cohort=4), 6)
@@ -443,7 +426,7 @@ async def test_waiter_of_another_process_is_not_starved_by_a_cohort(mode: str, o
                 await eventually_async(lambda: greedy.held[-1][2] > tokens[-1])
             await greedy.end()
             if options:
-                # It leaves word that it waits: the present turn, the next one, and one in case the machine was busy.
+                # Its claim ends the turn: the present turn, the next one, and one in case the machine is busy.
                 assert sorted(between)[-2] <= 15, between
             assert ascending([token for _, _, token in greedy.held])
             assert not {*tokens} & {token for _, _, token in greedy.held}
@@ -466,7 +449,7 @@ async def test_waiter_of_another_process_comes_after_one_turn(mode: str, server:
             assert max(turns(owner for _, owner, _ in greedy.held)) <= 5
 
 
-# -- those who go away ---------------------------------------------------------------------------------------------
+# -- waiters that leave ---------------------------------------------------------------------------------------------
 
 
 @FAIR
@@ -481,7 +464,7 @@ async def test_waiter_cancelled_during_local_hand_over_does_not_keep_the_lock(
             lease = await lock.acquire()
             tokens.append(lease.token or 0)
             tasks = [asyncio.create_task(lock.acquire()) for _ in range(1 + others)]
-            await in_line(client, 1 + others)
+            await wait_for_local_waiters(client, 1 + others)
             assert await lease.release()
             for _ in range(turn % 4):
                 await asyncio.sleep(0)
@@ -510,10 +493,10 @@ async def test_waiter_that_times_out_during_local_hand_over_has_the_lock_or_rele
         for turn in range(20):
             lease = await lock.acquire()
             began = time.monotonic()
-            short, heir = begin(mode, lock, wait=0.02), begin(mode, lock)
+            short, successor = acquire_in_background(mode, lock, wait=0.02), acquire_in_background(mode, lock)
             await asyncio.sleep(max(0.0, began + 0.02 + (turn % 5 - 2) * 0.002 - time.monotonic()))  # around the end
             assert await lease.release()
-            for task in (short, heir):
+            for task in (short, successor):
                 try:
                     assert await (await asyncio.wait_for(task, SOON)).release()
                     outcomes.add(True)
@@ -530,7 +513,7 @@ async def test_closed_client_with_waiters_leaves_no_key(one: Server) -> None:
     lock = client.lock("a", cohort=10)
     lease = await lock.acquire()
     tasks = [asyncio.create_task(lock.acquire()) for _ in range(3)]
-    await in_line(client, 3)
+    await wait_for_local_waiters(client, 3)
     assert lease.valid
     await client.close()
     for task in tasks:
@@ -539,65 +522,63 @@ async def test_closed_client_with_waiters_leaves_no_key(one: Server) -> None:
     await eventually_async(lambda: one.command("EXISTS", KEY) == 0)
 
 
-@pytest.mark.slow
 @FAIR
 @both
 async def test_siblings_notice_that_the_holder_lost_the_lock(mode: str, fair: bool, server: Server) -> None:
     async with connected(mode, server.url) as client:
         lock = client.lock("a", cohort=10, ttl=0.9, fair=fair)
         lease = await lock.acquire()
-        waiting = begin(mode, lock)
-        await in_line(client, 1)
+        waiting = acquire_in_background(mode, lock)
+        await wait_for_local_waiters(client, 1)
         server.command("DEL", KEY)
-        heir = await asyncio.wait_for(waiting, 0.9 + 1.0)
-        assert heir.owner != lease.owner
-        assert heir.token > lease.token
+        successor = await asyncio.wait_for(waiting, 0.9 + 1.0)
+        assert successor.owner != lease.owner
+        assert successor.token > lease.token
         await eventually_async(lambda: not lease.valid, what="the first one knows that it has lost it")
         assert not await lease.release()
-        assert server.command("GET", KEY) == heir.owner.encode()
-        assert await heir.release()
+        assert server.command("GET", KEY) == successor.owner.encode()
+        assert await successor.release()
 
 
 @both
 async def test_lost_hold_is_not_handed_over_behind_a_newer_one(mode: str, server: Server) -> None:
-    """The key is gone, its holder does not know it, a sibling has it, and a third one comes: it waits for that one."""
+    """The key is gone, its holder does not know, a sibling has the lock. A third acquisition waits for the sibling."""
     async with connected(mode, server.url, ttl=LONG) as client:
         lock = client.lock("a", cohort=10)
         lease = await lock.acquire()
         server.command("DEL", KEY)
         anew = await lock.acquire()
         assert anew.token > lease.token
-        waiting = begin(mode, lock)
-        await in_line(client, 1)
+        waiting = acquire_in_background(mode, lock)
+        await wait_for_local_waiters(client, 1)
         assert lease.valid
         await lease.release()
         for _ in range(20):
             if waiting.done():
-                assert waiting.result().token > anew.token, "a token of before, and two who hold it"
+                assert waiting.result().token > anew.token, "an older token, and two holders"
             await asyncio.sleep(0.005)  # no synchronisation: time to go wrong in
         assert anew.valid
         assert await anew.release()
-        heir = await asyncio.wait_for(waiting, SOON)
-        assert heir.token > anew.token
-        assert await heir.release()
+        successor = await asyncio.wait_for(waiting, SOON)
+        assert successor.token > anew.token
+        assert await successor.release()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_lock_of_killed_cohort_is_free_after_its_ttl(mode: str, server: Server) -> None:
     with (
         Agent(mode, server.url, "a", cohort=10, ttl=0.6) as first,
-        Agent(mode, server.url, "a", cohort=10, ttl=LONG) as heir,
+        Agent(mode, server.url, "a", cohort=10, ttl=LONG) as successor,
     ):
         first.acquire()
         token = first.held().token
-        heir.acquire()
+        successor.acquire()
         first.kill()
         killed = time.monotonic()
-        # The tokens that it had reserved are never given out by anybody.
-        assert heir.held().token > token + 10
+        # Nobody hands out the tokens that it had reserved.
+        assert successor.held().token > token + 10
         assert time.monotonic() - killed < 0.6 + 1.0
-        assert heir.release()
+        assert successor.release()
 
 
 # -- a quorum ------------------------------------------------------------------------------------------------------
@@ -609,23 +590,23 @@ async def test_cohort_on_a_quorum(mode: str, three: Servers) -> None:
         options = {"ttl": LONG, "guard": False, "node_timeout": 0.5}
         client = await stack.enter_async_context(connected(mode, three.urls, **options))
         other = await stack.enter_async_context(connected(mode, three.urls, **options))
-        lock, book = client.lock("a", cohort=4), Book()
+        lock, log = client.lock("a", cohort=4), HoldLog()
         for _ in range(3):
             lease = await lock.acquire()
-            book.took(lease)
-            tasks = await crowd(client, lock, 24, book, mode)
+            log.took(lease)
+            tasks = await start_waiters(client, lock, 24, log, mode)
             before = calls(three[0], "evalsha")
-            book.ends()
+            log.ends()
             assert await lease.release()
             await asyncio.wait_for(asyncio.gather(*tasks), 10)
             assert calls(three[0], "evalsha") - before < 24
             # One of another client in between.
             lease = await other.lock("a").acquire()
-            book.took(lease)
-            book.ends()
+            log.took(lease)
+            log.ends()
             assert await lease.release()
-        assert ascending(book.tokens)
-        assert max(turns(book.owners)) == 5
+        assert ascending(log.tokens)
+        assert max(turns(log.owners)) == 5
         for node in three:
             await eventually_async(lambda node=node: node.command("EXISTS", KEY) == 0)
 
@@ -633,15 +614,15 @@ async def test_cohort_on_a_quorum(mode: str, three: Servers) -> None:
 @both
 async def test_cohort_on_a_quorum_goes_on_without_a_minority(mode: str, three: Servers) -> None:
     async with connected(mode, three.urls, ttl=LONG, guard=False, node_timeout=0.5) as client:
-        lock, book = client.lock("a", cohort=4), Book()
+        lock, log = client.lock("a", cohort=4), HoldLog()
         lease = await lock.acquire()
-        book.took(lease)
-        tasks = await crowd(client, lock, 24, book, mode)
+        log.took(lease)
+        tasks = await start_waiters(client, lock, 24, log, mode)
         three[2].kill()
-        book.ends()
+        log.ends()
         assert await lease.release()
         await asyncio.wait_for(asyncio.gather(*tasks), 20)
-        assert len(book.entries) == 25
-        assert ascending(book.tokens)
+        assert len(log.entries) == 25
+        assert ascending(log.tokens)
         for node in (three[0], three[1]):
             await eventually_async(lambda node=node: node.command("EXISTS", KEY) == 0)

@@ -17,8 +17,10 @@ import pytest
 import handfast
 from handfast.testing import Server, Servers, available
 from tests.support.eventually import eventually, eventually_async
-from tests.support.queues import LONG, SOON, acquiring, nothing_left, queued
+from tests.support.queues import LONG, SOON, acquire_in_background, no_lock_state_left, wait_for_queue_length
 from tests.support.sync_and_async import both, connected, plain
+
+pytestmark = pytest.mark.slow
 
 OPTIONS: dict[str, Any] = {"ttl": LONG, "node_timeout": 1.0}
 Form = Callable[[Any, int], Any]
@@ -87,7 +89,7 @@ async def take_turns(mode: str, servers: str | list[str], greedy: Form, patient:
         async def rival(number: int) -> None:
             lock = greedy(clients[number % 2], number)
             while not ended.is_set():
-                lease = await acquiring(mode, lock, wait=LONG)
+                lease = await acquire_in_background(mode, lock, wait=LONG)
                 record.took(lease, f"rival {number}")
                 record.rivals += 1
                 await asyncio.sleep(0)
@@ -99,7 +101,7 @@ async def take_turns(mode: str, servers: str | list[str], greedy: Form, patient:
             await eventually_async(lambda: record.rivals > 4 or any(task.done() for task in rivals), within=5)
             lock = patient(clients[2], 9)
             for _ in range(TURNS):
-                lease = await acquiring(mode, lock, wait=SOON)
+                lease = await acquire_in_background(mode, lock, wait=SOON)
                 record.took(lease, "the patient one")
                 record.ends()
                 assert await lease.release()
@@ -113,14 +115,14 @@ async def take_turns(mode: str, servers: str | list[str], greedy: Form, patient:
 @plain
 async def test_no_form_starves_another_on_one_node(greedy: str, patient: str, copied: Server) -> None:
     await take_turns("asyncio", copied.url, FORMS[greedy], FORMS[patient])
-    await eventually_async(lambda: nothing_left(copied))
+    await eventually_async(lambda: no_lock_state_left(copied))
 
 
 @pytest.mark.parametrize(("greedy", "patient"), WITH_PLAIN)
 @plain
 async def test_no_form_starves_another_with_threads(greedy: str, patient: str, copied: Server) -> None:
     await take_turns("threads", copied.url, FORMS[greedy], FORMS[patient])
-    await eventually_async(lambda: nothing_left(copied))
+    await eventually_async(lambda: no_lock_state_left(copied))
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +148,7 @@ def durable_three(_durable_three: Servers) -> Servers:
 @plain
 async def test_no_form_starves_another_on_three_nodes(greedy: str, patient: str, durable_three: Servers) -> None:
     await take_turns("asyncio", durable_three.urls, FORMS[greedy], FORMS[patient])
-    await eventually_async(lambda: nothing_left(*durable_three))
+    await eventually_async(lambda: no_lock_state_left(*durable_three))
 
 
 # -- several names -------------------------------------------------------------------------------------------------------
@@ -158,22 +160,22 @@ async def test_several_names_wait_for_each_name_in_turn(mode: str, server: Serve
     async with AsyncExitStack() as stack:
         one, two, three = [await stack.enter_async_context(connected(mode, server.url, ttl=LONG)) for _ in range(3)]
         first, second = await one.lock("a").acquire(), await one.lock("b").acquire()
-        waiting = acquiring(mode, two.lock(["b", "a"]))
-        await queued(server, 1)
+        waiting = acquire_in_background(mode, two.lock(["b", "a"]))
+        await wait_for_queue_length(server, 1)
         assert await first.release()
-        await queued(server, 1, "handfast:{b}")
+        await wait_for_queue_length(server, 1, "handfast:{b}")
         assert await three.lock("a").try_acquire() is None
         assert await second.release()
         lease = await asyncio.wait_for(waiting, SOON)
         assert lease.token > max(first.token, second.token)
-        next_one = acquiring(mode, three.lock("b"))
-        await queued(server, 1, "handfast:{b}")
+        next_one = acquire_in_background(mode, three.lock("b"))
+        await wait_for_queue_length(server, 1, "handfast:{b}")
         assert await lease.release()
         heir = await asyncio.wait_for(next_one, SOON)
         assert heir.token > lease.token
         assert await heir.release()
-        assert nothing_left(server)
-        assert nothing_left(server, key="handfast:{b}")
+        assert no_lock_state_left(server)
+        assert no_lock_state_left(server, key="handfast:{b}")
 
 
 @both
@@ -183,13 +185,13 @@ async def test_crossing_names_do_not_deadlock(mode: str, server: Server) -> None
 
         async def turns(client: Any, names: list[str]) -> None:
             for _ in range(15):
-                lease = await acquiring(mode, client.lock(names), wait=5)
+                lease = await acquire_in_background(mode, client.lock(names), wait=5)
                 assert await lease.release()
 
         pairs = (["a", "b"], ["c", "b"], ["c", "a"])
         await asyncio.gather(*[turns(client, names) for client, names in zip(clients, pairs, strict=True)])
         for name in "abc":
-            await eventually_async(lambda name=name: nothing_left(server, key=f"handfast:{{{name}}}"))
+            await eventually_async(lambda name=name: no_lock_state_left(server, key=f"handfast:{{{name}}}"))
 
 
 @both
@@ -198,9 +200,9 @@ async def test_waiter_for_several_names_that_times_out_gives_back_what_it_has(mo
         held = await one.lock("b").acquire()
         with pytest.raises(handfast.Contended):
             await two.lock(["a", "b"]).acquire(wait=0.05)
-        await eventually_async(lambda: nothing_left(server))
+        await eventually_async(lambda: no_lock_state_left(server))
         assert await held.release()
-        assert nothing_left(server, key="handfast:{b}")
+        assert no_lock_state_left(server, key="handfast:{b}")
 
 
 @both
@@ -208,15 +210,15 @@ async def test_cohort_hands_several_names_over(mode: str, server: Server) -> Non
     async with connected(mode, server.url, ttl=LONG) as client:
         lock = client.lock(["a", "b"], cohort=3)
         lease = await lock.acquire()
-        waiting = acquiring(mode, lock)
-        await queued(server, 1)
+        waiting = acquire_in_background(mode, lock)
+        await wait_for_queue_length(server, 1)
         assert await lease.release()
         heir = await asyncio.wait_for(waiting, SOON)
         assert heir.owner == lease.owner
         assert heir.token > lease.token
         assert await heir.release()
-        await eventually_async(lambda: nothing_left(server))
-        assert nothing_left(server, key="handfast:{b}")
+        await eventually_async(lambda: no_lock_state_left(server))
+        assert no_lock_state_left(server, key="handfast:{b}")
 
 
 # -- explicit owners, copies ---------------------------------------------------------------------------------------------
@@ -228,32 +230,32 @@ async def test_explicit_owner_reenters_though_others_wait(mode: str, server: Ser
     async with connected(mode, server.url, ttl=LONG) as client, connected(mode, server.url, ttl=LONG) as other:
         lock = client.lock("a", owner="job 42")
         outer = await lock.acquire()
-        waiting = [acquiring(mode, client.lock("a"))]
-        await queued(server, 1)
-        waiting.append(acquiring(mode, other.lock("a")))
-        await queued(server, 2)
-        inner = await acquiring(mode, lock, wait=SOON)
+        waiting = [acquire_in_background(mode, client.lock("a"))]
+        await wait_for_queue_length(server, 1)
+        waiting.append(acquire_in_background(mode, other.lock("a")))
+        await wait_for_queue_length(server, 2)
+        inner = await acquire_in_background(mode, lock, wait=SOON)
         assert inner.owner == outer.owner == "job 42"
         assert await inner.release()
         assert not any(waiter.done() for waiter in waiting)
         assert await outer.release()
         for waiter in waiting:
             assert await (await asyncio.wait_for(waiter, SOON)).release()
-        await eventually_async(lambda: nothing_left(server))
+        await eventually_async(lambda: no_lock_state_left(server))
 
 
 @both
-async def test_waiter_whose_copies_do_not_come_lets_others_go_first(mode: str, one: Server) -> None:
+async def test_waiter_without_replica_confirmation_lets_others_go_first(mode: str, one: Server) -> None:
     """The server has no replica. A waiter that needs one must not keep the lock from waiters that do not."""
     async with AsyncExitStack() as stack:
         first, strict, other = [await stack.enter_async_context(connected(mode, one.url, ttl=LONG)) for _ in range(3)]
         lease = await first.lock("a").acquire()
-        hopeless = acquiring(mode, strict.lock("a", replicas=1, node_timeout=0.05), wait=1)
-        await queued(one, 1)
-        waiting = acquiring(mode, other.lock("a"))
-        await queued(one, 2)
+        hopeless = acquire_in_background(mode, strict.lock("a", replicas=1, node_timeout=0.05), wait=1)
+        await wait_for_queue_length(one, 1)
+        waiting = acquire_in_background(mode, other.lock("a"))
+        await wait_for_queue_length(one, 2)
         assert await lease.release()
         assert await (await asyncio.wait_for(waiting, SOON)).release()
         with pytest.raises(handfast.NoQuorum, match=r"replicas confirmed|copies are not confirmed"):
             await hopeless
-        await eventually_async(lambda: nothing_left(one))
+        await eventually_async(lambda: no_lock_state_left(one))

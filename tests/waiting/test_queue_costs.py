@@ -10,8 +10,10 @@ import pytest
 
 import handfast
 from handfast.testing import Server, Servers
-from tests.support.queues import KEY, LONG, SOON, Monitor, acquiring, queued
+from tests.support.queues import KEY, LONG, SOON, Monitor, acquire_in_background, wait_for_queue_length
 from tests.support.sync_and_async import both, connected
+
+pytestmark = pytest.mark.slow
 
 CLIENTS = 4
 TURNS = 50
@@ -24,7 +26,7 @@ async def take_turns(mode: str, clients: list[Any], monitors: list[Monitor]) -> 
     async def turns(client: Any, count: int) -> None:
         lock = client.lock("a")
         for _ in range(count):
-            lease = await acquiring(mode, lock, wait=5)
+            lease = await acquire_in_background(mode, lock, wait=5)
             await asyncio.sleep(0)
             assert await lease.release()
 
@@ -67,8 +69,8 @@ async def test_waiters_send_nothing_while_the_lock_is_held(mode: str, fair: bool
         lease = await clients[0].lock("a", fair=fair).acquire()
         waiting: list[asyncio.Future[Any]] = []
         for client in clients[1:]:
-            waiting.append(acquiring(mode, client.lock("a", fair=fair)))
-            await queued(server, len(waiting))
+            waiting.append(acquire_in_background(mode, client.lock("a", fair=fair)))
+            await wait_for_queue_length(server, len(waiting))
         with Monitor(server) as monitor:
             await asyncio.sleep(0.3)  # a time to be silent in
             assert monitor.take() == []

@@ -14,7 +14,7 @@ import pytest
 import handfast
 from handfast.testing import Server, Servers
 from tests.support.eventually import eventually_async
-from tests.support.queues import SOON, acquiring, nothing_left, queued_on_all
+from tests.support.queues import SOON, acquire_in_background, no_lock_state_left, wait_for_claims_on_all
 from tests.support.stress_processes import Agent, in_thread
 from tests.support.sync_and_async import MODES, connected, plain
 
@@ -68,11 +68,13 @@ async def test_faulty_waiter_is_skipped_and_the_others_keep_their_order(
             if place == position:
                 faulty.acquire(wait=0.5 if fault == "timed out" else None)
             else:
-                waiting.append(acquiring(mode, clients[len(waiting) + 1].lock("a")))
-            await queued_on_all(nodes, place + 1, lease.owner)
+                waiting.append(acquire_in_background(mode, clients[len(waiting) + 1].lock("a")))
+            await wait_for_claims_on_all(nodes, place + 1, lease.owner)
         await in_thread(lambda: WAITER_FAULTS[fault](faulty))
+        if fault == "interrupted":
+            assert await in_thread(faulty.hear) == ["failed", "KeyboardInterrupt"]
         if fault in ("interrupted", "timed out"):
-            await queued_on_all(nodes, 2, lease.owner)
+            await wait_for_claims_on_all(nodes, 2, lease.owner)
         for number, waiter in enumerate(waiting):
             assert not any(other.done() for other in waiting[number:])
             assert await lease.release()
@@ -86,7 +88,7 @@ async def test_faulty_waiter_is_skipped_and_the_others_keep_their_order(
             tokens.append(held.token)
             assert await in_thread(faulty.release)
         assert tokens == sorted(set(tokens))
-        await eventually_async(lambda: nothing_left(*nodes))
+        await eventually_async(lambda: no_lock_state_left(*nodes))
 
 
 @pytest.mark.parametrize("fault", ["killed", "hung"])
@@ -101,8 +103,8 @@ async def test_lock_of_faulty_holder_goes_to_the_waiters_in_order(mode: str, fau
         tokens = [held.token]
         waiting: list[asyncio.Future[Any]] = []
         for client in clients:
-            waiting.append(acquiring(mode, client.lock("a")))
-            await queued_on_all(nodes, len(waiting), held.owner)
+            waiting.append(acquire_in_background(mode, client.lock("a")))
+            await wait_for_claims_on_all(nodes, len(waiting), held.owner)
         await in_thread(faulty.kill if fault == "killed" else faulty.stop)
         struck = time.monotonic()
         first = await asyncio.wait_for(waiting[0], TTL + SOON)
@@ -120,7 +122,7 @@ async def test_lock_of_faulty_holder_goes_to_the_waiters_in_order(mode: str, fau
         assert await second.release()
         tokens += [first.token, second.token]
         assert tokens == sorted(set(tokens))
-        await eventually_async(lambda: nothing_left(*nodes))
+        await eventually_async(lambda: no_lock_state_left(*nodes))
 
 
 @plain
@@ -131,24 +133,30 @@ async def test_waiters_cancelled_at_any_moment_leave_nothing_behind(nodes: list[
             await stack.enter_async_context(connected("asyncio", urls_of(nodes), **{**OPTIONS, "ttl": 20.0}))
             for _ in range(3)
         ]
-        for turns, release_first in itertools.product(range(14), (False, True)):
+        cancelled = {False: 0, True: 0}
+        for turns, release_first in itertools.product(range(20), (False, True)):
             lease = await one.lock("a").acquire(wait=SOON)
             waiting = asyncio.create_task(fickle.lock("a").acquire())
             if release_first:
-                await queued_on_all(nodes, 1, lease.owner)
+                await wait_for_claims_on_all(nodes, 1, lease.owner)
             behind = asyncio.create_task(heir.lock("a").acquire())
             if release_first:
-                await queued_on_all(nodes, 2, lease.owner)
-                assert await lease.release()
-            for _ in range(turns):
+                await wait_for_claims_on_all(nodes, 2, lease.owner)
+            releasing = asyncio.create_task(lease.release()) if release_first else None
+            if releasing and turns % 2:
+                await releasing
+            for _ in range(turns // 2 if release_first else turns):
                 await asyncio.sleep(0)
             waiting.cancel()
             try:
                 assert await (await waiting).release()
             except asyncio.CancelledError:
-                pass
-            if not release_first:
-                await queued_on_all(nodes, 1, lease.owner)
+                cancelled[release_first] += 1
+            if releasing:
+                assert await releasing
+            else:
+                await wait_for_claims_on_all(nodes, 1, lease.owner)
                 assert await lease.release()
             assert await (await asyncio.wait_for(behind, SOON)).release()
-        await eventually_async(lambda: nothing_left(*nodes))
+        assert min(cancelled.values()) > 3, cancelled
+        await eventually_async(lambda: no_lock_state_left(*nodes))

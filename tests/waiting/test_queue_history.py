@@ -24,7 +24,7 @@ from handfast.testing import Server, available, history
 from handfast.testing.proxy import Proxy
 from tests.conftest import KINDS
 from tests.support.eventually import eventually
-from tests.support.queues import nothing_left
+from tests.support.queues import no_lock_state_left
 
 LONG: Final = bool(os.environ.get("HANDFAST_LONG"))
 TURNS: Final = 5000 if LONG else 200
@@ -133,7 +133,7 @@ def test_history_on_one_node(server: Server, tmp_path: Path) -> None:
         found = workers.end()
     check(found, began, ended)
     assert jain(found) > 0.95
-    assert nothing_left(server)
+    assert no_lock_state_left(server)
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def test_history_on_five_nodes(tmp_path: Path) -> None:
             found = workers.end()
         check(found, began, ended)
         assert jain(found) > 0.95
-        eventually(lambda: nothing_left(*nodes), within=TTL + 2)
+        eventually(lambda: no_lock_state_left(*nodes), within=TTL + 2)
 
 
 def _restart_empty(node: Server, proxy: Proxy) -> None:
@@ -203,4 +203,4 @@ def test_history_with_faulty_nodes_in_the_middle_of_hand_overs(fault: str, tmp_p
         turns = Counter(each.process for each in found.holdings if each.began > began)
         assert len(turns) == PROCESSES
         assert min(turns.values()) > 3, turns
-        eventually(lambda: nothing_left(*nodes[2:]), within=TTL + 2)
+        eventually(lambda: no_lock_state_left(*nodes[2:]), within=TTL + 2)

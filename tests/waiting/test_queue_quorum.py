@@ -1,4 +1,4 @@
-"""The queue on five nodes: the same order as on one, and nodes that fail in the middle of hand-overs.
+"""The order of the queue on one node and on five, and nodes that fail in the middle of hand-overs.
 
 The nodes are of all versions that are here, so that one run meets them all.
 """
@@ -24,21 +24,22 @@ from tests.support.queues import (
     KEY,
     LONG,
     SOON,
-    acquiring,
+    acquire_in_background,
     claims_on,
     holder_on,
-    nothing_left,
+    no_lock_state_left,
     queue_length,
-    queued_on_all,
+    wait_for_claims_on_all,
 )
 from tests.support.stress_processes import Agent
 from tests.support.sync_and_async import MODES, both, connected
 from tests.support.tcp_relay import Relay
-from tests.support.waiters import told, until
+from tests.support.waiters import resolve, wait_until
 
 NODE_TIMEOUT = 0.3
 """Seconds: enough for a busy machine."""
 OPTIONS: dict[str, Any] = {"ttl": LONG, "node_timeout": NODE_TIMEOUT}
+COUNTS = pytest.mark.parametrize("count", [1, 5], ids=["one node", "five nodes"])
 
 
 @contextlib.contextmanager
@@ -77,23 +78,26 @@ def nodes() -> Iterator[list[Server]]:
         yield nodes
 
 
-def urls_of(nodes: list[Server]) -> list[str]:
-    return [node.url for node in nodes]
+def urls_of(nodes: list[Server]) -> Any:
+    """What connect() takes: one URL, or a list of URLs."""
+    return [node.url for node in nodes] if len(nodes) > 1 else nodes[0].url
 
 
 # -- the order -----------------------------------------------------------------------------------------------------------
 
 
+@COUNTS
 @both
-async def test_clients_get_the_lock_in_order_of_arrival(mode: str, calm: list[Server]) -> None:
+async def test_clients_get_the_lock_in_order_of_arrival(mode: str, count: int, calm: list[Server]) -> None:
+    nodes = calm[:count]
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(connected(mode, urls_of(calm), **OPTIONS)) for _ in range(5)]
+        clients = [await stack.enter_async_context(connected(mode, urls_of(nodes), **OPTIONS)) for _ in range(5)]
         lease = await clients[0].lock("a").acquire()
         waiting: list[asyncio.Future[Any]] = []
         for client in clients[1:]:
-            waiting.append(acquiring(mode, client.lock("a")))
-            await queued_on_all(calm, len(waiting), lease.owner)
-        order = await told(clients[0].lock("a").waiters())
+            waiting.append(acquire_in_background(mode, client.lock("a")))
+            await wait_for_claims_on_all(nodes, len(waiting), lease.owner)
+        order = await resolve(clients[0].lock("a").waiters())
         assert len(order) == len(waiting)
         tokens = [lease.token]
         for waiter, owner in zip(waiting, order, strict=True):
@@ -101,22 +105,24 @@ async def test_clients_get_the_lock_in_order_of_arrival(mode: str, calm: list[Se
             assert await lease.release()
             lease = await asyncio.wait_for(waiter, SOON)
             assert lease.owner == owner
-            assert sum(holder_on(node) == owner for node in calm) >= 3
+            assert sum(holder_on(node) == owner for node in nodes) > count // 2
             tokens.append(lease.token)
         assert await lease.release()
         assert tokens == sorted(set(tokens))
-        await eventually_async(lambda: nothing_left(*calm))
+        await eventually_async(lambda: no_lock_state_left(*nodes))
 
 
+@COUNTS
 @pytest.mark.parametrize("mode", MODES)
-def test_processes_get_the_lock_in_order_of_arrival(mode: str, calm: list[Server]) -> None:
-    with Agent.several(5, mode, urls_of(calm), "a", **OPTIONS) as agents:
+def test_processes_get_the_lock_in_order_of_arrival(mode: str, count: int, calm: list[Server]) -> None:
+    nodes = calm[:count]
+    with Agent.several(4, mode, urls_of(nodes), "a", **OPTIONS) as agents:
         agents[0].acquire()
         first = agents[0].held()
         tokens = [first.token]
         for place, agent in enumerate(agents[1:], 1):
             agent.acquire()
-            eventually(lambda place=place: all(claims_on(node, first.owner) == place for node in calm))
+            eventually(lambda place=place: all(claims_on(node, first.owner) == place for node in nodes))
         for agent, heir in itertools.pairwise(agents):
             assert all(other.silent for other in agents)
             assert agent.release()
@@ -125,21 +131,27 @@ def test_processes_get_the_lock_in_order_of_arrival(mode: str, calm: list[Server
             tokens.append(held.token)
         assert agents[-1].release()
     assert tokens == sorted(set(tokens))
-    eventually(lambda: nothing_left(*calm))
+    eventually(lambda: no_lock_state_left(*nodes))
 
 
+@COUNTS
 @both
-async def test_newcomer_does_not_overtake_the_queue(mode: str, calm: list[Server]) -> None:
-    async with connected(mode, urls_of(calm), **OPTIONS) as one, connected(mode, urls_of(calm), **OPTIONS) as two:
+async def test_try_acquire_does_not_overtake_waiters(mode: str, count: int, calm: list[Server]) -> None:
+    """The lock is free, but the waiter comes first: it gets the lock now."""
+    nodes = calm[:count]
+    async with connected(mode, urls_of(nodes), **OPTIONS) as one, connected(mode, urls_of(nodes), **OPTIONS) as two:
         lease = await one.lock("a").acquire()
-        waiting = acquiring(mode, two.lock("a"))
-        await queued_on_all(calm, 1, lease.owner)
-        for node in calm:
+        waiting = acquire_in_background(mode, two.lock("a"))
+        await wait_for_claims_on_all(nodes, 1, lease.owner)
+        for node in nodes:
             node.command("DEL", KEY)
         assert await one.lock("a").try_acquire() is None
         heir = await asyncio.wait_for(waiting, SOON)
+        assert sum(holder_on(node) == heir.owner for node in nodes) > count // 2
         assert heir.token > lease.token
         assert await heir.release()
+        free = await one.lock("a").acquire(wait=SOON)
+        assert await free.release()
 
 
 @both
@@ -157,10 +169,10 @@ async def test_split_claims_are_won_by_the_first_waiter(mode: str, nodes: list[S
             lease = await holding.lock("a").acquire()
             for relay in relays:
                 relay.requests.clear()
-            first = acquiring(mode, one.lock("a"))
-            await queued_on_all([nodes[0], nodes[1], nodes[4]], 1, lease.owner)
-            second = acquiring(mode, two.lock("a"))
-            await queued_on_all([nodes[2], nodes[3]], 1, lease.owner)
+            first = acquire_in_background(mode, one.lock("a"))
+            await wait_for_claims_on_all([nodes[0], nodes[1], nodes[4]], 1, lease.owner)
+            second = acquire_in_background(mode, two.lock("a"))
+            await wait_for_claims_on_all([nodes[2], nodes[3]], 1, lease.owner)
             nodes[4].kill()
             assert await lease.release()
             assert holder_on(nodes[0]) == holder_on(nodes[1])
@@ -176,7 +188,7 @@ async def test_split_claims_are_won_by_the_first_waiter(mode: str, nodes: list[S
             heir = await asyncio.wait_for(second, SOON)
             assert heir.token > winner.token > lease.token
             assert await heir.release()
-            await eventually_async(lambda: nothing_left(*nodes[:4]))
+            await eventually_async(lambda: no_lock_state_left(*nodes[:4]))
 
 
 # -- nodes that fail -----------------------------------------------------------------------------------------------------
@@ -208,8 +220,8 @@ async def test_order_survives_a_minority_of_faulty_nodes(mode: str, fault: str, 
         tokens = [lease.token]
         waiting: list[asyncio.Future[Any]] = []
         for client in clients[1:]:
-            waiting.append(acquiring(mode, client.lock("a")))
-            await queued_on_all(nodes[2:], len(waiting), lease.owner)
+            waiting.append(acquire_in_background(mode, client.lock("a")))
+            await wait_for_claims_on_all(nodes[2:], len(waiting), lease.owner)
         if when == "while they wait":
             strike()
         for number, waiter in enumerate(waiting):
@@ -221,7 +233,7 @@ async def test_order_survives_a_minority_of_faulty_nodes(mode: str, fault: str, 
             tokens.append(lease.token)
         assert await lease.release()
         assert tokens == sorted(set(tokens))
-        await eventually_async(lambda: nothing_left(*nodes[2:]))
+        await eventually_async(lambda: no_lock_state_left(*nodes[2:]))
         for node in nodes:
             node.resume()
 
@@ -239,8 +251,8 @@ async def test_black_holed_nodes_do_not_hold_up_hand_overs(mode: str, nodes: lis
 
             async def hand_over() -> None:
                 nonlocal lease
-                waiting = acquiring(mode, next(clients).lock("a"))
-                await queued_on_all(nodes[2:], 1, lease.owner)
+                waiting = acquire_in_background(mode, next(clients).lock("a"))
+                await wait_for_claims_on_all(nodes[2:], 1, lease.owner)
                 assert await lease.release()
                 lease = await asyncio.wait_for(waiting, SOON)
                 tokens.append(lease.token)
@@ -259,7 +271,7 @@ async def test_black_holed_nodes_do_not_hold_up_hand_overs(mode: str, nodes: lis
                 await hand_over()
             assert await lease.release()
             assert tokens == sorted(set(tokens))
-            await eventually_async(lambda: nothing_left(*nodes), within=5)
+            await eventually_async(lambda: no_lock_state_left(*nodes), within=5)
 
 
 @both
@@ -267,8 +279,8 @@ async def test_wait_goes_on_when_a_majority_was_away(mode: str, nodes: list[Serv
     """Three of five nodes do not answer for a while. The waiter keeps its place."""
     async with connected(mode, urls_of(nodes), **OPTIONS) as one, connected(mode, urls_of(nodes), **OPTIONS) as two:
         lease = await one.lock("a").acquire()
-        waiting = acquiring(mode, two.lock("a"), wait=10)
-        await queued_on_all(nodes, 1, lease.owner)
+        waiting = acquire_in_background(mode, two.lock("a"), wait=10)
+        await wait_for_claims_on_all(nodes, 1, lease.owner)
         for node in nodes[:3]:
             node.pause()
         releasing = asyncio.ensure_future(_release(mode, lease))
@@ -321,8 +333,8 @@ async def _hand_overs_without_two(mode: str, urls: list[str], nodes: list[Server
         lease = await clients[0].lock("a").acquire()
         waiting: list[asyncio.Future[Any]] = []
         for client in clients[1:]:
-            waiting.append(acquiring(mode, client.lock("a")))
-            await queued_on_all(nodes[2:], len(waiting), lease.owner)
+            waiting.append(acquire_in_background(mode, client.lock("a")))
+            await wait_for_claims_on_all(nodes[2:], len(waiting), lease.owner)
         assert [queue_length(node) for node in nodes[:2]] == [0, 0]
         tokens = [lease.token]
         for waiter in waiting:
@@ -331,7 +343,7 @@ async def _hand_overs_without_two(mode: str, urls: list[str], nodes: list[Server
             tokens.append(lease.token)
         assert await lease.release()
         assert tokens == sorted(set(tokens))
-        await eventually_async(lambda: nothing_left(*nodes))
+        await eventually_async(lambda: no_lock_state_left(*nodes))
 
 
 @both
@@ -341,32 +353,31 @@ async def test_majority_without_channel_rights_is_polled(
     urls = [*map(_take_channels_away, nodes[:3]), *urls_of(nodes[3:])]
     async with connected(mode, urls, **OPTIONS) as one, connected(mode, urls, **OPTIONS) as two:
         lease = await one.lock("a").acquire()
-        waiting = acquiring(mode, two.lock("a"))
+        waiting = acquire_in_background(mode, two.lock("a"))
         await eventually_async(lambda: "waiting for locks there means asking now and then" in caplog.text)
         assert await lease.release()
         heir = await asyncio.wait_for(waiting, SOON)
         assert heir.token > lease.token
         assert await heir.release()
-        await eventually_async(lambda: nothing_left(*nodes))
+        await eventually_async(lambda: no_lock_state_left(*nodes))
 
 
 # -- bounds --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 5])
+@COUNTS
 @both
 async def test_waiter_is_overtaken_by_a_bounded_number_of_later_ones(mode: str, count: int, calm: list[Server]) -> None:
     """Rivals acquire and release without a pause. Once a waiter is queued, only those before it get the lock first."""
     nodes, rivals = calm[:count], 3
-    servers: Any = urls_of(nodes) if count > 1 else nodes[0].url
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(connected(mode, servers, **OPTIONS)) for _ in range(rivals + 1)]
+        clients = [await stack.enter_async_context(connected(mode, urls_of(nodes), **OPTIONS)) for _ in range(rivals + 1)]
         took: list[float] = []
         ended = asyncio.Event()
 
         async def rival(client: Any) -> None:
             while not ended.is_set():
-                lease = await acquiring(mode, client.lock("a"))
+                lease = await acquire_in_background(mode, client.lock("a"))
                 took.append(time.monotonic())
                 await asyncio.sleep(0.002)
                 await lease.release()
@@ -375,7 +386,7 @@ async def test_waiter_is_overtaken_by_a_bounded_number_of_later_ones(mode: str, 
         await eventually_async(lambda: len(took) > 10)
         lock = clients[0].lock("a", label="patient")
         for _ in range(10):
-            waiting = acquiring(mode, lock)
+            waiting = acquire_in_background(mode, lock)
             await _known(lock, waiting)
             before = len(took)
             lease = await asyncio.wait_for(waiting, SOON)
@@ -390,6 +401,6 @@ async def _known(lock: Any, waiting: asyncio.Future[Any]) -> None:
     """Wait until the servers know the waiter with the label `patient`, or it has the lock."""
 
     async def so() -> bool:
-        return waiting.done() or any(":patient:" in who for who in await told(lock.waiters()))
+        return waiting.done() or any(":patient:" in who for who in await resolve(lock.waiters()))
 
-    await until(so, "the waiter is queued")
+    await wait_until(so, "the waiter is queued")

@@ -16,13 +16,14 @@ import handfast.aio
 from handfast import HandfastError
 from handfast.testing import Server
 from tests.support.eventually import eventually
+from tests.support.sync_and_async import plain
 from tests.support.topologies import long_only
 
 NAMES = pytest.mark.parametrize("inner", ["orders", ["invoices", "orders"]], ids=["same name", "among several"])
 
 
 @NAMES
-def test_thread_that_would_wait_for_itself_is_told_at_once(one: Server, inner: str | Sequence[str]) -> None:
+def test_thread_that_waits_for_its_own_lock_is_refused_at_once(one: Server, inner: str | Sequence[str]) -> None:
     """Raised before any waiting begins, as an error of handfast that is no NotAcquired: to try again is no use."""
     client = handfast.connect(one.url)
     decided = threading.Event()
@@ -43,30 +44,28 @@ def test_thread_that_would_wait_for_itself_is_told_at_once(one: Server, inner: s
 
 
 @NAMES
-def test_task_that_would_wait_for_itself_is_told_at_once(one: Server, inner: str | Sequence[str]) -> None:
-    async def main() -> None:
-        client = handfast.aio.connect(one.url)
-        decided = asyncio.Event()
-        client.listen(lambda event: decided.set() if event.kind == "waiting_began" else None)
+@plain
+async def test_task_that_waits_for_its_own_lock_is_refused_at_once(one: Server, inner: str | Sequence[str]) -> None:
+    client = handfast.aio.connect(one.url)
+    decided = asyncio.Event()
+    client.listen(lambda event: decided.set() if event.kind == "waiting_began" else None)
 
-        async def nest() -> None:
-            try:
-                async with client.lock("orders"), client.lock(inner):
-                    pass
-            finally:
-                decided.set()
+    async def nest() -> None:
+        try:
+            async with client.lock("orders"), client.lock(inner):
+                pass
+        finally:
+            decided.set()
 
-        nested = asyncio.create_task(nest())
-        await asyncio.wait_for(decided.wait(), 10)
-        await client.close()
-        with pytest.raises(HandfastError, match=r"this task already holds orders; use rlock\(\)") as caught:
-            await asyncio.wait_for(nested, 10)
-        assert not isinstance(caught.value, handfast.NotAcquired)
-
-    asyncio.run(main())
+    nested = asyncio.create_task(nest())
+    await asyncio.wait_for(decided.wait(), 10)
+    await client.close()
+    with pytest.raises(HandfastError, match=r"this task already holds orders; use rlock\(\)") as caught:
+        await asyncio.wait_for(nested, 10)
+    assert not isinstance(caught.value, handfast.NotAcquired)
 
 
-def test_nested_attempt_that_does_not_wait_is_contention_as_ever(client: handfast.Client) -> None:
+def test_nested_attempt_without_wait_is_contention(client: handfast.Client) -> None:
     with client.lock("orders"):
         assert client.lock("orders").try_acquire() is None
         with pytest.raises(handfast.Contended):
@@ -89,7 +88,7 @@ def test_nested_lock_with_an_explicit_owner_re_enters(client: handfast.Client) -
         assert inner.token == outer.token
 
 
-def test_nothing_is_left_in_the_queue_of_the_server(client: handfast.Client, one: Server) -> None:
+def test_refused_self_deadlock_leaves_no_claim(client: handfast.Client, one: Server) -> None:
     def nest() -> None:
         with client.lock("orders"), client.lock("orders"):
             pass
@@ -100,7 +99,7 @@ def test_nothing_is_left_in_the_queue_of_the_server(client: handfast.Client, one
     client.lock("orders", wait=0).acquire().release()
 
 
-def test_generator_that_another_thread_ends_is_no_deadlock(client: handfast.Client) -> None:
+def test_generator_ended_by_another_thread_is_no_deadlock(client: handfast.Client) -> None:
     """Web frameworks begin a generator in one thread of a pool and end it in another. The thread that began it may get
     the next request, which waits for the same lock."""
 
@@ -118,7 +117,7 @@ def test_generator_that_another_thread_ends_is_no_deadlock(client: handfast.Clie
         assert ended.result() == "the end"
 
 
-def test_task_that_stops_the_loop_for_a_lock_of_another_task_is_told(client: handfast.Client) -> None:
+def test_blocking_wait_for_lock_of_another_task_is_refused(client: handfast.Client) -> None:
     """The blocking client in an event loop: the task that holds the lock can never go on."""
     told: list[str] = []
 

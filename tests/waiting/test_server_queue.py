@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import random
 import time
 from collections.abc import Iterator
@@ -27,17 +26,19 @@ from tests.support.queues import (
     QUEUE,
     SOON,
     Monitor,
-    acquiring,
-    calls,
+    acquire_in_background,
+    call_count,
     holder_on,
-    listeners,
-    nothing_left,
+    no_lock_state_left,
     queue_length,
-    queued,
+    subscribed_connections,
+    wait_for_queue_length,
 )
 from tests.support.stress_processes import Agent
 from tests.support.sync_and_async import MODES, bootstrap, both, connected, plain
 from tests.support.tcp_relay import Relay
+
+pytestmark = pytest.mark.slow
 
 
 def claim_of(server: Server, owner: str) -> object:
@@ -73,70 +74,26 @@ def test_garbage_in_the_queue_is_neither_shown_nor_served(server: Server) -> Non
             eventually(lambda: queue_length(server) == 4)
             assert lease.release()
             assert heir.result(SOON).release()
-    assert nothing_left(server)
+    assert no_lock_state_left(server)
 
 
 # -- the order -----------------------------------------------------------------------------------------------------
 
 
 @both
-async def test_clients_get_the_lock_in_order_of_arrival(mode: str, server: Server) -> None:
-    async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(connected(mode, server.url, ttl=LONG)) for _ in range(5)]
-        lease = await clients[0].lock("a").acquire()
-        waiting: list[asyncio.Future[Any]] = []
-        for client in clients[1:]:
-            waiting.append(acquiring(mode, client.lock("a")))
-            await queued(server, len(waiting))
-        order = waiters(server)
-        tokens = [lease.token]
-        for waiter, owner in zip(waiting, order, strict=True):
-            assert not waiter.done()
-            assert await lease.release()
-            assert holder_on(server) == owner
-            lease = await asyncio.wait_for(waiter, SOON)
-            assert lease.owner == owner
-            tokens.append(lease.token)
-        assert await lease.release()
-        assert tokens == sorted(set(tokens))
-        assert nothing_left(server)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-def test_processes_get_the_lock_in_order_of_arrival(mode: str, server: Server) -> None:
-    with Agent.several(4, mode, server.url, "a", ttl=LONG) as agents:
-        agents[0].acquire()
-        tokens = [agents[0].held().token]
-        for place, agent in enumerate(agents[1:], 1):
-            agent.acquire()
-            eventually(lambda place=place: queue_length(server) == place)
-        for agent, heir in itertools.pairwise(agents):
-            assert all(other.silent for other in agents)
-            assert agent.release()
-            held = heir.held(within=SOON)
-            assert held.owner == holder_on(server)
-            assert f":{heir.pid}:" in held.owner
-            tokens.append(held.token)
-        assert agents[-1].release()
-    assert tokens == sorted(set(tokens))
-    assert nothing_left(server)
-
-
-@both
 async def test_processes_take_turns_though_one_has_more_waiters(mode: str, server: Server) -> None:
     async with connected(mode, server.url, ttl=LONG) as many, connected(mode, server.url, ttl=LONG) as few:
         lease = await many.lock("a").acquire()
-        crowd = [acquiring(mode, many.lock("a"))]
-        await queued(server, 1)
-        crowd += [acquiring(mode, many.lock("a")) for _ in range(3)]  # behind it, in their own process
-        late = acquiring(mode, few.lock("a"))
-        await queued(server, 2)
+        crowd = [acquire_in_background(mode, many.lock("a"))]
+        await wait_for_queue_length(server, 1)
+        crowd += [acquire_in_background(mode, many.lock("a")) for _ in range(3)]  # behind it, in their own process
+        late = acquire_in_background(mode, few.lock("a"))
+        await wait_for_queue_length(server, 2)
         assert await lease.release()
         done, _ = await asyncio.wait(crowd, timeout=SOON, return_when=asyncio.FIRST_COMPLETED)
         first = done.pop()
         # The next of the crowd comes into the queue behind the other process.
-        await queued(server, 2)
+        await wait_for_queue_length(server, 2)
         assert await first.result().release()
         lease = await asyncio.wait_for(late, SOON)
         assert await lease.release()
@@ -145,7 +102,7 @@ async def test_processes_take_turns_though_one_has_more_waiters(mode: str, serve
             (next_one,), _ = await asyncio.wait(crowd, timeout=SOON, return_when=asyncio.FIRST_COMPLETED)
             assert await next_one.result().release()
             crowd.remove(next_one)
-    assert nothing_left(server)
+    assert no_lock_state_left(server)
 
 
 @both
@@ -154,18 +111,18 @@ async def test_release_hands_over_in_one_step_and_wakes_one_waiter(mode: str, se
         clients = [await stack.enter_async_context(connected(mode, server.url, ttl=LONG)) for _ in range(4)]
         lease = await clients[0].lock("a").acquire()
         waiting: list[asyncio.Future[Any]] = []
-        asked = calls(server, "evalsha")
+        asked = call_count(server, "evalsha")
         for client in clients[1:]:
-            waiting.append(acquiring(mode, client.lock("a")))
-            await queued(server, len(waiting))
-        assert calls(server, "evalsha") == asked + len(waiting), "each waiter asks once"
-        before = (calls(server, "evalsha"), calls(server, "publish"))
+            waiting.append(acquire_in_background(mode, client.lock("a")))
+            await wait_for_queue_length(server, len(waiting))
+        assert call_count(server, "evalsha") == asked + len(waiting), "each waiter asks once"
+        before = (call_count(server, "evalsha"), call_count(server, "publish"))
         heir = waiters(server)[0]
         assert await lease.release()
         assert holder_on(server) == heir
         lease = await asyncio.wait_for(waiting[0], SOON)
         # The release and its push to one connection: no waiter had to ask.
-        assert (calls(server, "evalsha"), calls(server, "publish")) == (before[0] + 1, before[1] + 1)
+        assert (call_count(server, "evalsha"), call_count(server, "publish")) == (before[0] + 1, before[1] + 1)
         assert queue_length(server) == 2
         for waiter in waiting[1:]:
             assert await lease.release()
@@ -181,8 +138,8 @@ async def test_identity_is_not_used_again_after_it_was_withdrawn(mode: str, one:
             for _ in range(5):
                 lease = await rival.lock("a").acquire(wait=SOON)
                 # All make an attempt at once; then one stands in the server's queue for all of them.
-                crowd = [acquiring(mode, client.lock("a"), wait=SOON) for _ in range(6)]
-                await queued(one, 1)
+                crowd = [acquire_in_background(mode, client.lock("a"), wait=SOON) for _ in range(6)]
+                await wait_for_queue_length(one, 1)
                 assert await lease.release()
                 for waiter in crowd:
                     waiter.add_done_callback(lambda done: asyncio.ensure_future(done.result().release()))
@@ -200,29 +157,9 @@ async def test_identity_is_not_used_again_after_it_was_withdrawn(mode: str, one:
     assert withdrawn
 
 
-@both
-async def test_try_acquire_does_not_overtake_waiters(mode: str, server: Server) -> None:
-    async with connected(mode, server.url, ttl=LONG) as one, connected(mode, server.url, ttl=LONG) as two:
-        lease = await one.lock("a").acquire()
-        waiting = acquiring(mode, two.lock("a"))
-        await queued(server, 1)
-        server.command("DEL", KEY)
-        # Free, but somebody is before it: that one gets it now.
-        assert await one.lock("a").try_acquire() is None
-        heir = await asyncio.wait_for(waiting, SOON)
-        assert heir.owner == holder_on(server)
-        assert heir.token > lease.token
-        assert queue_length(server) == 0
-        assert await heir.release()
-        free = await one.lock("a").try_acquire()
-        assert free is not None
-        assert await free.release()
-
-
 # -- those who die, hang or go away --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_killed_waiters_are_skipped_at_once(mode: str, server: Server) -> None:
     with Agent.several(4, mode, server.url, "a", ttl=LONG) as (first, dead, also_dead, heir):
@@ -233,15 +170,14 @@ def test_killed_waiters_are_skipped_at_once(mode: str, server: Server) -> None:
             eventually(lambda place=place: queue_length(server) == place)
         dead.kill()
         also_dead.kill()
-        eventually(lambda: len(listeners(server)) == 2, what="the server has noticed")
+        eventually(lambda: len(subscribed_connections(server)) == 2, what="the server has noticed")
         assert first.release()
         assert f":{heir.pid}:" in holder_on(server)
         heir.held(within=SOON)
         assert heir.release()
-    assert nothing_left(server)
+    assert no_lock_state_left(server)
 
 
-@pytest.mark.slow
 def test_hung_waiter_loses_its_claim_when_it_expires(server: Server) -> None:
     with (
         Agent("threads", server.url, "a", ttl=0.4) as first,
@@ -271,7 +207,6 @@ def test_hung_waiter_loses_its_claim_when_it_expires(server: Server) -> None:
         assert hanging.release()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ttl", [0.8, LONG], ids=["alike", "longer"])
 def test_lock_handed_to_hung_waiter_moves_on_after_its_ttl(ttl: float, server: Server) -> None:
     """Also if the next waiter is dead, and the one behind it has only seen a holder with a far longer ttl."""
@@ -303,10 +238,9 @@ def test_lock_handed_to_hung_waiter_moves_on_after_its_ttl(ttl: float, server: S
         assert heir.release()
         assert hung.held(within=SOON).token > held.token
         assert hung.release()
-    assert nothing_left(server)
+    assert no_lock_state_left(server)
 
 
-@pytest.mark.slow
 @plain
 async def test_lock_handed_to_hung_waiter_moves_on_though_the_next_waiter_leaves(server: Server) -> None:
     """All waiters have seen a holder with a long ttl. The one that was told to look again is cancelled."""
@@ -315,44 +249,26 @@ async def test_lock_handed_to_hung_waiter_moves_on_though_the_next_waiter_leaves
         hung = stack.enter_context(Agent("asyncio", server.url, "a", ttl=0.8))
         lease = await clients[0].lock("a").acquire()
         hung.acquire()
-        await queued(server, 1)
+        await wait_for_queue_length(server, 1)
         fickle = asyncio.create_task(clients[1].lock("a").acquire())
-        await queued(server, 2)
+        await wait_for_queue_length(server, 2)
         patient = asyncio.create_task(clients[2].lock("a").acquire())
-        await queued(server, 3)
+        await wait_for_queue_length(server, 3)
         hung.stop()
         assert await lease.release()
         assert f":{hung.pid}:" in holder_on(server)
         fickle.cancel()
-        await queued(server, 1)
+        await wait_for_queue_length(server, 1)
         heir = await asyncio.wait_for(patient, 0.8 + SOON)
         assert await heir.release()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-def test_lock_of_killed_holder_goes_to_next_waiter_after_its_ttl(mode: str, server: Server) -> None:
-    with (
-        Agent(mode, server.url, "a", ttl=0.6) as first,
-        Agent(mode, server.url, "a", ttl=LONG) as heir,
-    ):
-        first.acquire()
-        token = first.held().token
-        heir.acquire()
-        eventually(lambda: queue_length(server) == 1)
-        first.kill()
-        killed = time.monotonic()
-        assert heir.held().token > token
-        assert time.monotonic() - killed < 0.6 + 1.0
-        assert heir.release()
 
 
 @both
 async def test_deleted_key_goes_to_next_waiter_within_the_ttl(mode: str, server: Server) -> None:
     async with connected(mode, server.url) as one, connected(mode, server.url, ttl=LONG) as two:
         lease = await one.lock("a", ttl=0.6).acquire()
-        waiting = acquiring(mode, two.lock("a"))
-        await queued(server, 1)
+        waiting = acquire_in_background(mode, two.lock("a"))
+        await wait_for_queue_length(server, 1)
         server.command("DEL", KEY)
         heir = await asyncio.wait_for(waiting, 0.6 + 1.0)
         assert heir.token > lease.token
@@ -360,53 +276,6 @@ async def test_deleted_key_goes_to_next_waiter_within_the_ttl(mode: str, server:
         assert not await lease.release()
         assert holder_on(server) == heir.owner
         assert await heir.release()
-
-
-@plain
-async def test_cancelled_waiter_leaves_the_queue(server: Server) -> None:
-    async with handfast.aio.connect(server.url, ttl=LONG) as one, handfast.aio.connect(server.url, ttl=LONG) as two:
-        async with one.lock("a"):
-            waiting = [asyncio.create_task(two.lock("a").acquire()) for _ in range(2)]
-            await queued(server, 1)
-            for waiter in waiting:
-                waiter.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await waiter
-            await queued(server, 0)
-            assert server.command("EXISTS", QUEUE) == 0
-        assert nothing_left(server)
-
-
-@plain
-async def test_waiter_cancelled_at_any_moment_leaves_the_queue(server: Server) -> None:
-    """Also before it knows that it is in there: a claim that nobody stands for any more would be given the lock."""
-    async with handfast.aio.connect(server.url, ttl=LONG) as one, handfast.aio.connect(server.url, ttl=LONG) as two:
-        lease = await one.lock("a").acquire()
-        for turns in range(60):
-            waiter = asyncio.create_task(two.lock("a").acquire())
-            for _ in range(turns % 12):
-                await asyncio.sleep(0)
-            waiter.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiter
-        await queued(server, 0)
-        assert await lease.release()
-        assert nothing_left(server)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_interrupted_waiter_leaves_the_queue(mode: str, server: Server) -> None:
-    with handfast.connect(server.url) as client, Agent(mode, server.url, "a", ttl=LONG) as agent:
-        with client.lock("a", ttl=LONG):
-            agent.acquire()
-            eventually(lambda: queue_length(server) == 1)
-            agent.interrupt()
-            assert agent.hear() == ["failed", "KeyboardInterrupt"]
-            eventually(lambda: queue_length(server) == 0)
-        assert nothing_left(server)
-        agent.acquire()
-        assert agent.held().token
-        assert agent.release()
 
 
 @both
@@ -419,40 +288,11 @@ async def test_waiter_that_timed_out_leaves_the_queue(mode: str, server: Server)
             if wait == 0.05:
                 assert lease.owner in str(caught.value)
         # Also those of which the server's answer had not come.
-        await queued(server, 0)
+        await wait_for_queue_length(server, 0)
         assert await lease.release()
-        assert nothing_left(server)
+        assert no_lock_state_left(server)
 
 
-@plain
-async def test_waiter_cancelled_during_hand_over_passes_the_lock_on(server: Server) -> None:
-    async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(handfast.aio.connect(server.url, ttl=LONG)) for _ in range(3)]
-        locks = [client.lock("a") for client in clients]
-        cancelled = 0
-        for turns in range(30):
-            lease = await locks[0].acquire()
-            fickle = asyncio.create_task(locks[1].acquire())
-            await queued(server, 1)
-            heir = asyncio.create_task(locks[2].acquire())
-            await queued(server, 2)
-            releasing = asyncio.create_task(lease.release())
-            if turns // 6 % 2:
-                await releasing
-            for _ in range(turns % 6):
-                await asyncio.sleep(0)
-            fickle.cancel()
-            assert await releasing
-            try:
-                assert await (await fickle).release()
-            except asyncio.CancelledError:
-                cancelled += 1
-            assert await (await asyncio.wait_for(heir, SOON)).release()
-        assert cancelled > 3
-        assert nothing_left(server)
-
-
-@pytest.mark.slow
 @both
 async def test_waiter_that_times_out_during_hand_over_has_the_lock_or_passes_it_on(mode: str, server: Server) -> None:
     async with AsyncExitStack() as stack:
@@ -462,8 +302,8 @@ async def test_waiter_that_times_out_during_hand_over_has_the_lock_or_passes_it_
         for i in range(30):
             lease = await locks[0].acquire()
             began = time.monotonic()
-            short = acquiring(mode, locks[1], wait=0.03)
-            heir = acquiring(mode, locks[2])
+            short = acquire_in_background(mode, locks[1], wait=0.03)
+            heir = acquire_in_background(mode, locks[2])
             await eventually_async(lambda: queue_length(server) >= 1)
             await asyncio.sleep(max(0.0, began + 0.03 + (i % 5 - 2) * 0.002 - time.monotonic()))  # around the end
             assert await lease.release()
@@ -474,7 +314,7 @@ async def test_waiter_that_times_out_during_hand_over_has_the_lock_or_passes_it_
                 outcomes.add(False)
             assert await (await asyncio.wait_for(heir, SOON)).release()
         assert outcomes == {True, False}
-        assert nothing_left(server)
+        assert no_lock_state_left(server)
 
 
 @both
@@ -482,14 +322,14 @@ async def test_closed_client_leaves_the_queue(mode: str, server: Server) -> None
     async with connected(mode, server.url, ttl=LONG) as one:
         lease = await one.lock("a").acquire()
         async with connected(mode, server.url, ttl=LONG) as two:
-            waiting = acquiring(mode, two.lock("a"))
-            await queued(server, 1)
+            waiting = acquire_in_background(mode, two.lock("a"))
+            await wait_for_queue_length(server, 1)
             await two.close()
             with pytest.raises(ConfigError, match="closed"):
                 await waiting
-        await queued(server, 0)
+        await wait_for_queue_length(server, 0)
         assert await lease.release()
-        assert nothing_left(server)
+        assert no_lock_state_left(server)
 
 
 @both
@@ -499,12 +339,12 @@ async def test_queue_of_dead_waiters_ends_by_itself(mode: str, server: Server) -
         assert server.command("EXISTS", QUEUE) == 0
         with Agent(mode, server.url, "a", ttl=LONG) as dead:
             dead.acquire()
-            await queued(server, 1)
+            await wait_for_queue_length(server, 1)
             dead.kill()
         # Longer than any claim in it, but not for ever.
         assert 2 * LONG * 1000 < left_ms(server, QUEUE) <= 600_000
         assert await lease.release()
-        assert nothing_left(server)
+        assert no_lock_state_left(server)
 
 
 # -- connections that are cut --------------------------------------------------------------------------------------
@@ -514,11 +354,11 @@ async def test_queue_of_dead_waiters_ends_by_itself(mode: str, server: Server) -
 async def test_waiter_keeps_its_place_when_its_connection_is_cut(mode: str, server: Server) -> None:
     async with connected(mode, server.url, ttl=LONG) as one, connected(mode, server.url, ttl=LONG) as two:
         lease = await one.lock("a").acquire()
-        waiting = acquiring(mode, two.lock("a"))
-        await queued(server, 1)
+        waiting = acquire_in_background(mode, two.lock("a"))
+        await wait_for_queue_length(server, 1)
         (owner,) = waiters(server)
         before = claim_of(server, owner)
-        for connection in listeners(server):
+        for connection in subscribed_connections(server):
             server.command("CLIENT", "KILL", "ID", connection)
         await eventually_async(lambda: claim_of(server, owner) != before, what="a claim with another channel")
         assert waiters(server) == [owner]
@@ -527,7 +367,7 @@ async def test_waiter_keeps_its_place_when_its_connection_is_cut(mode: str, serv
         assert heir.owner == holder_on(server) == owner
         assert queue_length(server) == 0
         assert await heir.release()
-        assert nothing_left(server)
+        assert no_lock_state_left(server)
 
 
 @both
@@ -535,8 +375,8 @@ async def test_waiter_whose_connection_is_cut_after_hand_over_has_the_lock(mode:
     with Relay(server.url) as relay:
         async with connected(mode, server.url, ttl=LONG) as one, connected(mode, relay.url, ttl=LONG) as two:
             lease = await one.lock("a").acquire()
-            waiting = acquiring(mode, two.lock("a"))
-            await queued(server, 1)
+            waiting = acquire_in_background(mode, two.lock("a"))
+            await wait_for_queue_length(server, 1)
             (owner,) = waiters(server)
             relay.replies.clear()
             assert await lease.release()
@@ -552,7 +392,7 @@ async def test_waiter_whose_connection_is_cut_after_hand_over_has_the_lock(mode:
             assert heir.token > lease.token
             assert queue_length(server) == 0
             assert await heir.release()
-            assert nothing_left(server)
+            assert no_lock_state_left(server)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -567,14 +407,14 @@ def test_push_before_the_end_of_a_connection_counts_once(mode: str, server: Serv
         (owner,) = waiters(server)
         agent.stop()
         assert lease.release()
-        for connection in listeners(server):
+        for connection in subscribed_connections(server):
             server.command("CLIENT", "KILL", "ID", connection)
         agent.resume()
         assert agent.held(within=SOON).owner == owner == holder_on(server)
         assert queue_length(server) == 0
         assert agent.release()
         # Its release may have met the dead connection, and then takes another way.
-        eventually(lambda: nothing_left(server))
+        eventually(lambda: no_lock_state_left(server))
 
 
 @both
@@ -586,16 +426,16 @@ async def test_unanswered_claim_is_queued_once(mode: str, server: Server) -> Non
             assert await (await patient.acquire()).release()
             lease = await one.lock("a").acquire()
             relay.replies.clear()
-            before = calls(server, "evalsha")
-            waiting = acquiring(mode, restless)
-            await eventually_async(lambda: calls(server, "evalsha") >= before + 2, what="it has asked twice")
+            before = call_count(server, "evalsha")
+            waiting = acquire_in_background(mode, restless)
+            await eventually_async(lambda: call_count(server, "evalsha") >= before + 2, what="it has asked twice")
             relay.replies.set()
             assert len(waiters(server)) == 1
             assert await lease.release()
             heir = await asyncio.wait_for(waiting, SOON)
             assert queue_length(server) == 0
             assert await heir.release()
-            assert nothing_left(server)
+            assert no_lock_state_left(server)
 
 
 @both
@@ -612,8 +452,8 @@ async def test_slow_answers_are_contention_and_not_an_outage(mode: str, one: Ser
         async with connected(mode, one.url, ttl=LONG) as near, connected(mode, proxy.url, ttl=LONG) as far:
             await (await far.lock("b").acquire()).release()
             lease = await near.lock("a").acquire()
-            waiting = acquiring(mode, far.lock("a"), wait=0.39)
-            await queued(one, 1)
+            waiting = acquire_in_background(mode, far.lock("a"), wait=0.39)
+            await wait_for_queue_length(one, 1)
             await lease.release()
             await (await asyncio.wait_for(waiting, SOON)).release()
 
@@ -623,17 +463,16 @@ async def test_queue_is_never_shortened(server: Server) -> None:
     options: Any = {"ttl": 2000, "max_ttl": 4000}
     async with connected("asyncio", server.url, **options) as one, connected("asyncio", server.url, **options) as two:
         lease = await one.lock("a").acquire()
-        first = acquiring("asyncio", two.lock("a", ttl=1500))
+        first = acquire_in_background("asyncio", two.lock("a", ttl=1500))
         await eventually_async(lambda: server.command("PTTL", KEY + ":q") > 3_500_000)  # type: ignore[operator]
-        second = acquiring("asyncio", one.lock("a", ttl=10))
-        await queued(server, 2)
+        second = acquire_in_background("asyncio", one.lock("a", ttl=10))
+        await wait_for_queue_length(server, 2)
         assert server.command("PTTL", KEY + ":q") > 3_500_000  # type: ignore[operator]
         await lease.release()
         await (await first).release()
         await (await second).release()
 
 
-@pytest.mark.slow
 @both
 async def test_push_that_arrives_after_the_lock_moved_on_does_not_count(mode: str, server: Server) -> None:
     """It was ours, for a time in which we heard nothing; the server has told us since that another has it."""
@@ -644,8 +483,8 @@ async def test_push_that_arrives_after_the_lock_moved_on_does_not_count(mode: st
             connected(mode, server.url, ttl=LONG) as three,
         ):
             lease = await one.lock("a", renew=False, ttl=1.2).acquire()
-            waiting = acquiring(mode, two.lock("a", ttl=0.3))
-            await queued(server, 1)
+            waiting = acquire_in_background(mode, two.lock("a", ttl=0.3))
+            await wait_for_queue_length(server, 1)
             # From now on it hears nothing: neither the hand-over, nor the answer to its next claim.
             relay.replies.clear()
             assert await lease.release()
@@ -681,8 +520,8 @@ async def test_handed_over_lease_ends_before_its_key(mode: str, server: Server) 
     async with connected(mode, server.url) as one, connected(mode, server.url) as two:
         for ttl in (0.4, 5.0, LONG):
             lease = await one.lock("a", ttl=LONG).acquire()
-            waiting = acquiring(mode, two.lock("a", ttl=ttl, renew=False))
-            await queued(server, 1)
+            waiting = acquire_in_background(mode, two.lock("a", ttl=ttl, renew=False))
+            await wait_for_queue_length(server, 1)
             assert await lease.release()
             heir = await asyncio.wait_for(waiting, SOON)
             sound(server, heir)
@@ -696,8 +535,8 @@ async def test_late_push_does_not_prolong_the_lease(mode: str, server: Server) -
     with Relay(server.url) as relay:
         async with connected(mode, server.url) as one, connected(mode, relay.url) as two:
             lease = await one.lock("a", ttl=LONG).acquire()
-            waiting = acquiring(mode, two.lock("a", ttl=5.0, renew=False))
-            await queued(server, 1)
+            waiting = acquire_in_background(mode, two.lock("a", ttl=5.0, renew=False))
+            await wait_for_queue_length(server, 1)
             relay.replies.clear()
             assert await lease.release()
             await eventually_async(lambda: left_ms(server) < 4400)
@@ -708,7 +547,6 @@ async def test_late_push_does_not_prolong_the_lease(mode: str, server: Server) -
             assert await heir.release()
 
 
-@pytest.mark.slow
 @both
 async def test_lease_after_a_long_wait_ends_before_its_key(mode: str, server: Server) -> None:
     async with AsyncExitStack() as stack:
@@ -716,15 +554,15 @@ async def test_lease_after_a_long_wait_ends_before_its_key(mode: str, server: Se
         lease = await clients[0].lock("a", ttl=0.3).acquire()
         waiting: list[asyncio.Future[Any]] = []
         for client in clients[1:3]:
-            waiting.append(acquiring(mode, client.lock("a", ttl=0.3)))
-            await queued(server, len(waiting))
-        last = acquiring(mode, clients[3].lock("a", ttl=0.5, renew=False))
-        await queued(server, 3)
+            waiting.append(acquire_in_background(mode, client.lock("a", ttl=0.3)))
+            await wait_for_queue_length(server, len(waiting))
+        last = acquire_in_background(mode, clients[3].lock("a", ttl=0.5, renew=False))
+        await wait_for_queue_length(server, 3)
         owner = waiters(server)[-1]
         for waiter in [*waiting, last]:
             # It is renewed a few times, and those who wait ask again and again.
-            before = calls(server, "evalsha")
-            await eventually_async(lambda before=before: calls(server, "evalsha") > before + 6)
+            before = call_count(server, "evalsha")
+            await eventually_async(lambda before=before: call_count(server, "evalsha") > before + 6)
             assert lease.valid
             assert waiters(server)[-1] == owner
             assert await lease.release()
@@ -735,13 +573,12 @@ async def test_lease_after_a_long_wait_ends_before_its_key(mode: str, server: Se
         assert await lease.release()
 
 
-@pytest.mark.slow
 @both
 async def test_handed_over_lease_is_renewed(mode: str, server: Server) -> None:
     async with connected(mode, server.url) as one, connected(mode, server.url) as two:
         lease = await one.lock("a", ttl=LONG).acquire()
-        waiting = acquiring(mode, two.lock("a", ttl=0.3))
-        await queued(server, 1)
+        waiting = acquire_in_background(mode, two.lock("a", ttl=0.3))
+        await wait_for_queue_length(server, 1)
         assert await lease.release()
         heir = await asyncio.wait_for(waiting, SOON)
         end = time.monotonic() + 0.9
@@ -752,7 +589,7 @@ async def test_handed_over_lease_is_renewed(mode: str, server: Server) -> None:
         await heir.extend(ttl=LONG)
         assert LONG - 2 < heir.remaining() <= left_ms(server) / 1000
         assert await heir.release()
-        assert nothing_left(server)
+        assert no_lock_state_left(server)
 
 
 @both
@@ -769,12 +606,12 @@ async def test_tokens_grow_over_hand_overs_expiries_and_barging(mode: str, serve
         for _ in range(3):
             # A hand-over, and back.
             lease = await took(await lock.acquire())
-            waiting = acquiring(mode, other)
-            await queued(server, 1)
+            waiting = acquire_in_background(mode, other)
+            await wait_for_queue_length(server, 1)
             assert await lease.release()
             lease = await took(await asyncio.wait_for(waiting, SOON))
-            waiting = acquiring(mode, one.lock("a", ttl=0.1, renew=False))
-            await queued(server, 1)
+            waiting = acquire_in_background(mode, one.lock("a", ttl=0.1, renew=False))
+            await wait_for_queue_length(server, 1)
             assert await lease.release()
             # That one is left to expire.
             await took(await asyncio.wait_for(waiting, SOON))
@@ -788,8 +625,8 @@ async def test_tokens_grow_over_hand_overs_expiries_and_barging(mode: str, serve
             # One that leaves the queue and comes again.
             with pytest.raises(NotAcquired):
                 await other.acquire(wait=0.02)
-            waiting = acquiring(mode, other)
-            await queued(server, 1)
+            waiting = acquire_in_background(mode, other)
+            await wait_for_queue_length(server, 1)
             assert await lease.release()
             lease = await took(await asyncio.wait_for(waiting, SOON))
             assert await lease.release()
@@ -800,8 +637,8 @@ async def test_tokens_grow_over_hand_overs_expiries_and_barging(mode: str, serve
 async def test_fair_waiter_comes_after_a_barging_holder(mode: str, server: Server) -> None:
     async with connected(mode, server.url) as one, connected(mode, server.url) as two:
         lease = await one.lock("a", ttl=LONG, fair=False).acquire()
-        waiting = acquiring(mode, two.lock("a", ttl=LONG))
-        await queued(server, 1)
+        waiting = acquire_in_background(mode, two.lock("a", ttl=LONG))
+        await wait_for_queue_length(server, 1)
         assert await lease.release()
         heir = await asyncio.wait_for(waiting, SOON)
         assert heir.token > lease.token
@@ -814,8 +651,8 @@ async def test_hand_over_without_tokens_leaves_no_key(mode: str, server: Server)
     async with connected(mode, server.url, ttl=LONG, fence=False) as one:
         lease = await one.lock("a").acquire()
         async with connected(mode, server.url, ttl=LONG, fence=False) as two:
-            waiting = acquiring(mode, two.lock("a"))
-            await queued(server, 1)
+            waiting = acquire_in_background(mode, two.lock("a"))
+            await wait_for_queue_length(server, 1)
             assert await lease.release()
             heir = await asyncio.wait_for(waiting, SOON)
             assert (heir.token, heir.owner) == (None, holder_on(server))
@@ -832,14 +669,14 @@ async def test_hand_over_on_a_guarded_node(mode: str, server: Server) -> None:
         await bootstrap(one)
         lease = await one.lock("a").acquire()
         assert await two.lock("a").try_acquire() is None
-        waiting = acquiring(mode, two.lock("a"))
-        await queued(server, 1)
+        waiting = acquire_in_background(mode, two.lock("a"))
+        await wait_for_queue_length(server, 1)
         assert await lease.release()
         heir = await asyncio.wait_for(waiting, SOON)
         assert heir.token > lease.token
         sound(server, heir)
         assert await heir.release()
-        assert nothing_left(server)
+        assert no_lock_state_left(server)
 
 
 @pytest.mark.parametrize("wait", [0, 0.2])
@@ -848,7 +685,7 @@ async def test_quarantined_node_is_named_in_the_error(mode: str, wait: float, on
     async with connected(mode, one.url, guard=True) as client:
         with pytest.raises(NoQuorum, match=r"restarted or new, no vote for another \d+"):
             await client.lock("a").acquire(wait=wait)
-    assert nothing_left(one)
+    assert no_lock_state_left(one)
 
 
 @pytest.mark.parametrize(
@@ -862,7 +699,7 @@ async def test_longest_options_fit_into_a_claim(mode: str, words: dict[str, Any]
     key = words.get("prefix", "handfast:") + "{a}"
     async with connected(mode, server.url, **options) as one, connected(mode, server.url, **options) as two:
         lease = await one.lock("a").acquire()
-        waiting = acquiring(mode, two.lock("a"))
+        waiting = acquire_in_background(mode, two.lock("a"))
         await eventually_async(lambda: server.command("ZCARD", key + ":q") == 1)
         assert await lease.release()
         heir = await asyncio.wait_for(waiting, SOON)
@@ -892,14 +729,14 @@ async def test_user_without_channel_rights_polls_and_is_warned(
     with quiet_user(server) as url:
         async with connected(mode, url, ttl=LONG) as quiet, connected(mode, server.url, ttl=LONG) as client:
             lease = await client.lock("a").acquire()
-            waiting = acquiring(mode, quiet.lock("a"))
+            waiting = acquire_in_background(mode, quiet.lock("a"))
             await eventually_async(lambda: "waiting for locks there means asking now and then" in caplog.text)
             assert queue_length(server) == 0
             assert await lease.release()
             heir = await asyncio.wait_for(waiting, SOON)
             assert heir.token > lease.token
             assert await heir.release()
-    assert nothing_left(server)
+    assert no_lock_state_left(server)
 
 
 @both
@@ -908,28 +745,27 @@ async def test_user_without_channel_rights_does_not_block_waiters(mode: str, ser
     with quiet_user(server) as url:
         async with connected(mode, url, ttl=1.0) as quiet, connected(mode, server.url, ttl=LONG) as client:
             lease = await quiet.lock("a").try_acquire()
-            waiting = acquiring(mode, client.lock("a"))
-            await queued(server, 1)
+            waiting = acquire_in_background(mode, client.lock("a"))
+            await wait_for_queue_length(server, 1)
             assert await lease.release()
             heir = await asyncio.wait_for(waiting, 1.0 + SOON)
             assert await heir.release()
-    assert nothing_left(server)
+    assert no_lock_state_left(server)
 
 
-@pytest.mark.slow
 @both
 async def test_server_without_resp3_is_polled(mode: str, any_server: Server, caplog: pytest.LogCaptureFixture) -> None:
     with Server(any_server.binary, config={"rename-command": "HELLO NOHELLO"}) as server:
         async with connected(mode, server.url, ttl=LONG) as one, connected(mode, server.url, ttl=LONG) as two:
             lease = await one.lock("a").acquire()
-            waiting = acquiring(mode, two.lock("a"))
+            waiting = acquire_in_background(mode, two.lock("a"))
             await eventually_async(lambda: "waiting for locks there means asking now and then" in caplog.text)
             assert queue_length(server) == 0
             assert await lease.release()
             heir = await asyncio.wait_for(waiting, SOON)
             assert heir.token > lease.token
             assert await heir.release()
-            assert nothing_left(server)
+            assert no_lock_state_left(server)
 
 
 @both
@@ -939,8 +775,8 @@ async def test_reentrant_lock_is_handed_over_by_its_last_release(mode: str, one:
         outer = await lock.acquire()
         inner = await lock.acquire()
         assert (inner.token, inner.owner) == (outer.token, outer.owner)
-        waiting = acquiring(mode, other.lock("a"))
-        await queued(one, 1)
+        waiting = acquire_in_background(mode, other.lock("a"))
+        await wait_for_queue_length(one, 1)
         assert await inner.release()
         assert holder_on(one) == outer.owner
         assert await outer.release()

@@ -29,14 +29,16 @@ from tests.support.waiters import (
     KEY,
     KINDS,
     STALLED,
-    commands,
-    held,
-    in_line,
-    parked,
-    told,
-    wanting,
+    attempt_in_background,
+    commands_executed,
+    held_by_another_program,
+    resolve,
+    wait_for_queued_waiters,
+    wait_for_waiters,
 )
-from tests.support.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
+from tests.support.waiters import no_background_errors as _nothing_fails  # noqa: F401
+
+pytestmark = pytest.mark.slow
 
 CROWD = {"asyncio": 10_000, "threads": 500}
 FAULTS: dict[str, Callable[[Server], None]] = {
@@ -53,7 +55,7 @@ def _small_stacks() -> Iterator[None]:
     threading.stack_size(before)
 
 
-def ours(server: Server) -> int:
+def handfast_connections(server: Server) -> int:
     """Connections of handfast."""
     clients = server.command("CLIENT", "LIST")
     assert isinstance(clients, bytes)
@@ -73,7 +75,7 @@ async def test_waiters_get_the_lock_in_order_of_arrival(mode: str, kind: str, se
     came: list[int] = []
 
     async def turn(i: int) -> None:
-        got = await wanting(lock, wait=STALLED)
+        got = await attempt_in_background(lock, wait=STALLED)
         assert got.lease, got.error
         came.append(i)
         await got.lease.release()
@@ -83,87 +85,83 @@ async def test_waiters_get_the_lock_in_order_of_arrival(mode: str, kind: str, se
         client.listen(lambda event: began.append(event) if event.kind == "waiting_began" else None)
         lock = client.lock("a", **KINDS[kind])
         first = await lock.acquire()
-        people: list[asyncio.Task[None]] = []
+        waiters: list[asyncio.Task[None]] = []
         for i in range(12):
-            people.append(asyncio.create_task(turn(i)))
-            await eventually_async(lambda: len(began) == len(people))
+            waiters.append(asyncio.create_task(turn(i)))
+            await eventually_async(lambda: len(began) == len(waiters))
         await first.release()
-        await asyncio.gather(*people)
+        await asyncio.gather(*waiters)
         assert came == list(range(12))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_small_stacks")
 @both
 async def test_many_waiters_of_a_process_are_one_waiter_to_the_server(mode: str, server: Server) -> None:
     async with connected(mode, server.url) as client:
         lock = client.lock("a", **FOREIGN)
-        with held(server):
-            people = [wanting(lock, wait=30)]
-            await parked(lock, 1, server)
-            connections = ours(server)
-            people += [wanting(lock, wait=30) for _ in range(CROWD[mode] - 1)]
-            await in_line(lock, CROWD[mode])
-            before = commands(server)
+        with held_by_another_program(server):
+            waiters = [attempt_in_background(lock, wait=30)]
+            await wait_for_queued_waiters(lock, 1, server)
+            connections = handfast_connections(server)
+            waiters += [attempt_in_background(lock, wait=30) for _ in range(CROWD[mode] - 1)]
+            await wait_for_waiters(lock, CROWD[mode])
+            before = commands_executed(server)
             await asyncio.sleep(0.3)  # a time to be silent in
-            assert commands(server) - before == Counter()
-            assert ours(server) <= connections
-        lease = (await people[0]).lease
-        rest = people[1:-1]
+            assert commands_executed(server) - before == Counter()
+            assert handfast_connections(server) <= connections
+        lease = (await waiters[0]).lease
+        rest = waiters[1:-1]
         if mode == "asyncio":
             random.Random(7).shuffle(rest)
             for each in rest:
                 each.cancel()
             await asyncio.wait(rest)
             await lease.release()
-            assert (await people[-1]).lease.valid
+            assert (await waiters[-1]).lease.valid
         else:  # threads cannot be cancelled, but sent away
             await client.close()
             assert {type((await each).error) for each in rest} == {ConfigError}
-        assert ours(server) <= connections + 1  # the watchdog's
+        assert handfast_connections(server) <= connections + 1  # the watchdog's
 
 
 @FAIR
 @pytest.mark.parametrize("leaver", [0, 2, 4], ids=["first", "middle", "last"])
 @pytest.mark.parametrize(("mode", "how"), [("threads", "late"), ("asyncio", "late"), ("asyncio", "cancelled")])
-def test_next_waiter_is_right_when_one_leaves(mode: str, how: str, leaver: int, fair: bool, one: Server) -> None:
-    async def main() -> None:
-        async with connected(mode, one.url) as client, connected(mode, one.url) as other:
-            lock = client.lock("a", fair=fair)
-            lease = await other.lock("a", fair=fair, ttl=20.0).acquire()
-            people = []
-            for i in range(5):
-                people.append(wanting(lock, wait=0.15 if how == "late" and i == leaver else 10))
-                await in_line(lock, i + 1)
-            left = people.pop(leaver)
-            if how == "cancelled":
-                left.cancel()
-                await asyncio.wait([left])
-                assert left.cancelled()
-            else:
-                assert isinstance((await left).error, Contended)
-            await in_line(lock, 4)
-            for each in people:
-                assert not each.done()
-                await lease.release()
-                lease = (await asyncio.wait_for(each, STALLED)).lease
+@plain
+async def test_next_waiter_is_right_when_one_leaves(mode: str, how: str, leaver: int, fair: bool, one: Server) -> None:
+    async with connected(mode, one.url) as client, connected(mode, one.url) as other:
+        lock = client.lock("a", fair=fair)
+        lease = await other.lock("a", fair=fair, ttl=20.0).acquire()
+        waiters = []
+        for i in range(5):
+            waiters.append(attempt_in_background(lock, wait=0.15 if how == "late" and i == leaver else 10))
+            await wait_for_waiters(lock, i + 1)
+        left = waiters.pop(leaver)
+        if how == "cancelled":
+            left.cancel()
+            await asyncio.wait([left])
+            assert left.cancelled()
+        else:
+            assert isinstance((await left).error, Contended)
+        await wait_for_waiters(lock, 4)
+        for each in waiters:
+            assert not each.done()
             await lease.release()
-            assert not queues_of(client)
-            await eventually_async(lambda: one.command("EXISTS", KEY, KEY + ":q", KEY + ":c") == 0)
+            lease = (await asyncio.wait_for(each, STALLED)).lease
+        await lease.release()
+        assert not queues_of(client)
+        await eventually_async(lambda: one.command("EXISTS", KEY, KEY + ":q", KEY + ":c") == 0)
 
-    asyncio.run(main())
 
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @both
-async def test_waiters_that_leave_at_any_moment_disturb_nobody(mode: str, kind: str, one: Server) -> None:
+async def test_waiters_that_leave_at_any_moment_do_not_affect_others(mode: str, kind: str, one: Server) -> None:
     """A third gives up at its deadline, a third is cancelled (where that can be), a third has time."""
     dice = random.Random(f"{mode} {kind}")
     came: list[int] = []
     inside = 0
 
-    async def person(i: int, want: asyncio.Future[Any]) -> None:
+    async def waiter(i: int, want: asyncio.Future[Any]) -> None:
         nonlocal inside
         await asyncio.wait([want])
         if want.cancelled():
@@ -182,15 +180,15 @@ async def test_waiters_that_leave_at_any_moment_disturb_nobody(mode: str, kind: 
     async with connected(mode, one.url) as client, connected(mode, one.url) as other:
         lock = client.lock("a", **KINDS[kind])
         first = await other.lock("a", ttl=20.0, **KINDS[kind]).acquire()
-        people: list[asyncio.Task[None]] = []
+        waiters: list[asyncio.Task[None]] = []
         for i in range(24):
-            want = wanting(lock, wait=dice.uniform(0.9, 1.2) if i % 3 == 0 else 10)
+            want = attempt_in_background(lock, wait=dice.uniform(0.9, 1.2) if i % 3 == 0 else 10)
             if i % 3 == 1 and mode == "asyncio":
                 asyncio.get_running_loop().call_later(dice.uniform(0.9, 1.2), want.cancel)
-            people.append(asyncio.create_task(person(i, want)))
-            await in_line(lock, i + 1)
+            waiters.append(asyncio.create_task(waiter(i, want)))
+            await wait_for_waiters(lock, i + 1)
         await first.release()
-        await asyncio.wait_for(asyncio.gather(*people), 8)
+        await asyncio.wait_for(asyncio.gather(*waiters), 8)
         assert came == sorted(came)
         assert set(range(2, 24, 3)) <= set(came)
         assert len(came) < 24, "some have left"
@@ -209,14 +207,14 @@ async def test_closing_a_client_ends_all_its_waits(mode: str, fault: str, fair: 
         async with connected(mode, server.url) as other, connected(mode, server.url) as client:
             lease = await other.lock("a", fair=fair, ttl=20.0).acquire()
             lock = client.lock("a", fair=fair)
-            people = []
+            waiters = []
             for _ in range(3):
-                people.append(wanting(lock, wait=10))
-                await in_line(lock, len(people))
-            await parked(lock, 3, server)
+                waiters.append(attempt_in_background(lock, wait=10))
+                await wait_for_waiters(lock, len(waiters))
+            await wait_for_queued_waiters(lock, 3, server)
             FAULTS[fault](server)
             await client.close()
-            all_got = await asyncio.wait_for(asyncio.gather(*people), STALLED)
+            all_got = await asyncio.wait_for(asyncio.gather(*waiters), STALLED)
             assert {type(got.error) for got in all_got} == {ConfigError}
             assert "closed while it waited" in str(all_got[0].error)
             assert not queues_of(client)
@@ -238,11 +236,11 @@ def test_client_closed_while_its_first_lock_is_granted_keeps_nothing(
         closed.wait(0.3)  # or not at all, if closing has to wait for us
         return attach(*args)
 
-    eventually(lambda: ours(one) == 0)
+    eventually(lambda: handfast_connections(one) == 0)
     monkeypatch.setattr(watchdog, "attach", late)
     client = handfast.connect(one.url, ttl=20.0)
     with ThreadPoolExecutor(1) as pool:
-        with held(one):
+        with held_by_another_program(one):
             want = pool.submit(client.lock("a", **FOREIGN).acquire, wait=5)
             eventually(client.lock("a", **FOREIGN).waiters)
         assert granted.wait(2)
@@ -253,7 +251,7 @@ def test_client_closed_while_its_first_lock_is_granted_keeps_nothing(
         else:
             assert isinstance(want.exception(), ConfigError)
     eventually(lambda: one.command("EXISTS", FOREIGN_KEY) == 0)
-    eventually(lambda: ours(one) == 0)
+    eventually(lambda: handfast_connections(one) == 0)
 
 
 def waits_only(events: list[Event]) -> Callable[[Event], None]:
@@ -277,16 +275,16 @@ async def test_listeners_are_told_of_waits_and_a_failing_listener_changes_nothin
         lock = client.lock("a", fair=fair)
         lease = await lock.acquire()
         assert events == [], "who got it at once did not wait"
-        late = wanting(lock, wait=0.1)
-        await in_line(lock, 1)
-        lucky = wanting(lock, wait=10)
-        await in_line(lock, 2)
+        late = attempt_in_background(lock, wait=0.1)
+        await wait_for_waiters(lock, 1)
+        lucky = attempt_in_background(lock, wait=10)
+        await wait_for_waiters(lock, 2)
         assert isinstance((await late).error, Contended)
-        await in_line(lock, 1)
+        await wait_for_waiters(lock, 1)
         await lease.release()
         lease = (await lucky).lease
-        closed = wanting(lock, wait=10)
-        await in_line(lock, 1)
+        closed = attempt_in_background(lock, wait=10)
+        await wait_for_waiters(lock, 1)
         await eventually_async(lambda: len(events) == 5)
         await client.close()
         assert isinstance((await closed).error, ConfigError)
@@ -305,7 +303,7 @@ async def test_listeners_are_told_of_waits_and_a_failing_listener_changes_nothin
         client.listen(waits_only(events))()
         lock = client.lock("a", fair=fair)
         lease = await lock.acquire()
-        assert isinstance((await wanting(lock, wait=0.05)).error, Contended)
+        assert isinstance((await attempt_in_background(lock, wait=0.05)).error, Contended)
         await lease.release()
     assert len(events) == 6, "who has stopped to listen is told no more"
 
@@ -315,12 +313,12 @@ async def test_cancelled_wait_is_reported_as_cancelled(one: Server) -> None:
     events: list[Event] = []
     async with handfast.aio.connect(one.url) as client:
         client.listen(waits_only(events))
-        with held(one):
-            people = [wanting(client.lock("a", **FOREIGN)) for _ in range(2)]
-            await in_line(client.lock("a", **FOREIGN), 2)
-            for each in people:
+        with held_by_another_program(one):
+            waiters = [attempt_in_background(client.lock("a", **FOREIGN)) for _ in range(2)]
+            await wait_for_waiters(client.lock("a", **FOREIGN), 2)
+            for each in waiters:
                 each.cancel()
-            await asyncio.wait(people)
+            await asyncio.wait(waiters)
     assert [event.outcome for event in events] == ["", "", "CancelledError", "CancelledError"]
 
 
@@ -330,19 +328,19 @@ async def test_holder_shows_who_holds_the_lock(mode: str, fair: bool) -> None:
     with Server() as server:
         async with connected(mode, server.url) as client, connected(mode, server.url) as rival:
             lock, theirs = client.lock("a", fair=fair), rival.lock("a", fair=fair)
-            assert await told(lock.holder()) is None
+            assert await resolve(lock.holder()) is None
             lease = await lock.acquire()
             for view in (lock, theirs):
-                holder = await told(view.holder())
+                holder = await resolve(view.holder())
                 assert (holder.owner, holder.token) == (lease.owner, lease.token)
                 assert holder.remaining == pytest.approx(10.0, abs=0.5)
             await lease.release()
-            assert await told(theirs.holder()) is None
+            assert await resolve(theirs.holder()) is None
             server.command("SET", KEY, "a stranger")
-            assert (await told(lock.holder()))[:2] == ("a stranger", None)
+            assert (await resolve(lock.holder()))[:2] == ("a stranger", None)
             server.kill()
             with pytest.raises(NoQuorum):
-                await told(lock.holder())
+                await resolve(lock.holder())
 
 
 @FAIR
@@ -350,26 +348,26 @@ async def test_holder_shows_who_holds_the_lock(mode: str, fair: bool) -> None:
 async def test_waiters_are_shown_in_order_across_clients(mode: str, fair: bool, one: Server) -> None:
     async with connected(mode, one.url, label="us") as client, connected(mode, one.url, label="them") as rival:
         lock, theirs = client.lock("a", fair=fair), rival.lock("a", fair=fair)
-        assert await told(lock.waiters()) == []
+        assert await resolve(lock.waiters()) == []
         lease = await lock.acquire()
-        people = [wanting(lock, wait=10)]
-        await in_line(lock, 1)
-        people.append(wanting(theirs, wait=10))
-        await in_line(theirs, 2)
-        people.append(wanting(lock, wait=10))
-        await in_line(lock, 3)
-        waiters = await told(lock.waiters())
+        waiting = [attempt_in_background(lock, wait=10)]
+        await wait_for_waiters(lock, 1)
+        waiting.append(attempt_in_background(theirs, wait=10))
+        await wait_for_waiters(theirs, 2)
+        waiting.append(attempt_in_background(lock, wait=10))
+        await wait_for_waiters(lock, 3)
+        waiters = await resolve(lock.waiters())
         assert [who.split(":")[2] for who in waiters] == ["us", "them", "us"]
-        assert [who.split(":")[2] for who in await told(theirs.waiters())] == ["us", "them"]
+        assert [who.split(":")[2] for who in await resolve(theirs.waiters())] == ["us", "them"]
         await lease.release()
-        lease = (await people[0]).lease
+        lease = (await waiting[0]).lease
         assert lease.owner == waiters[0]
-        assert (await told(theirs.holder())).owner == lease.owner
-        await in_line(lock, 2)
-        assert (await told(theirs.waiters()))[0] == waiters[1]
+        assert (await resolve(theirs.holder())).owner == lease.owner
+        await wait_for_waiters(lock, 2)
+        assert (await resolve(theirs.waiters()))[0] == waiters[1]
         await client.close()
         await rival.close()
-        await asyncio.gather(*people)
+        await asyncio.gather(*waiting)
 
 
 @both
@@ -378,11 +376,10 @@ async def test_unfenced_holder_has_no_token(mode: str, one: Server) -> None:
         await (await client.lock("a").acquire()).release()
         lock = client.lock("a", fence=False)
         lease = await lock.acquire()
-        holder = await told(lock.holder())
+        holder = await resolve(lock.holder())
         assert (holder.owner, holder.token) == (lease.owner, None)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @both
 async def test_many_waits_leave_nothing_behind(mode: str, kind: str, one: Server) -> None:
@@ -390,13 +387,13 @@ async def test_many_waits_leave_nothing_behind(mode: str, kind: str, one: Server
         lock = client.lock("a", **KINDS[kind])
         gc.collect()
 
-        async def come_and_go() -> None:
+        async def wait_and_leave() -> None:
             """Of six who wait two get it, the others give up or are cancelled."""
             lease = await lock.acquire(wait=2)
-            patient = {wanting(lock, wait=10)}
-            await in_line(lock, 1)  # those who come before there is a line have connections of their own
-            others = [wanting(lock, wait=wait) for wait in (0.02, 0.01, 0.02, 0.03)]
-            patient.add(wanting(lock, wait=10))
+            patient = {attempt_in_background(lock, wait=10)}
+            await wait_for_waiters(lock, 1)  # those who come before there is a line have connections of their own
+            others = [attempt_in_background(lock, wait=wait) for wait in (0.02, 0.01, 0.02, 0.03)]
+            patient.add(attempt_in_background(lock, wait=10))
             if mode == "asyncio":
                 others[0].cancel()
             await asyncio.wait(others)
@@ -415,15 +412,15 @@ async def test_many_waits_leave_nothing_behind(mode: str, kind: str, one: Server
 
         older = len(of_the_queues())
         for _ in range(3):
-            await come_and_go()
+            await wait_and_leave()
         await asyncio.sleep(0)
-        before, connections = belongings(), ours(one)
+        before, connections = belongings(), handfast_connections(one)
         for _ in range(12):
-            await come_and_go()
+            await wait_and_leave()
         await eventually_async(lambda: belongings() <= before, what=f"{belongings()} <= {before}")
         assert before[3] == 0
         gc.collect()
         assert len(of_the_queues()) <= older  # other tests of this process may have left theirs
         # Seven threads may use the client at once, and the watchdog.
-        assert ours(one) <= (connections if mode == "asyncio" else 8)
+        assert handfast_connections(one) <= (connections if mode == "asyncio" else 8)
         await eventually_async(lambda: one.command("KEYS", "*") in ([], [KEY.encode() + b":f"]))

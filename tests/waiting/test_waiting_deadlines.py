@@ -1,4 +1,4 @@
-"""A wait ends at its deadline, whatever the server does, and the error says why."""
+"""A wait ends at its deadline despite any fault of the servers, and the error says why."""
 
 from __future__ import annotations
 
@@ -6,15 +6,26 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from handfast import Contended, NoQuorum, NotAcquired
-from handfast.testing import Server
-from tests.support.sync_and_async import both, connected
+from handfast.testing import Server, Servers
+from tests.support.sync_and_async import bootstrap, both, connected
 from tests.support.tcp_relay import Impostor, Relay
-from tests.support.waiters import FAIR, IN_TIME, KEY, LONG, STALLED, in_line, parked, promptly, wanting
-from tests.support.waiters import nothing_fails_in_the_background as _nothing_fails  # noqa: F401
+from tests.support.waiters import (
+    FAIR,
+    IN_TIME,
+    KEY,
+    LONG,
+    STALLED,
+    assert_prompt,
+    attempt_in_background,
+    wait_for_queued_waiters,
+    wait_for_waiters,
+)
+from tests.support.waiters import no_background_errors as _nothing_fails  # noqa: F401
 
 FAULTS: dict[str, Callable[[Server, Relay], None]] = {
     "held": lambda server, relay: None,
@@ -24,58 +35,70 @@ FAULTS: dict[str, Callable[[Server, Relay], None]] = {
 }
 
 
-@pytest.mark.slow
-@FAIR
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("count", "fault", "fair"),
+    [(1, fault, fair) for fault in FAULTS for fair in (True, False)]
+    + [(3, fault, True) for fault in ("held", "killed", "paused")],
+)
 @both
-async def test_wait_ends_at_its_deadline_whatever_the_server_does(mode: str, fault: str, fair: bool) -> None:
-    # The first in line outlasts some and is outlasted by others, who then are the first.
+async def test_wait_ends_at_its_deadline_despite_any_server_fault(mode: str, count: int, fault: str, fair: bool) -> None:
+    """A majority of one or of three nodes fails."""
+    # The first waiter outlasts some waiters. The others outlast it, and become the first.
     waits = (0.35, 0.25, 0.45, 0.3)
 
     async def lateness() -> float:
-        with Server() as server, Relay(server.url) as relay:
-            async with connected(mode, relay.url if fault == "swallowed" else server.url) as client:
-                server.command("SET", KEY, "a stranger", "PX", LONG)
+        with Servers(count) as servers, Relay(servers[0].url) as relay:
+            urls: Any = servers.urls if count > 1 else relay.url if fault == "swallowed" else servers[0].url
+            async with connected(mode, urls) as client:
+                if count > 1:
+                    await bootstrap(client)
+                for node in servers:
+                    node.command("SET", KEY, "a stranger", "PX", LONG)
                 lock = client.lock("a", fair=fair)
-                people = []
+                waiters = []
                 for wait in waits:
-                    people.append(wanting(lock, wait=wait))
-                    await in_line(lock, len(people))
-                await parked(lock, 4, server)
-                FAULTS[fault](server, relay)
-                all_got = await asyncio.gather(*people)
-                server.resume()
+                    waiters.append(attempt_in_background(lock, wait=wait))
+                    await wait_for_waiters(lock, len(waiters))
+                await wait_for_queued_waiters(lock, 4, *servers)
+                for node in servers.nodes[: count // 2 + 1]:
+                    FAULTS[fault](node, relay)
+                results = await asyncio.gather(*waiters)
+                for node in servers:
+                    node.resume()
                 relay.requests.set()
-        assert all(isinstance(got.error, NotAcquired) for got in all_got)
-        if fault == "held":
-            assert {type(got.error) for got in all_got} == {Contended}
-        if fault == "killed":
-            assert {type(got.error) for got in all_got} == {NoQuorum}
-        late = [got.took - wait for got, wait in zip(all_got, waits, strict=True)]
+        assert all(isinstance(got.error, NotAcquired) for got in results)
+        if fault in ("held", "killed"):  # the client learns of a hung server only when it asks again
+            assert {type(got.error) for got in results} == {Contended if fault == "held" else NoQuorum}
+        late = [got.took - wait for got, wait in zip(results, waits, strict=True)]
         assert min(late) > -0.001
         return max(late)
 
-    await promptly(lateness, IN_TIME)
+    await assert_prompt(lateness, IN_TIME)
 
 
-@FAIR
+@pytest.mark.parametrize(("count", "fair"), [(1, True), (1, False), (3, True)])
 @pytest.mark.parametrize("known", [False, True], ids=["unknown", "connected"])
 @both
-async def test_silent_server_is_an_outage_and_not_contention(mode: str, known: bool, fair: bool) -> None:
+async def test_silent_server_is_an_outage_and_not_contention(mode: str, known: bool, count: int, fair: bool) -> None:
     async def lateness() -> float:
-        with Server() as server:
-            async with connected(mode, server.url) as client:
+        with Servers(count) as servers:
+            options = {"node_timeout": 0.2} if count > 1 else {}
+            async with connected(mode, servers.urls if count > 1 else servers[0].url, **options) as client:
                 lock = client.lock("a", fair=fair)
                 if known:
+                    if count > 1:
+                        await bootstrap(client)
                     await (await lock.acquire()).release()
-                server.pause()
-                all_got = await asyncio.gather(*[wanting(lock, wait=0.3) for _ in range(3)])
-                server.resume()
-        assert {type(got.error) for got in all_got} == {NoQuorum}
-        assert min(got.took for got in all_got) > 0.299
-        return max(got.took for got in all_got) - 0.3
+                for node in servers.nodes[: count // 2 + 1]:
+                    node.pause()
+                results = await asyncio.gather(*[attempt_in_background(lock, wait=0.3) for _ in range(3)])
+                for node in servers:
+                    node.resume()
+        assert {type(got.error) for got in results} == {NoQuorum}
+        assert min(got.took for got in results) > 0.299
+        return max(got.took for got in results) - 0.3
 
-    await promptly(lateness, IN_TIME)
+    await assert_prompt(lateness, IN_TIME)
 
 
 @both
@@ -87,7 +110,7 @@ async def test_server_that_hangs_after_a_reconnection_is_an_outage(mode: str) ->
             server.command("CLIENT", "KILL", "TYPE", "normal")
             await (await lock.acquire()).release()
             server.pause()
-            got = await asyncio.wait_for(wanting(lock, wait=0.5), STALLED)
+            got = await asyncio.wait_for(attempt_in_background(lock, wait=0.5), STALLED)
             server.resume()
     assert isinstance(got.error, NoQuorum)
 
@@ -97,12 +120,12 @@ async def test_first_connection_to_something_silent_ends_at_the_deadline(mode: s
     async def lateness() -> float:
         with Impostor.silent() as silent:
             async with connected(mode, silent.url) as client:
-                got = await wanting(client.lock("a"), wait=0.3)
+                got = await attempt_in_background(client.lock("a"), wait=0.3)
         assert isinstance(got.error, NoQuorum)
         assert got.took > 0.299
         return got.took - 0.3
 
-    await promptly(lateness, IN_TIME)
+    await assert_prompt(lateness, IN_TIME)
 
 
 class Reluctant(Relay):
@@ -127,10 +150,10 @@ async def test_connecting_is_part_of_the_wait(mode: str, fair: bool, one: Server
     async def lateness() -> float:
         with Reluctant(one.url) as relay:
             async with connected(mode, relay.url) as client:
-                got = await wanting(client.lock("a", fair=fair), wait=0.4)
+                got = await attempt_in_background(client.lock("a", fair=fair), wait=0.4)
             assert relay.passed > relay.HANDSHAKE
         assert isinstance(got.error, NoQuorum)
         assert got.took > 0.399
         return got.took - 0.4
 
-    await promptly(lateness, IN_TIME)
+    await assert_prompt(lateness, IN_TIME)

@@ -1,11 +1,11 @@
-"""The hunt for lost wake-ups, and for other faults of a few locks that many processes want.
+"""A stress test for lost wake-ups and other faults of a few locks that many processes acquire.
 
 Real processes, with threads and with tasks, acquire and release as fast as they can, give up at random and are cancelled
 at random. Some are stopped for a while or killed at random, while they hold or wait, and replaced. An observer reads what
-all of them wrote down. The killed ones have a short ttl, the others a ttl far longer than any stall that is allowed. So a
+all of them logged. The killed ones have a short ttl, the others a ttl far longer than any stall that is allowed. So a
 killed holder costs little, and a lock that was given to nobody, or a wake-up that was lost, stands out.
 
-`HUNT_SECONDS=600 pytest tests/waiting/test_wakeup_hunt.py` hunts for longer.
+`STRESS_SECONDS=600 pytest tests/waiting/test_wakeup_stress.py` takes longer.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ import pytest
 import handfast
 from handfast.testing import Server, Servers
 from tests.support.eventually import eventually
-from tests.support.stress_processes import Holding, Pack, faults_in, holdings_in
+from tests.support.stress_processes import Holding, StressProcess, faults_in, holdings_in
 from tests.support.sync_and_async import MODES
 
-SECONDS: Final = float(os.environ.get("HUNT_SECONDS", "1.5"))
-"""How long each hunt takes."""
+pytestmark = pytest.mark.slow
+
+SECONDS: Final = float(os.environ.get("STRESS_SECONDS", "1.5"))
+"""How long each test stresses its locks."""
 SHORT: Final = 0.5
 """The ttl of those that are killed."""
 LONG: Final = 8.0
@@ -43,27 +45,27 @@ ONE_NODE: Final[dict[str, dict[str, Any]]] = {
 QUORUM: Final[dict[str, dict[str, Any]]] = {"fair": {}, "cohort": {"cohort": 3}}
 
 
-def hunt(servers: Sequence[Server], locks: dict[str, dict[str, Any]], folder: Path, hunters: int) -> Counter[str]:
-    """Some processes that stay and some that are killed, on a few locks; how often what has happened."""
+def stress(servers: Sequence[Server], locks: dict[str, dict[str, Any]], folder: Path, workers: int) -> Counter[str]:
+    """Stress a few locks with lasting processes and with processes that are killed. Returns what happened how often."""
     urls = [server.url for server in servers]
-    game = {"urls": urls if len(urls) > 1 else urls[0], "hunters": hunters, "long": LONG}
-    # Of each lock only one process at a time may hang or die: two in a row cost their ttls in a row.
+    settings = {"urls": urls if len(urls) > 1 else urls[0], "workers": workers, "long": LONG}
+    # For each lock only one process at a time may hang or die: two in a row cost their ttls in a row.
     shuffled = random.sample(list(locks), len(locks))
     parts = [{name: locks[name] for name in shuffled[start::2]} for start in range(2)]
-    packs: list[Pack] = []
+    processes: list[StressProcess] = []
     try:
         for mode, part in zip(MODES, parts, strict=True):
-            packs.append(Pack(mode, folder, mortal=False, ttl=LONG, locks=locks, **game))
-            packs.append(Pack(mode, folder, mortal=True, ttl=SHORT, locks=part, **game))
-        eventually(lambda: {each.name for each in holdings_in(folder)} == {*locks}, within=10, what="all are hunted")
+            processes.append(StressProcess(mode, folder, mortal=False, ttl=LONG, locks=locks, **settings))
+            processes.append(StressProcess(mode, folder, mortal=True, ttl=SHORT, locks=part, **settings))
+        eventually(lambda: {each.name for each in holdings_in(folder)} == {*locks}, within=10, what="each lock is in use")
         began = time.monotonic()
-        late = _look_on(SECONDS)
+        late = _wait_and_measure_delay(SECONDS)
         ended = time.monotonic()
-        # Those that are killed end first: what they leave in a queue is cleared by those that stay.
-        reports = [pack.end(LONG + 10) for pack in sorted(packs, key=lambda pack: not pack.mortal)]
+        # The mortal processes end first: the others clear what the killed ones left in a queue.
+        reports = [process.end(LONG + 10) for process in sorted(processes, key=lambda process: not process.mortal)]
     finally:
-        for pack in packs:
-            pack.kill()
+        for process in processes:
+            process.kill()
     holdings = holdings_in(folder)
     faults = [error for report in reports for error in report["errors"]]
     faults += faults_in([each for each in holdings if each.since >= began], began, ended, STALL + late)
@@ -71,7 +73,7 @@ def hunt(servers: Sequence[Server], locks: dict[str, dict[str, Any]], folder: Pa
     # No lock is stuck: the votes of the killed ones expire, and the next release clears what they left in the queues.
     for server in servers:
         eventually(lambda server=server: not any(map(_is_lock, _left(server))), within=LONG + 2, what="votes expire")
-    with handfast.connect(game["urls"], node_timeout=5.0) as client:
+    with handfast.connect(settings["urls"], node_timeout=5.0) as client:
         for name in locks:
             client.lock(name).acquire(wait=LONG).release()
     for server in servers:
@@ -79,8 +81,8 @@ def hunt(servers: Sequence[Server], locks: dict[str, dict[str, Any]], folder: Pa
     return sum((Counter(report["counts"]) for report in reports), Counter(held=len(holdings)))
 
 
-def _look_on(seconds: float) -> float:
-    """Do nothing for so long; by how much this machine was late with a simple wake-up in the meantime, at worst."""
+def _wait_and_measure_delay(seconds: float) -> float:
+    """Wait for so long. Returns the worst delay of a plain sleep meanwhile: how busy this machine is."""
     now = time.monotonic()
     end, worst = now + seconds, 0.0
     while now < end:
@@ -91,7 +93,7 @@ def _look_on(seconds: float) -> float:
 
 
 def _left(server: Server) -> list[bytes]:
-    """What is still there of locks; the counters stay, and what guards a quorum."""
+    """Keys of locks that still exist. Counters and the guard's markers stay."""
     keys: Any = server.command("KEYS", "*")
     return [key for key in keys if not key.endswith((b":f", b":guard", b":mark"))]
 
@@ -102,8 +104,8 @@ def _is_lock(key: bytes) -> bool:
 
 @pytest.mark.timeout(SECONDS + 60)
 def test_no_wake_up_is_lost_on_one_node(server: Server, tmp_path: Path) -> None:
-    happened = hunt([server], ONE_NODE, tmp_path, hunters=12)
-    # It was a hunt, and not a walk.
+    happened = stress([server], ONE_NODE, tmp_path, workers=12)
+    # There was real contention.
     assert happened["held"] > 100 * SECONDS, happened
     assert min(happened["gave up"], happened["cancelled"]) > 5 * SECONDS, happened
     assert min(happened["killed"], 2 * happened["stopped"]) > SECONDS, happened
@@ -113,15 +115,15 @@ def test_no_wake_up_is_lost_on_one_node(server: Server, tmp_path: Path) -> None:
 def test_no_wake_up_is_lost_on_a_quorum(three: Servers, tmp_path: Path) -> None:
     with handfast.connect(three.urls) as client:
         handfast.bootstrap(client)
-    happened = hunt(three.nodes, QUORUM, tmp_path, hunters=6)
+    happened = stress(three.nodes, QUORUM, tmp_path, workers=6)
     assert happened["held"] > 30 * SECONDS, happened
     assert min(happened["killed"], 2 * happened["stopped"]) > SECONDS, happened
 
 
-# -- the observer is observed --------------------------------------------------------------------------------------
+# -- tests of the observer --------------------------------------------------------------------------------------
 
 
-def test_the_observer_has_nothing_to_say_of_a_good_history() -> None:
+def test_observer_reports_nothing_for_correct_history() -> None:
     held = [Holding("a", 1, 0.1, 0.2, "x"), Holding("a", 2, 0.2, 0.9, "y"), Holding("b", 1, 0.5, 0.9, "x")]
     assert faults_in(held, 0.0, 1.0, stall=0.5) == []
 
@@ -140,11 +142,11 @@ def test_the_observer_has_nothing_to_say_of_a_good_history() -> None:
         ([Holding("a", 1, 0.1, 0.2, "x")], "nobody held it for 0.800 s"),
     ],
 )
-def test_the_observer_sees_what_is_wrong(held: list[Holding], fault: str) -> None:
+def test_observer_reports_faulty_histories(held: list[Holding], fault: str) -> None:
     assert any(fault in each for each in faults_in(held, 0.0, 1.0, stall=0.5))
 
 
-def test_the_observer_counts_the_killed_until_their_death(tmp_path: Path) -> None:
-    Path(tmp_path, "10.trail").write_text("+ a 1 0.1 9.0 x\n")
-    Path(tmp_path, "11.trail").write_text("+ a 2 0.3 9.0 y\n- a 2 0.4\nx 10 0.2\n")
+def test_observer_counts_killed_holders_until_their_death(tmp_path: Path) -> None:
+    Path(tmp_path, "10.log").write_text("+ a 1 0.1 9.0 x\n")
+    Path(tmp_path, "11.log").write_text("+ a 2 0.3 9.0 y\n- a 2 0.4\nx 10 0.2\n")
     assert [(each.token, each.until) for each in holdings_in(tmp_path)] == [(1, 0.2), (2, 0.4)]
