@@ -65,6 +65,11 @@ class Link:
         self.send(encode(*words))
         return self.receive(1)[0]
 
+    def run_script(self, text: bytes, keys: Sequence[bytes], *args: bytes) -> Any:
+        """Load a script and run it, with the rights that clients need: EVAL is none of them."""
+        sha = self.call(b"SCRIPT", b"LOAD", text)
+        return sha if type(sha) is Fault else self.call(b"EVALSHA", sha, b"%d" % len(keys), *keys, *args)
+
     def send(self, payload: bytes) -> None:
         self._socket.sendall(payload)
 
@@ -271,6 +276,11 @@ class Deployment:
     def faults(self) -> dict[str, str]:
         """The nodes that cannot be asked at present, by label, and why."""
         return {node.label: node.fault.text for node in self.nodes if node.fault is not None}
+
+    @property
+    def sees_all(self) -> bool:
+        """So many nodes answer that each majority has one of them: no lock that is held can be missed."""
+        return len(self.nodes) - len(self.faults) > len(self.nodes) - self.need
 
     def check(self) -> None:
         """Connect; ConnectionError unless some node can be asked."""
