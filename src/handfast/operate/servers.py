@@ -33,6 +33,7 @@ CHUNK: Final = 1 << 16
 SCAN_COUNT: Final = b"1000"
 """Buckets for each SCAN: less than a millisecond of the server's time."""
 _WAITING: Final = object()
+_MOVED: Final = Fault("moved", "another server has taken its place; looking for it")
 _TOO_SLOW: Final = Fault("timeout", "did not answer in time")
 
 
@@ -204,7 +205,7 @@ class Node:
         self._asked = list(by_link.items())
         try:
             for link, keys in self._asked:
-                link.send(encode(b"TIME") + b"".join([questions[key] for key in keys]))
+                link.send(encode(b"TIME") + encode(b"ROLE") + b"".join([questions[key] for key in keys]))
         except OSError as error:
             self.drop(error)
 
@@ -214,19 +215,22 @@ class Node:
         asked = self._asked
         try:
             for link, keys in asked:
-                clock, *replies = link.receive(1 + width * len(keys))
+                clock, role, *replies = link.receive(2 + width * len(keys))
+                if self._moved(role, replies):
+                    raise Refusal(_MOVED)
                 for i, key in enumerate(keys):
                     found[key] = [*replies[i * width : (i + 1) * width], clock]
-        except (OSError, hiredis.ProtocolError) as error:
+        except (OSError, Refusal, hiredis.ProtocolError) as error:
             self.drop(error)
         self._asked = []
         return self.fault or (found if asked else CLOSED)
 
-    def moved(self) -> None:
-        """A part of the cluster has moved, or is unknown: look again."""
-        if self.clustered:
-            self.close()
-            self._retry_at = 0.0
+    def _moved(self, role: Any, replies: Sequence[Any]) -> bool:
+        """After a failover the server is a replica, which answers as before but knows no more; or it has no such slot."""
+        if self.address.resolver is None and not self.clustered:
+            return False
+        replica = type(role) is list and role[0] != b"master"  # a user who may not ask learns it from errors
+        return replica or any(type(reply) is Fault and reply.kind in ("MOVED", "CLUSTERDOWN") for reply in replies)
 
     def scan(self, pattern: bytes) -> Iterator[list[bytes]]:
         """Its keys that match, in batches as the servers give them. Ends early if a server fails: see `fault`."""
