@@ -232,6 +232,13 @@ class Node:
         replica = type(role) is list and role[0] != b"master"  # a user who may not ask learns it from errors
         return replica or any(type(reply) is Fault and reply.kind in ("MOVED", "CLUSTERDOWN") for reply in replies)
 
+    def having(self, keys: Sequence[bytes]) -> Iterator[bytes]:
+        """Which of these keys it has; none if it cannot be reached."""
+        self.ask({key: encode(b"EXISTS", key) for key in keys})
+        said = self.answers(1)
+        if not isinstance(said, Fault):
+            yield from (key for key in keys if said[key][0] == 1)
+
     def scan(self, pattern: bytes) -> Iterator[list[bytes]]:
         """Its keys that match, in batches as the servers give them. Ends early if a server fails: see `fault`."""
         for link in self.links():
