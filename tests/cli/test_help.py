@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -143,7 +142,6 @@ sys.exit(main())
         [sys.executable, "-c", source], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     eventually(reached.exists, WITHIN)
-    time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=WITHIN)
     assert (out, err) == ("", "")

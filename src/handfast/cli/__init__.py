@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 from handfast.errors import ConfigError, Contended, HandfastError, NotAcquired
 
@@ -43,6 +44,8 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         if quiet:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a locale without ✓ gets a question mark
         status = _run(sys.argv[1:] if args is None else list(args))
         sys.stdout.flush()
         return status

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from handfast.cli import CONTENDED, UNAVAILABLE, USAGE, CommandError
-from handfast.cli.declare import JSON, SERVER_OPTIONS, Command, Option
+from handfast.cli.declare import JSON, SERVER_OPTIONS, Command, Option, number
 from handfast.cli.show import NAME, describe
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ displays them. Without that line nothing is broken.
     arguments=(NAME,),
     options=(
         Option("--yes", "Do not ask."),
-        Option("--token", "Only if this is still its token.", "TOKEN", int),
+        Option("--token", "Only if this is still its token.", "TOKEN", number),
         Option("--reason", "Goes into the audit line.", "TEXT", default=""),
         JSON,
         *SERVER_OPTIONS,

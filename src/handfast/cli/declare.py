@@ -8,8 +8,21 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from handfast.cli import USAGE, CommandError
 from handfast.cli.durations import duration
+from handfast.options import names_of
 
-__all__ = ["SERVER_OPTIONS", "Argument", "Command", "Option", "parse", "servers"]
+__all__ = [
+    "COUNT",
+    "JSON",
+    "SERVER_OPTIONS",
+    "Argument",
+    "Command",
+    "Option",
+    "interval",
+    "lock_name",
+    "number",
+    "parse",
+    "servers",
+]
 
 
 class Option(NamedTuple):
@@ -149,8 +162,30 @@ def _checked(convert: Callable[[str], Any]) -> Callable[[str], Any]:
     return checked
 
 
+def lock_name(text: str) -> str:
+    """A name that a lock can have."""
+    names_of(text)  # a ConfigError, which is a ValueError, says what is wrong
+    return text
+
+
+def number(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _pause(text: str) -> float:
+    seconds = duration(text)
+    if not seconds:
+        raise ValueError("the pause between two looks must not be 0: the servers have other work")
+    return seconds
+
+
 def interval(default: str) -> Option:
-    return Option("--interval", f"How often to look, {default} by default.", "DURATION", duration, duration(default))
+    return Option("--interval", f"How often to look, {default} by default.", "DURATION", _pause, duration(default))
+
+
+COUNT: Final = Option("--count", "End after so many looks.", "N", number, 0)
 
 
 JSON: Final = Option("--json", "Print JSON, for programs.")

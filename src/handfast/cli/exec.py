@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from handfast.cli import CONTENDED, LOST, UNAVAILABLE, CommandError
 from handfast.cli.clients import quiet_client
-from handfast.cli.declare import SERVER_OPTIONS, Argument, Command, Option
+from handfast.cli.declare import SERVER_OPTIONS, Argument, Command, Option, lock_name
 from handfast.cli.durations import duration
 from handfast.cli.signals import ENDS, STOPS, Signals, Stopped, has_terminal
 from handfast.errors import LeaseLost
@@ -249,7 +249,7 @@ Ctrl-Z stops the command and the renewal. The lock is lost if that lasts longer 
 when it is continued.
 """,
     run=_execute,
-    arguments=(Argument("NAME", "The lock."),),
+    arguments=(Argument("NAME", "The lock.", convert=lock_name),),
     options=(
         Option("--wait", "How long to wait for the lock; 0: not at all. Without it: without end.", "DURATION", duration),
         Option("--ttl", "How long the lock outlives a crash of its holder, 10s by default.", "DURATION", duration, 10.0),

@@ -149,7 +149,8 @@ class Table:
 
 def to_json(thing: Any) -> str:
     """One line; data classes are objects."""
-    return json.dumps(thing, ensure_ascii=False, separators=(",", ":"), default=_fields)
+    # ASCII: what a terminal could take for a command is escaped.
+    return json.dumps(thing, separators=(",", ":"), default=_fields)
 
 
 def _fields(thing: Any) -> dict[str, Any]:
@@ -157,8 +158,7 @@ def _fields(thing: Any) -> dict[str, Any]:
 
 
 def print_json(thing: Any) -> None:
-    # Half of a surrogate pair, which a hostile name may contain, is no UTF-8.
-    sys.stdout.write(to_json(thing).encode(errors="replace").decode() + "\n")
+    sys.stdout.write(to_json(thing) + "\n")
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------

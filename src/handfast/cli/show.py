@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from handfast.cli import UNAVAILABLE
-from handfast.cli.declare import JSON, SERVER_OPTIONS, Argument, Command
+from handfast.cli.declare import JSON, SERVER_OPTIONS, Argument, Command, lock_name
 
 if TYPE_CHECKING:
     from handfast.operate.locks import LockDetail, LockInfo
@@ -85,7 +85,7 @@ def _time(at: float) -> str:
     return datetime.datetime.fromtimestamp(at).astimezone().isoformat(" ", "seconds")
 
 
-NAME: Final = Argument("NAME", "The lock.", completes="names")
+NAME: Final = Argument("NAME", "The lock.", convert=lock_name, completes="names")
 
 COMMAND: Final = Command(
     name="show",

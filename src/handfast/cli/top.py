@@ -9,7 +9,7 @@ from heapq import nlargest
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from handfast.cli import CommandError
-from handfast.cli.declare import JSON, SERVER_OPTIONS, Command, Option, interval
+from handfast.cli.declare import COUNT, JSON, SERVER_OPTIONS, Command, Option, interval
 from handfast.cli.ls import FILTER
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ On a terminal it needs rich: pip install 'handfast[cli]'.
     options=(
         Option("--sort", "What comes first, waiting by default.", "ORDER", default="waiting", choices=SORTS),
         interval("1s"),
-        Option("--count", "End after so many looks.", "N", int, 0),
+        COUNT,
         JSON,
         *SERVER_OPTIONS,
     ),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from handfast.cli.declare import JSON, SERVER_OPTIONS, Command, Option, interval
+from handfast.cli.declare import COUNT, JSON, SERVER_OPTIONS, Command, interval
 from handfast.cli.ls import FILTER
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ wait now), minority (nobody has a majority of the votes), broken (by an operator
     options=(
         JSON,
         interval("500ms"),
-        Option("--count", "End after so many looks.", "N", int, 0),
+        COUNT,
         *SERVER_OPTIONS,
     ),
     examples=(

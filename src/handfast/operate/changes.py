@@ -57,8 +57,8 @@ class Watcher:
             yield from self._nodes(now)
             return
         yield from self._nodes(now)
-        # While a node is down, a lock that is not seen may be one of that node's.
-        if not self._deployment.faults:
+        # While too many nodes are down, a lock that is not seen may still be held.
+        if self._deployment.sees_all:
             for name, (owner, token, _, _) in self._known.items():
                 if name not in seen:
                     yield Change(now, "released", name, owner, token, text=_who(owner, token))
