@@ -294,6 +294,9 @@ def test_doctor_of_an_embedded_server_is_content(tmp_path: Path) -> None:
 
 def test_bootstrap_opens_a_new_quorum(three: Servers) -> None:
     env = environment(HANDFAST_URL=" ".join(three.urls))
+    new = handfast_command("exec", "a", "--wait", "0", "--", "true", env=env)
+    assert (new.returncode, new.stderr.count("\n")) == (69, 1)
+    assert "handfast bootstrap opens them" in new.stderr
     assert handfast_command("bootstrap", env=env).returncode == 2  # there is nobody to ask
     ended = handfast_command("bootstrap", "--yes", env=env)
     assert (ended.returncode, ended.stdout.count("opened"), ended.stderr) == (0, 3, "")

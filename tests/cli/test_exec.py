@@ -72,7 +72,7 @@ def test_command_that_is_not_there(one: Server, tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.write_text("echo no")
     broken = tmp_path / "broken"
-    broken.write_text("no interpreter is named")
+    broken.write_text("#!/no/such/interpreter")
     broken.chmod(0o755)
     for command, status in (
         ("nosuch-command", 127),
@@ -83,6 +83,20 @@ def test_command_that_is_not_there(one: Server, tmp_path: Path) -> None:
         ended = handfast_command("exec", "job", "--url", one.url, "--", command)
         assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (status, "", 1)
     assert leftovers(one) == []
+
+
+def test_script_without_interpreter_is_run_by_sh(one: Server, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text('echo "$1"; exit 4')
+    script.chmod(0o755)
+    ended = handfast_command("exec", "job", "--url", one.url, "--", str(script), "said")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (4, "said\n", "")
+
+
+def test_closed_streams(one: Server) -> None:
+    line = " ".join([*HANDFAST, "exec", "job", "--url", one.url, "--", "sh", "-c", "'exit 3'"])
+    ended = subprocess.run(["sh", "-c", f"{line} <&- >&- 2>&-"], env=environment(), timeout=WITHIN)
+    assert ended.returncode == 3
 
 
 def test_contended_is_75(one: Server) -> None:

@@ -44,8 +44,7 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         if quiet:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        if isinstance(sys.stdout, TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # a locale without ✓ gets a question mark
+        _prepare_streams()
         status = _run(sys.argv[1:] if args is None else list(args))
         sys.stdout.flush()
         return status
@@ -58,6 +57,15 @@ def main(args: Sequence[str] | None = None) -> int:
     finally:
         if quiet:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _prepare_streams() -> None:
+    # None: it was closed before we were started. A command may still be run.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the process ends
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale without ✓ gets a question mark
 
 
 def _run(arguments: list[str]) -> int:

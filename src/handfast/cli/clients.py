@@ -17,6 +17,7 @@ __all__ = ["deployment", "quiet_client"]
 def quiet_client(options: Any, **settings: Any) -> Client:
     """A client for the servers of the command line. Its log stays silent: a command says by itself what went wrong."""
     client = connect(servers(options), prefix=options.prefix, **settings)
+    client._group.bootstrap_call = "handfast bootstrap"
     if not os.environ.get("HANDFAST_DEBUG"):
         import logging
 

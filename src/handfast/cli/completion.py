@@ -110,8 +110,8 @@ COMMAND: Final = Command(
     name="completion",
     summary="Print a script that completes commands, options and names with Tab.",
     description="""
-Prints a script for the shell. It completes commands and options, and the names of locks that are held for show and
-break.
+Prints a script for the shell. It completes commands, options and, for show and break, the names of locks that are
+held.
 """,
     run=_script,
     arguments=(Argument("SHELL", "bash, zsh or fish.", choices=tuple(SCRIPTS)),),

@@ -190,14 +190,23 @@ def _notice(lock: Lock) -> None:
 def _run(child: Child, signals: Signals, lease: Lease, path: str, options: Any) -> int:
     environment = {**os.environ, "HANDFAST_NAME": options.name, "HANDFAST_TOKEN": str(lease.token)}
     try:
-        child.start(path, options.program, environment, signals.old_mask)
+        _start(child, path, options.program, environment, signals.old_mask)
     except OSError as error:
-        hint = "; does its first line name an interpreter?" if error.errno == errno.ENOEXEC else ""
-        raise CommandError(f"{options.program[0]}: {error.strerror}{hint}", NOT_EXECUTABLE) from error
+        raise CommandError(f"{options.program[0]}: {error.strerror}", NOT_EXECUTABLE) from error
     signals.running()
     if child.was_lost and options.on_lost == "term":
         child.end()  # it was lost before there was a command to end
     return child.wait()
+
+
+def _start(child: Child, path: str, words: list[str], environment: dict[str, str], mask: Any) -> None:
+    try:
+        child.start(path, words, environment, mask)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+        # A script whose first line names no interpreter: shells run it too.
+        child.start("/bin/sh", ["sh", path, *words[1:]], environment, mask)
 
 
 def _find(program: str) -> str:

@@ -126,9 +126,10 @@ def _audit_line(deployment: Deployment, seen: LockInfo, by: str, reason: str) ->
 
 
 def _user() -> str:
-    import getpass
+    """The user as the system knows it: a variable of the environment would say anything."""
+    import pwd
 
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
         return str(os.getuid())
