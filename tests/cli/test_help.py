@@ -29,8 +29,8 @@ import sys
 for name in ("click", "rich", "starlette", "uvicorn"):
     sys.modules[name] = None
 sys.argv[0] = "handfast"
-from handfast.cli import main
-sys.exit(main())
+from handfast.cli import command
+command()
 """
 
 
