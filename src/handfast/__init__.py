@@ -7,16 +7,14 @@ some. `operate` and `cli` are for operators, `testing` is for our tests and your
 
 from __future__ import annotations
 
+from handfast import _startup  # isort: skip  # noqa: F401 - before all others
 import os
 from typing import TYPE_CHECKING, Any
 
 if not hasattr(os, "register_at_fork"):
     raise ImportError("handfast needs a Unix system, such as Linux or macOS: it uses poll(), unix sockets and fork()")
 
-from handfast import (
-    _startup,  # noqa: F401 - the first of all
-    backoff,
-)
+from handfast import backoff
 from handfast.core.inspect import Holder
 from handfast.errors import (
     ConfigError,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+# The interpreter's own: `signal` imports much, and Ctrl-C may strike meanwhile.
+import _signal  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
 import os
-import signal
 import sys
 
 __all__: list[str] = []
@@ -17,5 +18,5 @@ def _is_command() -> bool:
     return os.path.basename(program[0]) == "handfast"
 
 
-if _is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `cli.main` takes over
+if _is_command() and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # until `cli.main` takes over

@@ -383,6 +383,49 @@ def test_ctrl_c_reaches_the_command_once(one: Server, tmp_path: Path) -> None:
         assert screen.wait() == 0
 
 
+TELLS = """
+import signal, threading, time
+from handfast.cli.signals import Signals
+signals = Signals(lambda number, shared: print("got", signal.Signals(number).name, shared, flush=True))
+signals.starting()
+signals.running()
+print("ready", flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+def test_signals_of_the_terminal_are_told_from_those_of_processes() -> None:
+    """The kernel merges a signal with the same one that is not delivered yet, so a second Ctrl-C would seldom show."""
+    with terminal(command=python(TELLS)) as screen:
+        screen.expect("ready")
+        screen.type("\x03")
+        screen.expect("got SIGINT True")
+        screen.resize(99, 20)
+        screen.expect("got SIGWINCH True")
+        os.kill(screen.pid, signal.SIGINT)
+        screen.expect("got SIGINT False")
+
+
+@pytest.mark.parametrize(
+    ("on_terminal", "shared", "killed"), [(True, True, 0), (True, False, 1), (False, True, 1), (False, False, 1)]
+)
+def test_command_gets_what_the_terminal_has_not_sent_it(
+    monkeypatch: pytest.MonkeyPatch, on_terminal: bool, shared: bool, killed: int
+) -> None:
+    from handfast.cli import exec as module
+
+    monkeypatch.setattr(module, "has_terminal", lambda: on_terminal)
+    child = module.Child("job", 1.0)
+    child.start("/bin/sleep", ["sleep", "600"], dict(os.environ), [])
+    try:
+        child.forward(signal.SIGTERM, shared)
+    finally:
+        if not killed:
+            child.kill(signal.SIGKILL)
+    assert child.wait() == (143 if killed else 137)
+
+
 def test_ctrl_c_ends_a_command_that_does_not_care(one: Server) -> None:
     with terminal("exec", "job", "--url", one.url, "--", "sh", "-c", "echo ready; exec sleep 600") as screen:
         screen.expect("ready")

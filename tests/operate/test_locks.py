@@ -175,6 +175,22 @@ def test_failover_is_followed(doomed: SentinelGroup) -> None:
             eventually(lambda: set(_names(deployment)) == {"a"}, 10)
 
 
+def test_master_that_is_none_any_more_is_not_believed(doomed: SentinelGroup) -> None:
+    """It answers as before, but what it knows is what the new master tells it."""
+    with Deployment(doomed.url) as deployment:
+        deployment.check()
+        for sentinel in doomed.sentinels:
+            sentinel.pause()
+        replica = doomed.replicas[0]
+        doomed.master.command("REPLICAOF", "127.0.0.1", replica.port)
+        try:
+            assert look(deployment, ["a"]) == [None]
+            assert "another server has taken its place" in str(deployment.faults)
+        finally:
+            for sentinel in doomed.sentinels:
+                sentinel.resume()
+
+
 def _names(deployment: Deployment) -> list[str]:
     try:
         return [info.name for info in held(deployment)]

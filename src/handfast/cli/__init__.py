@@ -57,8 +57,8 @@ def main(args: Sequence[str] | None = None) -> int:
         status = _run(sys.argv[1:] if args is None else list(args))
         sys.stdout.flush()
         return status
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    except KeyboardInterrupt as interrupt:
+        return 128 + getattr(interrupt, "number", signal.SIGINT)  # exec has a kind for each signal
     except BrokenPipeError:
         # The reader is gone. Python must not flush stdout at exit either. The status is that of SIGPIPE.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

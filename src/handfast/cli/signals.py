@@ -37,7 +37,7 @@ class Stopped(KeyboardInterrupt):
 class Signals:
     """Blocks the signals of this process and takes them in a thread. Made in the main thread, before any other thread.
 
-    waiting    for the lock: a signal that ends programs raises Stopped in the main thread
+    waiting    for the lock: a signal that ends programs raises Stopped in the main thread, once
     starting   the command: signals are kept
     running    signals are told to `forward`
     """
@@ -74,6 +74,7 @@ class Signals:
     def _raise_first(self) -> None:
         first = next((number for number, _ in self._kept if number in ENDS), None)
         if first is not None:
+            self._state = "stopping"  # a second signal must not interrupt what cleans up
             raise Stopped(first)
 
     def _nudged(self, number: int, frame: FrameType | None) -> None:
