@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from statistics import median_low
 from typing import Any, Final
 
 from handfast.core import explain, guard, tokens
@@ -303,7 +302,7 @@ class ServerQueue:
 
     def _take_ticket(self, times: list[int]) -> None:
         if self.group.n > 1 and times and self.ticket == ARRIVAL:
-            self.ticket = b"%d" % median_low(times)
+            self.ticket = b"%d" % sorted(times)[(len(times) - 1) // 2]
             self.proposal = proposal_for(self.io, self.config)
 
     async def send_due(self) -> None:
