@@ -235,7 +235,7 @@ class BaseClient(Generic[L, G]):
     def _who(self) -> str:
         return self._name_of(self._caller())
 
-    def _take_back(self, acquisition: Acquisition) -> None:
+    def _take_back(self, acquisition: Acquisition, error: BaseException) -> None:
         """An acquisition has ended in an exception: nothing of it may stay, also if it was granted already."""
         hold = acquisition.hold
         if hold is not None and hold.state == HELD:
@@ -243,11 +243,19 @@ class BaseClient(Generic[L, G]):
         elif acquisition.touched:
             self._abandon(acquisition.remains())
         self._clear(acquisition)
+        if self._reports.listeners:
+            seconds = clock.now() - acquisition.began
+            self._reports.not_acquired(acquisition.request.name, self._who(), seconds, error)
 
     def _clear(self, acquisition: Acquisition) -> None:
         """Have the watchdog take back what the acquisition's own connections could not."""
         for remains in acquisition.left_behind:
             self._abandon(remains)
+
+    def _abandon_lease(self, hold: Hold) -> None:
+        """The same for a hold that was a lease: listeners hear of its end."""
+        hold.abandoned = True
+        self._abandon(hold)
 
     def _abandon(self, hold: Hold) -> None:
         """Nobody can release this hold any more: the watchdog does it."""
@@ -284,7 +292,7 @@ class BaseClient(Generic[L, G]):
         except BaseException:
             # An interrupt. What was handed over to nobody, nobody else would release.
             if hold.next_hold is None and hold.state != HELD:
-                self._abandon(hold)
+                self._abandon_lease(hold)
             raise
 
     def _watch(self, hold: Hold) -> None:

@@ -25,7 +25,7 @@ G = TypeVar("G", bound="BaseLease")
 class LeaseKeeper(Protocol):
     """What a lease needs of its client at its end."""
 
-    def _abandon(self, hold: Hold) -> None: ...
+    def _abandon_lease(self, hold: Hold) -> None: ...
 
 
 class Reentry:
@@ -232,7 +232,7 @@ class BaseLease:
         hold = self._hold
         if hold.state != HELD or (self._reentry is not None and not self._leave()):
             return False
-        self._client._abandon(hold)
+        self._client._abandon_lease(hold)
         return True
 
     def __del__(self) -> None:

@@ -69,7 +69,7 @@ class Reports:
         self, kind: Kind, hold: Hold, seconds: float, outcome: str = "", *, who: str = "", node: str = ""
     ) -> None:
         if self.listeners:
-            self.tell(Event(kind, hold.name, who, seconds, outcome, node))
+            self.tell(Event(kind, hold.name, who, seconds, outcome, node, hold.token or None))
 
     # -- holds
 
@@ -77,6 +77,14 @@ class Reports:
         """Its holder has released it, or found at its release that it was over already."""
         kind: Kind = "lost" if hold.reason else "released"
         self.of_hold(kind, hold, clock.now() - hold.granted_at, hold.reason, who=who)
+
+    def abandoned(self, hold: Hold) -> None:
+        """See Observer."""
+        self.of_hold("released", hold, clock.now() - hold.granted_at)
+
+    def not_acquired(self, name: str, who: str, seconds: float, error: BaseException) -> None:
+        """An acquisition has ended without the lock."""
+        self.tell(Event("not_acquired", name, who, seconds, type(error).__name__))
 
     def ended_early(self, hold: Hold) -> None:
         """See Observer."""
@@ -167,6 +175,8 @@ class Reports:
                 self._quarantined.add(node.index)
         if node.marker and known:
             log.info("%s votes again", node.label)
+            if self.listeners:
+                self.tell(Event("readmitted", node=node.label))
         elif not node.marker and left > 0 and not known:
             # New servers are no reason for a warning: their clients are told by NoQuorum, or open them.
             say = log.warning if voted else log.info

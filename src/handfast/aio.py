@@ -344,8 +344,8 @@ class Client(BaseClient[Lock, Lease]):
         acquisition = Acquisition(lock, timing, wait, self._now())
         try:
             lease = self._grant(await acquire(io, self._queues, acquisition), acquisition)
-        except BaseException:
-            self._take_back(acquisition)
+        except BaseException as error:
+            self._take_back(acquisition, error)
             raise
         if acquisition.left_behind:
             self._clear(acquisition)
@@ -360,7 +360,7 @@ class Client(BaseClient[Lock, Lease]):
             released = await release(self._io_for(hold.key), hold)
         except BaseException:
             if hold.state != HELD:  # otherwise nothing was sent, and the lease goes on
-                self._abandon(hold)
+                self._abandon_lease(hold)
             raise
         self._released(hold)
         return released

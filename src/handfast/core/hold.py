@@ -99,6 +99,8 @@ class Hold(LockKeys):
     """Has the watchdog repeat the release, if a node fails after a majority has confirmed it."""
     handed_over = False
     """Its release has given a vote to a waiter: others want this lock."""
+    abandoned = False
+    """It was a lease, and nobody can release it any more: the watchdog does."""
     claimed = 0
     """Nodes, as bits, in whose queues it waited: a claim may be left there."""
     on_lost: tuple[Callable[[], Any], ...] = ()
