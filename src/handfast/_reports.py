@@ -141,6 +141,11 @@ class Reports:
         if self.listeners:
             self.tell(Event("node_down", outcome=fault.text, node=address))
 
+    def down(self) -> set[str]:
+        """The nodes that are down, as far as is known."""
+        with self._lock:
+            return set(self._down)
+
     def node_up(self, address: str, run_id: str) -> None:
         """See Observer."""
         with self._lock:
