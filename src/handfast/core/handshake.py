@@ -17,7 +17,7 @@ from handfast.protocol.commands import INFO_REPLICATION
 from handfast.protocol.resp import encode
 from handfast.protocol.scripts import LOAD_REPLIES, load_scripts
 
-__all__ = ["Login", "Rejected", "Steps", "handshake"]
+__all__ = ["Login", "Rejected", "Steps", "handshake", "is_old", "knows"]
 
 NO_RESP3: Final = Fault("RESP2", "speaks RESP2 only, so it cannot push to waiters")
 Steps = Generator[tuple[bytes, int], list[Any], None]
@@ -58,7 +58,7 @@ def handshake(
     replies = yield encode(*hello), 1
     node.no_push = None
     if type(replies[0]) is Fault:
-        if not _old(replies[0]):
+        if not is_old(replies[0]):
             _refuse(replies)
         # A proxy, or a server without RESP3: it can do all but push.
         node.no_push = NO_RESP3
@@ -78,7 +78,7 @@ def handshake(
     about = replies[-ABOUT_REPLIES:]
     info = eviction.fields(about)
     eviction.note(node, info, warn)
-    node.ladder = "delifeq" if _knows(replies[0]) else "delex" if _knows(replies[1]) else ""
+    node.ladder = "delifeq" if knows(replies[0]) else "delex" if knows(replies[1]) else ""
     node.tracks = node.no_push is None and type(replies[2]) is not Fault
     _refuse(replies[3:-ABOUT_REPLIES])
     if moves:
@@ -122,12 +122,12 @@ def _identify(group: NodeGroup, node: Node, run_id: str, now: Callable[[], float
         guard.adopt(group, node, raw, server_us, now())
 
 
-def _knows(reply: Any) -> bool:
+def knows(reply: Any) -> bool:
     """The server has the command; one of a cluster may say that the probe's key lives elsewhere, or nowhere."""
     return type(reply) is int or (type(reply) is Fault and reply.kind in ("MOVED", "ASK", "CLUSTERDOWN"))
 
 
-def _old(fault: Fault) -> bool:
+def is_old(fault: Fault) -> bool:
     """It does not know HELLO, or not RESP3."""
     return fault.kind == "NOPROTO" or "unknown command" in fault.text.lower()
 

@@ -14,7 +14,7 @@ from handfast.protocol import commands
 from handfast.protocol.claims import QueuedClaim, decode_claim
 from handfast.protocol.resp import encode
 
-__all__ = ["Holder", "holder", "waiters"]
+__all__ = ["Holder", "age", "counter", "holder", "pairs", "remaining", "waiters"]
 
 PEEK_REPLIES = 4
 """Replies to `commands.peek` for each key."""
@@ -70,13 +70,13 @@ async def holder(io: IO, request: LockRequest) -> Holder | None:
             seen.setdefault(owner, []).append(replies)
     for owner, votes in seen.items():
         if len(votes) >= group.need:
-            remaining = _remaining(votes, names, group.need)
-            token = _token(votes, names, group.need) if request.config.fence else None
-            return Holder(owner.decode(errors="replace"), remaining, token, _age(votes, token))
+            left = remaining(votes, names, group.need)
+            token = counter(votes, names, group.need) if request.config.fence else None
+            return Holder(owner.decode(errors="replace"), left, token, age(votes, token))
     return None
 
 
-def _remaining(votes: Sequence[list[Any]], names: int, need: int) -> float | None:
+def remaining(votes: Sequence[list[Any]], names: int, need: int) -> float | None:
     """Seconds for which a majority keeps it."""
     infinite = float("inf")
     lefts = [
@@ -87,13 +87,13 @@ def _remaining(votes: Sequence[list[Any]], names: int, need: int) -> float | Non
     return None if left == infinite else left / 1000
 
 
-def _token(votes: Sequence[list[Any]], names: int, need: int) -> int | None:
+def counter(votes: Sequence[list[Any]], names: int, need: int) -> int | None:
     """The counter that enough of the holder's nodes agree on."""
     counters = [max(int(replies[PEEK_REPLIES * i + 2] or 0) for i in range(names)) for replies in votes]
-    return next((counter for counter in counters if counter and counters.count(counter) >= need), None)
+    return next((count for count in counters if count and counters.count(count) >= need), None)
 
 
-def _age(votes: Sequence[list[Any]], token: int | None) -> float | None:
+def age(votes: Sequence[list[Any]], token: int | None) -> float | None:
     """Seconds since the vote was given: by the record of the hand-over, or by the token, which is a time."""
     ages: list[float] = []
     for replies in votes:
@@ -117,8 +117,8 @@ async def waiters(io: IO, request: LockRequest, name_of: Callable[[Any], str], l
     answered = await _ask(io, request, commands.queue(request.key), 2)
     claims: dict[bytes, QueuedClaim] = {}
     for ids, texts in answered.values():
-        known = _pairs(texts)
-        for key, ticket in _pairs(ids).items():
+        known = pairs(texts)
+        for key, ticket in pairs(ids).items():
             claim = decode_claim(key, ticket, known.get(key))
             if claim is not None:
                 claims.setdefault(key, claim)
@@ -127,7 +127,7 @@ async def waiters(io: IO, request: LockRequest, name_of: Callable[[Any], str], l
     return queued + (mine[1:] if queued else mine)
 
 
-def _pairs(reply: Any) -> dict[bytes, bytes]:
+def pairs(reply: Any) -> dict[bytes, bytes]:
     """A map, a list of pairs or a flat list, as the protocol's versions have it."""
     if isinstance(reply, dict):
         return dict(reply)

@@ -82,6 +82,11 @@ class SentinelMaster:
             raise ConfigError(message)
         raise LookupError(message)
 
+    def opinions(self) -> dict[HostPort, HostPort | str]:
+        """By sentinel: where it sees the master, or why it says nothing. For people who ask."""
+        said = {sentinel: self._ask(sentinel) for sentinel in self.sentinels}
+        return {sentinel: each if isinstance(each, str) else each[1] for sentinel, each in said.items()}
+
     def _ask(self, sentinel: HostPort) -> tuple[int, HostPort] | str:
         """What one sentinel says: epoch and place, or why it says nothing."""
         host, port = sentinel

@@ -9,6 +9,7 @@
 | `...:g`          | hash       | acquisitions of an explicit owner             | as the lock                     |
 | `<prefix>guard`  | string     | the restart guard's marker                    | for ever; one per namespace     |
 | `<prefix>mark`   | string     | the largest token that the node has voted for | for ever; one per namespace     |
+| `<prefix>audit`  | stream     | the last locks that operators have broken     | for ever; bounded               |
 | `<prefix>wake:…` | channel    | pushes to one connection                      | as the connection               |
 
 A name with a hash tag of its own keeps it, so that several names can live in one slot of a cluster: `<prefix><a{tag}>`.
@@ -23,7 +24,19 @@ from typing import Final
 
 from handfast.protocol.resp import bulk
 
-__all__ = ["CLAIMS", "FENCE", "GENERATIONS", "QUEUE", "channel_prefix", "guard_key", "key_of", "mark_key", "queue_keys"]
+__all__ = [
+    "CLAIMS",
+    "FENCE",
+    "GENERATIONS",
+    "QUEUE",
+    "audit_key",
+    "channel_prefix",
+    "guard_key",
+    "key_of",
+    "mark_key",
+    "name_of",
+    "queue_keys",
+]
 
 FENCE: Final = b":f"
 QUEUE: Final = b":q"
@@ -51,6 +64,23 @@ def key_of(prefix: str, name: str, *, exact: bool) -> bytes:
     return f"{prefix}{{{name}}}".encode()
 
 
+def name_of(prefix: str, key: bytes) -> str | None:
+    """The name whose lock key this is; None for every other key.
+
+    >>> name_of("handfast:", b"handfast:{orders}"), name_of("handfast:", b"handfast:{orders}:f")
+    ('orders', None)
+    >>> name_of("p:", b"p:<a{tag}b>"), name_of("p:", b"p:[{_}}a]")
+    ('a{tag}b', '}a')
+    """
+    start = len(prefix.encode())
+    try:
+        body = key[start:].decode()
+    except UnicodeDecodeError:
+        return None
+    name = body[4:-1] if body.startswith("[") else body[1:-1]
+    return name if name and key_of(prefix, name, exact=False) == key else None
+
+
 def queue_keys(key: bytes) -> bytes:
     """The five keys that the scripts about one name get, as arguments of a command."""
     size = len(key) + 2
@@ -70,6 +100,10 @@ def guard_key(prefix: str) -> bytes:
 
 def mark_key(prefix: str) -> bytes:
     return (prefix or NAMESPACE).encode() + b"mark"
+
+
+def audit_key(prefix: str) -> bytes:
+    return (prefix or NAMESPACE).encode() + b"audit"
 
 
 def guard_keys(prefix: str) -> bytes:

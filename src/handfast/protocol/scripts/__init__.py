@@ -15,26 +15,27 @@ try:  # the interpreter's own: hashlib imports OpenSSL, which takes longer to lo
 except ImportError:
     from hashlib import sha1
 
-__all__ = ["LOAD_REPLIES", "NAMES", "SHA", "TEXT", "load_scripts"]
+__all__ = ["LOAD_REPLIES", "NAMES", "SHA", "TEXT", "load_scripts", "text_of"]
 
 NAMES: Final = (
     "claim", "pass", "yield", "acquire_all", "extend", "restore_vote", "raise_token", "delete_owned", "set_marker",
 )  # fmt: skip
+"""Those that clients use. `break` is for operators, and sent when it is run."""
 INCLUDE: Final = b"--@ "
 
 
-def _text(name: str) -> bytes:
-    """A script without its comments: every connection loads every script."""
+def text_of(name: str) -> bytes:
+    """A script without its comments: every connection loads every script that is in NAMES."""
     with open(os.path.join(os.path.dirname(__file__), f"{name}.lua"), "rb") as file:
         lines = file.read().splitlines()
     return b"\n".join(
-        _text(line.removeprefix(INCLUDE).decode()) if line.startswith(INCLUDE) else line
+        text_of(line.removeprefix(INCLUDE).decode()) if line.startswith(INCLUDE) else line
         for line in lines
         if line.startswith(INCLUDE) or not line.lstrip().startswith(b"--")
     )
 
 
-TEXT: Final[dict[str, bytes]] = {name: _text(name) for name in NAMES}
+TEXT: Final[dict[str, bytes]] = {name: text_of(name) for name in NAMES}
 SHA: Final[dict[str, bytes]] = {
     name: sha1(text, usedforsecurity=False).hexdigest().encode() for name, text in TEXT.items()
 }

@@ -1,0 +1,304 @@
+"""Connections to all servers of a deployment, for questions and not for votes.
+
+They take no part in the protocol of votes: they set no marker, start no quarantine and load no scripts. A server that
+does not answer is an answer too: a `Fault` takes the place of its replies.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import hiredis
+
+from handfast.core.io import CLOSED, Fault
+from handfast.core.votes import majority
+from handfast.discovery.endpoints import locate
+from handfast.given import Servers
+from handfast.net.address import Address, HostPort, dial
+from handfast.net.faults import from_reply, from_socket
+from handfast.options import Policy, policy
+from handfast.protocol.resp import encode
+
+__all__ = ["Deployment", "Link", "Node", "first_fault"]
+
+TIMEOUT: Final = 2.0
+"""Seconds that a server has to be connected, or to answer."""
+RETRY: Final = 1.0
+"""Seconds until a server that failed is tried again."""
+CHUNK: Final = 1 << 16
+SCAN_COUNT: Final = b"1000"
+"""Buckets for each SCAN: less than a millisecond of the server's time."""
+_WAITING: Final = object()
+_TOO_SLOW: Final = Fault("timeout", "did not answer in time")
+
+
+class Link:
+    """One connection to one server: batches of commands out, replies back in order. An error is a reply: a Fault."""
+
+    def __init__(self, address: Address, timeout: float = TIMEOUT) -> None:
+        self.address = address.located()
+        self._socket = dial(self.address, timeout)
+        self._reader = hiredis.Reader(notEnoughData=_WAITING)
+        try:
+            self._log_in()
+        except BaseException:
+            self.close()
+            raise
+
+    def _log_in(self) -> None:
+        login = self.address.login()
+        if login.password or login.username:
+            words = [login.username.encode()] if login.username else []
+            _raise(self.call(b"AUTH", *words, login.password.encode()))
+        if login.db:
+            _raise(self.call(b"SELECT", b"%d" % login.db))
+        reply = self.call(b"PING")  # a server that wants a password, or is not ready, says so now
+        if type(reply) is Fault and reply.kind != "NOPERM":
+            raise Refusal(reply)
+
+    def call(self, *words: bytes) -> Any:
+        """One command and its reply."""
+        self.send(encode(*words))
+        return self.receive(1)[0]
+
+    def send(self, payload: bytes) -> None:
+        self._socket.sendall(payload)
+
+    def receive(self, count: int) -> list[Any]:
+        """The next replies. What the server pushes is none of them."""
+        replies: list[Any] = []
+        while len(replies) < count:
+            reply = self._reader.gets()
+            if reply is _WAITING:
+                data = self._socket.recv(CHUNK)
+                if not data:
+                    raise ConnectionResetError
+                self._reader.feed(data)
+            elif type(reply) is not hiredis.PushNotification:
+                replies.append(from_reply(str(reply)) if type(reply) is hiredis.ReplyError else reply)
+        return replies
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Refusal(Exception):
+    """The server answers, but not to us."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.text)
+        self.fault = fault
+
+
+def _raise(reply: Any) -> None:
+    if type(reply) is Fault:
+        raise Refusal(reply)
+
+
+def first_fault(replies: Sequence[Any]) -> Fault | None:
+    return next((reply for reply in replies if type(reply) is Fault), None)
+
+
+class Node:
+    """One vote of a deployment: a server, or a cluster of them."""
+
+    def __init__(self, address: Address, timeout: float) -> None:
+        self.label = address.label
+        self.address = address
+        self.fault: Fault | None = None
+        """Why it cannot be asked at present."""
+        self._timeout = timeout
+        self._links: dict[HostPort | None, Link] = {}
+        self._retry_at = 0.0
+        self._asked: list[tuple[Link, list[bytes]]] = []
+
+    @property
+    def clustered(self) -> bool:
+        return self.address.cluster is not None
+
+    def connect(self) -> None:
+        """Connect all its servers, unless that has just failed."""
+        if self._links or time.monotonic() < self._retry_at:
+            return
+        try:
+            if self.clustered:
+                self.address.cluster.refresh()
+                for place in sorted(self.address.cluster.masters):
+                    self._link(place)
+            else:
+                self._link(None)
+            self.fault = None
+        except Exception as error:  # of any kind: DNS, TLS, Sentinel, a server that does not start
+            self.drop(error)
+
+    def _link(self, place: HostPort | None) -> Link:
+        link = self._links.get(place)
+        if link is None:
+            address = self.address
+            if place is not None:
+                address = address._replace(cluster=None, host=place[0], port=place[1])
+            link = self._links[place] = Link(address, self._timeout)
+        return link
+
+    def drop(self, error: Exception) -> Fault:
+        """A connection has failed: end all of them. They are made again when they are wanted, after a while."""
+        self.close()
+        self._retry_at = time.monotonic() + RETRY
+        if isinstance(error, Refusal):
+            self.fault = error.fault
+        elif isinstance(error, hiredis.ProtocolError):
+            self.fault = Fault("protocol", f"does not speak Redis' protocol ({error})", lasting=True)
+        elif isinstance(error, TimeoutError) and self._asked:
+            self.fault = _TOO_SLOW
+        else:
+            self.fault = self.address.says(from_socket(error))
+        self._asked = []
+        return self.fault
+
+    def links(self) -> list[Link]:
+        """One for each of its servers; none if it cannot be reached."""
+        self.connect()
+        return list(self._links.values())
+
+    def link_for(self, key: bytes) -> Link | None:
+        """To the server that has this key; None if it cannot be reached."""
+        self.connect()
+        if not self._links:
+            return None
+        try:
+            return self._link(self._place(key))
+        except Exception as error:  # a master that was not one before
+            self.drop(error)
+            return None
+
+    def _place(self, key: bytes) -> HostPort | None:
+        if not self.clustered:
+            return None
+        from handfast.discovery.cluster import slot_of  # it is there already; elsewhere it would import redis-py
+
+        place: HostPort | None = self.address.cluster.host_ports[slot_of(key)]
+        if place is None:
+            raise LookupError("no node of the cluster serves a part of the names")
+        return place
+
+    # -- one question about many keys
+
+    def ask(self, questions: dict[bytes, bytes]) -> None:
+        """Send a question for each key, without waiting for the answers. Each server is also asked for its time."""
+        by_link: dict[Link, list[bytes]] = {}
+        self._asked = []
+        for key in questions:
+            link = self.link_for(key)
+            if link is None:
+                return
+            by_link.setdefault(link, []).append(key)
+        self._asked = list(by_link.items())
+        try:
+            for link, keys in self._asked:
+                link.send(encode(b"TIME") + b"".join([questions[key] for key in keys]))
+        except OSError as error:
+            self.drop(error)
+
+    def answers(self, width: int) -> dict[bytes, list[Any]] | Fault:
+        """What it says of each key: `width` replies, and the server's time behind them."""
+        found: dict[bytes, list[Any]] = {}
+        asked = self._asked
+        try:
+            for link, keys in asked:
+                clock, *replies = link.receive(1 + width * len(keys))
+                for i, key in enumerate(keys):
+                    found[key] = [*replies[i * width : (i + 1) * width], clock]
+        except (OSError, hiredis.ProtocolError) as error:
+            self.drop(error)
+        self._asked = []
+        return self.fault or (found if asked else CLOSED)
+
+    def moved(self) -> None:
+        """A part of the cluster has moved, or is unknown: look again."""
+        if self.clustered:
+            self.close()
+            self._retry_at = 0.0
+
+    def scan(self, pattern: bytes) -> Iterator[list[bytes]]:
+        """Its keys that match, in batches as the servers give them. Ends early if a server fails: see `fault`."""
+        for link in self.links():
+            cursor = b"0"
+            while True:
+                try:
+                    reply = link.call(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCAN_COUNT)
+                    _raise(reply)
+                except (OSError, Refusal, hiredis.ProtocolError) as error:
+                    self.drop(error)
+                    return
+                cursor, keys = reply
+                if keys:
+                    yield keys
+                if cursor == b"0":
+                    break
+
+    def close(self) -> None:
+        for link in self._links.values():
+            link.close()
+        self._links = {}
+
+
+class Deployment:
+    """All servers of a client: one, a quorum, Sentinel, a cluster, embedded. For one thread at a time."""
+
+    def __init__(self, servers: Servers = None, *, prefix: str = "handfast:", timeout: float = TIMEOUT) -> None:
+        self.settings: Policy = policy({"prefix": prefix})
+        self.prefix = prefix
+        self._where = locate(servers)
+        self.nodes = [Node(address, timeout) for address in self._where.addresses]
+        self.need = majority(len(self.nodes))
+
+    def connect(self) -> None:
+        """Connect all nodes at the same time. One that cannot be reached has a `fault`."""
+        if len(self.nodes) == 1:
+            self.nodes[0].connect()
+            return
+        threads = [threading.Thread(target=node.connect, daemon=True) for node in self.nodes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    @property
+    def faults(self) -> dict[str, str]:
+        """The nodes that cannot be asked at present, by label, and why."""
+        return {node.label: node.fault.text for node in self.nodes if node.fault is not None}
+
+    def check(self) -> None:
+        """Connect; ConnectionError unless some node can be asked."""
+        self.connect()
+        self.check_faults()
+
+    def check_faults(self) -> None:
+        """ConnectionError if no node could be asked."""
+        faults = self.faults
+        if len(faults) == len(self.nodes):
+            raise ConnectionError("; ".join(f"{label}: {text}" for label, text in faults.items()))
+
+    def ask(self, questions: dict[bytes, bytes], width: int) -> list[dict[bytes, list[Any]] | Fault]:
+        """Ask all nodes about these keys, at the same time; what each says. `width`: replies for each key."""
+        self.connect()
+        for node in self.nodes:
+            node.ask(questions)
+        return [node.answers(width) for node in self.nodes]
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+        self._where.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
