@@ -24,7 +24,7 @@ __all__ = ["Reader", "Seen", "Snapshot"]
 
 BATCH: Final = 250
 """Names for each round trip: a server is never kept from others for more than about a millisecond."""
-REST: Final = 4.0
+REST: Final = 2.0
 """How much longer than a look the pause after it is."""
 SCAN_REST: Final = 10.0
 """The same for a search for names."""

@@ -110,7 +110,7 @@ export class Table {
     const { rows, reading } = this.#board;
     const searching = byId("search").value.trim() !== "";
     const unlisted = reading?.unlisted ? `, and ${count(reading.unlisted)} more on the servers` : "";
-    say(byId("range"), `${found ? count(first + 1) : 0}–${count(first + this.#shown.length)} of ${count(found)}${unlisted}`);
+    say(byId("range"), `${found ? count(first + 1) : 0} to ${count(first + this.#shown.length)} of ${count(found)}${unlisted}`);
     byId("previous").disabled = this.#page === 0;
     byId("next").disabled = this.#page >= pages - 1;
     say(byId("empty"), searching && rows.size ? "No lock matches." : "Nobody holds a lock.");
