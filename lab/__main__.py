@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from handfast.cli import run_command
+from lab.running import run_command
 
 if TYPE_CHECKING:
     import click

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from handfast.cli.commands import Command
 from lab import LabError, main
+from lab.closed_pipe import Command
 
 
 @click.command("lab", cls=Command)

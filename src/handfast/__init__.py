@@ -1,8 +1,8 @@
 """handfast: a distributed lock on Redis and Valkey; one node or a quorum, threads or asyncio.
 
-General layout. `sync` and `aio` are the two facades over `facade`; both run the algorithms of `core`, which do no I/O,
-through `drivers`. `wire` holds the connections, `watchdog` renews what is held, `endpoints` finds the servers,
-`topology` runs embedded ones, `lua` is what runs on a server. `testing` is for our tests and yours.
+General layout. `sync` and `aio` are the two facades; both run the algorithms of `core`, which do no I/O. `protocol` is
+what is sent, `net` holds the connections, `watchdog` renews what is held, `discovery` finds the servers, `embedded` runs
+some. `operate` and `cli` are for operators, `testing` is for our tests and yours.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 if not hasattr(os, "register_at_fork"):
     raise ImportError("handfast needs a Unix system, such as Linux or macOS: it uses poll(), unix sockets and fork()")
 
-from handfast import backoff
+from handfast import (
+    _startup,  # noqa: F401 - the first of all
+    backoff,
+)
 from handfast.core.inspect import Holder
 from handfast.errors import (
     ConfigError,

@@ -1,86 +1,92 @@
-"""The `handfast` command. Each subcommand is a module of its own, imported when it is called."""
+"""The `handfast` command. It needs nothing but the base install; `top` also needs rich.
+
+declare      what a command is: its arguments, options, examples
+commands     which commands there are
+help         help texts; `reference` makes docs/cli.md of them
+completion   what a shell offers when Tab is pressed
+output       tables, colours, JSON, progress
+durations    30s, 500ms, 5m
+
+Each command is a module of its own, which is imported when it is called.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-if TYPE_CHECKING:
-    import click
+from handfast.errors import ConfigError, Contended, HandfastError, NotAcquired
 
-__all__ = ["main", "run_command"]
+__all__ = ["CONTENDED", "LOST", "UNAVAILABLE", "USAGE", "CommandError", "main"]
 
-USAGE = (
-    "Usage: handfast [--version] [--help] COMMAND [ARGS]...\n\n  The commands need an extra: pip install 'handfast[cli]'"
-)
+USAGE = 2
+UNAVAILABLE = 69
+CONTENDED = 75
+LOST = 76
+"""Exit statuses: those of sysexits.h, and 2 for a wrong command line."""
+
+
+class CommandError(Exception):
+    """What ends a command: one line for stderr, and the exit status."""
+
+    def __init__(self, text: str, status: int = 1) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status. An error is one line on stderr and status 2."""
-    arguments = sys.argv[1:] if args is None else list(args)
+    """Run a command and return its exit status. An error is one line on stderr."""
+    # While the package was imported, Ctrl-C ended the process without a traceback: see handfast/_startup.py.
+    quiet = signal.getsignal(signal.SIGINT) == signal.SIG_DFL
     try:
-        import click  # noqa: F401
-    except ModuleNotFoundError:
-        return _without_click(arguments)
-    return run_command(_handfast, arguments, prog="handfast", install="pip install 'handfast[cli]'")
-
-
-def run_command(load: Callable[[], click.Command], args: Sequence[str], *, prog: str, install: str) -> int:
-    """Run the click command that `load` imports. `install` tells the user how to get a module that is missing."""
-    try:
-        status = _run(load, args, prog, install)
+        if quiet:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        status = _run(sys.argv[1:] if args is None else list(args))
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         # The reader is gone. Python must not flush stdout at exit either. The status is that of SIGPIPE.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return 128 + signal.SIGPIPE
+    finally:
+        if quiet:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _run(load: Callable[[], click.Command], args: Sequence[str], prog: str, install: str) -> int:
+def _run(arguments: list[str]) -> int:
+    from handfast.cli.commands import run
+
     try:
-        import click
-
-        from handfast.cli.commands import ClosedPipe
-
-        command = load()
-    except ModuleNotFoundError as error:
-        return _complain(prog, f"{error}: {install}")
-    try:
-        status = command.main(args=list(args), standalone_mode=False, prog_name=prog)
-        return status if isinstance(status, int) else 0
-    except click.ClickException as error:
-        return _complain(prog, error.format_message())
-    except click.Abort:
-        raise KeyboardInterrupt from None
-    except ClosedPipe:
-        raise BrokenPipeError from None
+        return run(arguments)
+    except BrokenPipeError:
+        raise
+    except (CommandError, HandfastError, OSError) as error:
+        return complain(str(error), status_of(error))
+    except Exception as error:
+        if os.environ.get("HANDFAST_DEBUG"):
+            raise
+        text = (
+            f"unexpected {type(error).__name__}: {error}; run it again with HANDFAST_DEBUG=1 to see where, and report it"
+        )
+        return complain(text, 70)
 
 
-def _handfast() -> click.Command:
-    from handfast.cli.commands import handfast
-
-    return handfast
-
-
-def _without_click(arguments: list[str]) -> int:
-    """Help and version need no extra."""
-    if arguments in ([], ["--help"]):
-        print(USAGE)
-        return 0
-    if arguments == ["--version"]:
-        from importlib.metadata import version
-
-        print(f"handfast, version {version('handfast')}")
-        return 0
-    return _complain("handfast", "the commands need click: pip install 'handfast[cli]'")
+def status_of(error: Exception) -> int:
+    """The exit status for an error."""
+    if isinstance(error, CommandError):
+        return error.status
+    if isinstance(error, ConfigError):
+        return USAGE
+    if isinstance(error, Contended):
+        return CONTENDED
+    return UNAVAILABLE if isinstance(error, NotAcquired | OSError) else 1
 
 
-def _complain(prog: str, text: str) -> int:
-    print(f"{prog}: {' '.join(text.split())}", file=sys.stderr)
-    return 2
+def complain(text: str, status: int) -> int:
+    """One line on stderr; the status."""
+    print(f"handfast: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    return status

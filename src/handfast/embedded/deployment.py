@@ -21,7 +21,6 @@ that nobody else knows.
 from __future__ import annotations
 
 import os
-import secrets
 import select
 import socket
 import stat
@@ -291,7 +290,7 @@ def _hang_up(life: socket.socket) -> None:
 
 def _private_name() -> Path:
     # Only a name: an object that starts nothing leaves nothing. The supervisor removes the folder.
-    return Path(tempfile.gettempdir(), f"handfast-{secrets.token_hex(6)}")
+    return Path(tempfile.gettempdir(), f"handfast-{os.urandom(6).hex()}")
 
 
 def _check_socket_length(layout: Layout) -> None:

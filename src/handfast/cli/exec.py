@@ -1,0 +1,253 @@
+"""`handfast exec`: run a command while holding a lock.
+
+The command keeps our standard streams and our terminal. On a terminal it also stays in our process group, because only
+the foreground group may read from a terminal and is told of Ctrl-C. Without a terminal it gets a process group of its
+own, so that signals reach everything that it has started, once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from handfast.cli import CONTENDED, LOST, UNAVAILABLE, CommandError
+from handfast.cli.clients import quiet_client
+from handfast.cli.declare import SERVER_OPTIONS, Argument, Command, Option
+from handfast.cli.durations import duration
+from handfast.cli.signals import STOPS, Signals, Stopped, has_terminal
+from handfast.errors import LeaseLost
+from handfast.options import MAX_LABEL
+from handfast.sync import Client, Lease, Lock
+
+__all__ = ["COMMAND"]
+
+NOT_FOUND: Final = 127
+NOT_EXECUTABLE: Final = 126
+NOTICE_AFTER: Final = 1.0
+"""Seconds of waiting after which a person at a terminal is told for whom."""
+
+
+class Child:
+    """The command that runs. Signals for it come from several threads; it gets none after its end."""
+
+    def __init__(self, name: str, grace: float) -> None:
+        self._name = name
+        self._grace = grace
+        self._pid = 0
+        self._lock = threading.Lock()
+        self._own_group = not has_terminal()
+        self.ended = threading.Event()
+        """Set by a signal, when there is no command any more and the lock is kept for a while."""
+        self.was_lost = False
+
+    def start(self, path: str, words: list[str], environment: dict[str, str], mask: Any) -> None:
+        options: dict[str, Any] = {"setpgroup": 0} if self._own_group else {}
+        # Python ignores these two for itself; the command is not to inherit that.
+        defaults = [signal.SIGPIPE, signal.SIGXFSZ]
+        with self._lock:
+            self._pid = os.posix_spawn(path, words, environment, setsigmask=mask, setsigdef=defaults, **options)
+
+    def forward(self, number: int, shared: bool) -> None:
+        """Pass a signal on, unless the terminal has sent it to both of us."""
+        if number in STOPS:
+            note(f"{self._name}: stopped, so the lock is not renewed; it is lost if that lasts longer than its ttl")
+        if not shared or self._own_group:
+            self.kill(number)
+        if not self._pid and number not in STOPS:
+            self.ended.set()
+
+    def kill(self, number: int) -> None:
+        with self._lock:
+            if self._pid and self._own_group:
+                os.killpg(self._pid, number)
+            elif self._pid:
+                os.kill(self._pid, number)
+
+    def wait(self) -> int:
+        """Its exit status: 128 and the signal, if one has ended it."""
+        # It is collected under the lock, so that its number cannot belong to another process when it is signalled.
+        os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
+        with self._lock:
+            _, status = os.waitpid(self._pid, 0)
+            self._pid = 0
+        code = os.waitstatus_to_exitcode(status)
+        return 128 - code if code < 0 else code
+
+    def end(self) -> None:
+        """SIGTERM, and SIGKILL if it goes on after the grace time."""
+        self.kill(signal.SIGTERM)
+        self.kill(signal.SIGCONT)  # a command that is stopped cannot end
+        killer = threading.Timer(self._grace, self.kill, (signal.SIGKILL,))
+        killer.daemon = True
+        killer.start()
+
+
+def _execute(options: Any) -> int:
+    path = _find(options.program[0])
+    child = Child(options.name, options.grace)
+    signals = Signals(child.forward)
+    lost = _on_lost(child, options.on_lost)
+    label = options.label if options.label is not None else _label(options.program[0])
+    with quiet_client(options, label=label) as client:
+        lock = client.lock(
+            options.name,
+            ttl=options.ttl,
+            wait=options.wait,
+            fair=options.fair,
+            max_hold=options.max_hold,
+            on_lost=lost,
+        )
+        try:
+            lease = _acquire(client, lock)
+        except Stopped as stop:
+            return 128 + stop.number
+        began = time.monotonic()
+        with _Kept(lease):
+            status = _run(child, signals, lease, path, options)
+            left = options.at_least - (time.monotonic() - began)
+            if left > 0 and not child.was_lost:
+                child.ended.wait(left)
+        return LOST if child.was_lost and options.on_lost == "term" else status
+
+
+class _Kept:
+    """Releases the lease at the end of a block. A loss raises nothing: it was reported when it happened."""
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self._lease.release()
+
+
+def _acquire(client: Client, lock: Lock) -> Lease:
+    """The lease; a person at a terminal is told why it takes long."""
+    if not sys.stderr.isatty():
+        return lock.acquire()
+    notice = threading.Timer(NOTICE_AFTER, _notice, (lock,))
+    notice.daemon = True
+    notice.start()
+    try:
+        return lock.acquire()
+    finally:
+        notice.cancel()
+
+
+def _notice(lock: Lock) -> None:
+    from handfast.errors import HandfastError
+
+    try:
+        holder = lock.holder()
+    except HandfastError as error:
+        note(f"{lock.name}: waiting; {error}")
+        return
+    note(f"{lock.name}: waiting" + (f", held by {holder.owner.rpartition(':')[0]}" if holder else ""))
+
+
+def _on_lost(child: Child, reaction: str) -> Callable[[LeaseLost], None]:
+    def lost(error: LeaseLost) -> None:
+        child.was_lost = True
+        note(f"{error}; {'the command goes on' if reaction == 'warn' else 'the command is ended'}")
+        if reaction == "term":
+            child.end()
+
+    return lost
+
+
+def _run(child: Child, signals: Signals, lease: Lease, path: str, options: Any) -> int:
+    environment = {**os.environ, "HANDFAST_NAME": options.name, "HANDFAST_TOKEN": str(lease.token)}
+    try:
+        child.start(path, options.program, environment, signals.old_mask)
+    except OSError as error:
+        hint = "; does its first line name an interpreter?" if error.errno == errno.ENOEXEC else ""
+        raise CommandError(f"{options.program[0]}: {error.strerror}{hint}", NOT_EXECUTABLE) from error
+    signals.running()
+    if child.was_lost and options.on_lost == "term":
+        child.end()  # it was lost before there was a command to end
+    return child.wait()
+
+
+def _find(program: str) -> str:
+    """The file to run. It is looked for before the lock is: a misspelt command must not wait for an hour."""
+    folders = [""] if "/" in program else os.get_exec_path()
+    found = ""
+    for folder in folders:
+        path = os.path.join(folder, program)
+        if os.path.isfile(path):
+            if os.access(path, os.X_OK):
+                return path
+            found = path
+    if found or os.path.isdir(program):
+        raise CommandError(f"{found or program}: not executable; chmod +x it, or name its interpreter", NOT_EXECUTABLE)
+    where = "no such file" if "/" in program else "no such command on the PATH"
+    raise CommandError(f"{program}: {where}", NOT_FOUND)
+
+
+def _label(program: str) -> str:
+    """The command's name, as far as a label may contain it."""
+    name = os.path.basename(program)
+    kept = "".join(letter if letter.isascii() and letter.isprintable() and letter not in ": " else "_" for letter in name)
+    return kept[:MAX_LABEL]
+
+
+def note(text: str) -> None:
+    """A line on stderr. What `output` does, without its imports."""
+    print(f"handfast: {' '.join(text.split())}", file=sys.stderr, flush=True)
+
+
+COMMAND: Final = Command(
+    name="exec",
+    summary="Run a command while holding a lock.",
+    description="""
+Acquires the lock NAME, runs the command, renews the lock while it runs, and releases the lock when it has ended.
+Standard input and output are the command's own. It finds HANDFAST_NAME and HANDFAST_TOKEN in its environment; the
+token is larger than that of every earlier holder, so a resource can refuse a late writer.
+
+Signals are passed on to the command. If the lock is lost, because no majority of the servers could be reached in
+time, or because somebody broke it, the command gets SIGTERM, and SIGKILL after the grace time. On a terminal only the
+command itself gets them; elsewhere, as under cron, all processes of its process group do.
+
+Ctrl-Z stops the command and the renewal. The lock is lost if that lasts longer than its ttl; the command is ended
+when it is continued.
+""",
+    run=_execute,
+    arguments=(Argument("NAME", "The lock."),),
+    options=(
+        Option("--wait", "How long to wait for the lock; 0: not at all. Without it: without end.", "DURATION", duration),
+        Option("--ttl", "How long the lock outlives a crash of its holder, 10s by default.", "DURATION", duration, 10.0),
+        Option("--at-least", "Keep the lock for that long, also if the command ends earlier.", "DURATION", duration, 0.0),
+        Option("--max-hold", "End the renewal after that long: for commands that hang.", "DURATION", duration),
+        Option("--fair", "Wait in line, or take the lock whenever it is free.", default=True, negative="--no-fair"),
+        Option("--on-lost", "End the command, or only warn.", "WHAT", default="term", choices=("term", "warn")),
+        Option("--grace", "Between SIGTERM and SIGKILL, 10s by default.", "DURATION", duration, 10.0),
+        Option("--label", "Shown with the owner; the command's name by default.", "TEXT"),
+        *SERVER_OPTIONS,
+    ),
+    examples=(
+        ("A cron job that runs on one of ten machines; the others give up at once. It holds the lock for a minute, so "
+         "that a machine whose clock is late does not run it again.",
+         "handfast exec nightly --wait 0 --at-least 60s -- /usr/local/bin/backup --all"),
+        ("Deploy one after another, but wait no longer than ten minutes.",
+         "handfast exec deploy --wait 10m -- ./deploy.sh production"),
+        ("A migration whose database refuses old tokens.",
+         """handfast exec migrate -- sh -c 'psql -v token="$HANDFAST_TOKEN" -f migrate.sql'"""),
+    ),
+    statuses=(
+        ("*", "That of the command; 128 and the number of the signal that ended it."),
+        (str(CONTENDED), "Somebody else holds the lock (with --wait)."),
+        (str(UNAVAILABLE), "Too few servers could be reached."),
+        (str(LOST), "The lock was lost and the command was ended."),
+        (str(NOT_EXECUTABLE), "The command cannot be executed."),
+        (str(NOT_FOUND), "The command was not found."),
+        ("2", "The command line is wrong; nothing was run."),
+    ),
+    program="COMMAND [ARGS]...",
+)  # fmt: skip

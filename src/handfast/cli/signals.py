@@ -1,0 +1,126 @@
+"""The signals of `handfast exec`: a thread takes them and passes them on.
+
+They are blocked in all other threads, so that this one learns where each comes from. What the terminal sends (Ctrl-C,
+Ctrl-Z, a new size) goes to all processes of its foreground group; the command gets that by itself, and must not get it
+twice. What another process sends to us alone is passed on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+__all__ = ["Signals", "Stopped"]
+
+SI_KERNEL: Final = 0x80
+"""Linux: the terminal, and not a process, has sent it."""
+STOPS: Final = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
+"""They stop the process until SIGCONT."""
+ENDS: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
+OTHERS: Final = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGCONT, signal.SIGWINCH})
+NUDGE: Final = signal.SIGURG
+"""Wakes the main thread. Nobody is hurt by one too many."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal has ended the wait for the lock. Everything that is prepared for Ctrl-C is prepared for it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+class Signals:
+    """Blocks the signals of this process, and tells `forward` of each. Made in the main thread, before any other."""
+
+    def __init__(self, forward: Callable[[int, bool], None]) -> None:
+        self._forward = forward
+        """Called in a thread of its own, with the signal and whether the command has got it as well."""
+        self._lock = threading.Lock()
+        self._waiting = True
+        self._pending: list[tuple[int, bool]] = []
+        self._main = threading.get_ident()
+        wanted = ENDS | STOPS | OTHERS
+        # What is ignored from the start, as by nohup, stays ignored.
+        self._set = {number for number in wanted if signal.getsignal(number) != signal.SIG_IGN}
+        signal.signal(NUDGE, self._interrupt)
+        self.old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._set)
+        """For the command, which must not inherit ours."""
+        threading.Thread(target=self._take, name="handfast-signals", daemon=True).start()
+
+    def running(self) -> None:
+        """The lock is acquired and the command runs: from now on signals are for it."""
+        with self._lock:
+            self._waiting = False
+            pending, self._pending = self._pending, []
+        for number, shared in pending:
+            self._forward(number, shared)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        """In the main thread, between two steps."""
+        with self._lock:
+            if not self._waiting or not self._pending:
+                return
+            first, _ = self._pending[0]
+        raise Stopped(first)
+
+    def _take(self) -> None:
+        while True:
+            number, shared = _next(self._set)
+            if number in STOPS:
+                self._stop(number, shared)
+                continue
+            with self._lock:
+                waiting = self._waiting
+                if waiting and number in ENDS:
+                    self._pending.append((number, shared))
+            if not waiting:
+                self._forward(number, shared)
+            elif number in ENDS:
+                signal.pthread_kill(self._main, NUDGE)
+
+    def _stop(self, number: int, shared: bool) -> None:
+        """Stop as we were told, so that the shell notices; the command has stopped too, or is told to."""
+        with self._lock:
+            waiting = self._waiting
+        if not waiting:
+            self._forward(number, shared)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _next(wanted: set[signal.Signals]) -> tuple[int, bool]:
+    """Wait for a signal: its number, and whether the terminal has sent it to the command as well."""
+    wait: Any = getattr(signal, "sigwaitinfo", None)
+    if wait is not None:
+        info = wait(wanted)
+        return info.si_signo, info.si_code == SI_KERNEL
+    # macOS does not tell: what a terminal can send comes from it, if we are in its foreground.
+    number = signal.sigwait(wanted)
+    return number, number in (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH, *STOPS) and in_foreground()
+
+
+def in_foreground() -> bool:
+    """This process belongs to those that the terminal sends its signals to."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+def has_terminal() -> bool:
+    """There is a terminal that controls this process."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,74 @@
+"""`handfast watch`: a line for each change."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from handfast.cli.declare import JSON, SERVER_OPTIONS, Command, Option, interval
+from handfast.cli.ls import FILTER
+
+if TYPE_CHECKING:
+    from handfast.operate.changes import Change
+
+__all__ = ["COMMAND"]
+
+COLOURS: Final = {
+    "acquired": "green", "released": "dim", "handed over": "cyan", "broken": "red", "waiting": "yellow",
+    "node down": "red", "node up": "green", "minority": "red",
+}  # fmt: skip
+
+
+def _watch(options: Any) -> int:
+    from handfast.cli.clients import deployment
+    from handfast.cli.output import print_json
+    from handfast.operate.changes import Watcher
+
+    with deployment(options) as servers:
+        watcher = Watcher(servers, options.pattern)
+        for change in _changes(watcher, options.interval, options.count):
+            print_json(change) if options.json else print(_line(change))
+            sys.stdout.flush()
+    return 0
+
+
+def _changes(watcher: Any, seconds: float, count: int) -> Iterator[Change]:
+    looks = 0
+    while not count or looks < count:
+        if looks:
+            time.sleep(seconds)
+        looks += 1
+        yield from watcher.look()
+
+
+def _line(change: Change) -> str:
+    from handfast.cli.output import coloured, printable
+
+    clock = time.strftime("%H:%M:%S", time.localtime(change.at)) + f".{int(change.at * 1000) % 1000:03}"
+    kind = coloured(f"{change.kind:<11}", COLOURS[change.kind])
+    return f"{clock}  {kind}  {printable(change.name or change.node)}  {printable(change.text)}".rstrip()
+
+
+COMMAND: Final = Command(
+    name="watch",
+    summary="Print a line for each lock that changes hands.",
+    description="""
+Looks at the servers again and again, and prints what has changed: acquired, released, handed over, waiting (how many
+wait now), minority (nobody has a majority of the votes), broken (by an operator), node down, node up. The first lines
+are what is held at the start. A lock that is taken and released between two looks is not seen. Ctrl-C ends it.
+""",
+    run=_watch,
+    arguments=(FILTER,),
+    options=(
+        JSON,
+        interval("500ms"),
+        Option("--count", "End after so many looks.", "N", int, 0),
+        *SERVER_OPTIONS,
+    ),
+    examples=(
+        ("One service.", "handfast watch 'orders:*'"),
+        ("For a program.", "handfast watch --json | tee locks.jsonl"),
+    ),
+)
