@@ -96,6 +96,11 @@ def test_first_waiter_is_contention(board: Board) -> None:
     assert told(board, snapshot(100, lock()), snapshot(101, lock(ttl=9, waiters=2))) == [("contended", "orders")]
 
 
+def test_contention_is_told_once_while_it_lasts(board: Board) -> None:
+    before, after = lock(waiters=2), lock(owner="bob", token=8, since=0.5, waiters=1)
+    assert told(board, snapshot(100, before), snapshot(101, after)) == [("acquired", "orders")]
+
+
 def test_vote_that_returns_is_healed(board: Board) -> None:
     before, after = lock(votes="yyn"), lock(ttl=9, votes="yyy")
     assert told(board, snapshot(100, before), snapshot(101, after)) == [("healed", "orders")]

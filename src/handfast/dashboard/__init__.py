@@ -39,7 +39,9 @@ def serve(
     hosts: Names under which the page may be asked for, besides `host` and IP addresses.
     prefix: The locks' namespace.
     interval: Seconds between two looks at the servers; longer if a look takes long.
-    announce: Called with the page's address, once it is served.
+    announce: Called with the page's address, once it can be opened.
+
+    OSError if it cannot listen there.
     """
     from handfast.dashboard.server import Dashboard
 

@@ -162,16 +162,18 @@ class Board:
     def _appeared(self, name: str, seen: Seen) -> Row:
         row = self.rows[name] = Row(self._next_id, seen.info, *_times(seen))
         self._next_id += 1
-        self._begun(row, seen)
+        self._begun(row, seen, 0)
         return row
 
     def _changed_hands(self, row: Row, seen: Seen) -> None:
         ends, began, span = _times(seen)
         self._close(row.info.name, "handed over", began or seen.at)
+        waited_for = row.info.waiters
         row.info, row.ends, row.began, row.span = seen.info, ends, began, span
-        self._begun(row, seen)
+        self._begun(row, seen, waited_for)
 
-    def _begun(self, row: Row, seen: Seen) -> None:
+    def _begun(self, row: Row, seen: Seen, waited_for: int) -> None:
+        """It has a new holder. `waited_for`: by how many, when it was seen last."""
         info = row.info
         known = self.holders.pop(info.name, None) or deque(maxlen=HOLDERS)
         self.holders[info.name] = known
@@ -183,7 +185,7 @@ class Board:
             self._waits.append(max(0.0, row.began - arrived))
         if self._last_at is not None:  # what was there before is no news
             self._note("acquired", seen.at, info.name, info.owner.short, info.token)
-            if info.waiters:
+            if info.waiters and not waited_for:
                 self._note("contended", seen.at, info.name, f"{info.waiters} waiting")
 
     def _went_on(self, row: Row, seen: Seen, news: News) -> None:

@@ -41,7 +41,7 @@ __all__ = ["Feed"]
 
 TIMEOUT: Final = 0.5
 """Seconds that a server has to answer the reader. The others are shown meanwhile no older than this."""
-HEALTH_EVERY: Final = 10.0
+HEALTH_EVERY: Final = 5.0
 DETAIL_FOR: Final = 1.0
 """Seconds for which what is known of one lock serves all viewers of its page."""
 KEPT: Final = 60

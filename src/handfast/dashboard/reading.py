@@ -24,6 +24,8 @@ __all__ = ["Reader", "Seen", "Snapshot"]
 
 BATCH: Final = 250
 """Names for each round trip: a server is never kept from others for more than about a millisecond."""
+SOONEST: Final = 0.05
+"""Seconds between two looks, at least."""
 REST: Final = 2.0
 """How much longer than a look the pause after it is."""
 SCAN_REST: Final = 10.0
@@ -67,7 +69,7 @@ class Reader:
 
     def __init__(self, deployment: Deployment, interval: float) -> None:
         self._deployment = deployment
-        self._interval = interval
+        self._interval = max(interval, SOONEST)
         self._names: dict[str, float] = {}
         """Names that are looked at, and when each was last found held."""
         self._unlisted = 0

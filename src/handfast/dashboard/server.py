@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
+from urllib.parse import quote
 
 import uvicorn
 from sse_starlette import EventSourceResponse
@@ -69,7 +70,7 @@ class Dashboard:
     def url(self) -> str:
         """The address to open, with the token where one is needed."""
         host = f"[{self._host}]" if ":" in self._host else self._host
-        query = f"?token={self.app.token}" if self.app.token else ""
+        query = f"?token={quote(self.app.token)}" if self.app.token else ""
         return f"http://{host}:{self._port}/{query}"
 
     def observe(self, client: sync.Client | aio.Client) -> Callable[[], None]:
