@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 
+from handfast.dashboard import board
 from handfast.testing import Server
 
 COMMAND = [sys.executable, "-m", "handfast", "dashboard"]
@@ -79,3 +82,26 @@ def test_without_the_extra_it_says_what_to_install(one: Server) -> None:
     assert done.returncode == 1
     assert "pip install 'handfast[dashboard]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+DOCS = Path(__file__).parents[2] / "docs" / "dashboard.md"
+
+
+@pytest.mark.parametrize("block", re.findall(r"^```python\n(.*?)^```", DOCS.read_text(), re.DOTALL | re.MULTILINE))
+def test_the_example_runs(block: str, one: Server, tmp_path: Path) -> None:
+    script = tmp_path / "example.py"
+    script.write_text(block)
+    env = {**os.environ, "HANDFAST_URL": one.url, "PYTHONWARNINGS": "error"}
+    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("http://127.0.0.1:")
+
+
+def test_the_page_explains_every_event() -> None:
+    """Those that a snapshot can tell, and those of the doctor."""
+    source = (Path(board.__file__)).read_text()
+    kinds = set(re.findall(r'_note\("([a-z ]+)"', source)) | {"released", "lost"}
+    rows = [line.split("|")[1] for line in DOCS.read_text().splitlines() if line.startswith("| ")]
+    explained = {kind.strip() for cell in rows for kind in cell.split(",")}
+    assert len(kinds) > 8
+    assert kinds <= explained

@@ -55,7 +55,8 @@ def test_lock_is_seen_from_its_acquisition_to_its_release(page: Page, one: Serve
 
 def test_server_is_killed_and_returns_while_the_page_is_open(page: Page, three: Servers) -> None:
     url = three[2].url
-    with handfast.connect(three.urls, max_ttl=1) as client:
+    # The quarantine lasts as long as max_ttl: longer than the pause between two examinations.
+    with handfast.connect(three.urls, max_ttl=12) as client:
         handfast.bootstrap(client)
         with running(three.urls) as dashboard, client.lock("orders", ttl=1):
             page.goto(dashboard.url)

@@ -42,6 +42,8 @@ __all__ = ["Feed"]
 TIMEOUT: Final = 0.5
 """Seconds that a server has to answer the reader. The others are shown meanwhile no older than this."""
 HEALTH_EVERY: Final = 5.0
+AWAY_EVERY: Final = 1.0
+"""Seconds between two examinations; the second while a node does not answer."""
 DETAIL_FOR: Final = 1.0
 """Seconds for which what is known of one lock serves all viewers of its page."""
 KEPT: Final = 60
@@ -80,9 +82,13 @@ class Feed:
 
     # -- its life
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The loop in which viewers are served."""
         self._loop = loop
         self._news = asyncio.Event()
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.attach(loop)
         for name, work in (("locks", self._read_locks), ("health", self._examine)):
             thread = threading.Thread(target=work, name=f"handfast-dashboard-{name}", daemon=True)
             thread.start()
@@ -124,14 +130,17 @@ class Feed:
     def _examine(self) -> None:
         while not self._stopping.is_set():
             self._examine_now.clear()
+            pause = HEALTH_EVERY
             try:
                 checks = list(examine(self._health, probe=False))
                 with self._lock:
                     self._board.examined(checks, time.time())
                     self._checks_changed = True
+                if any(check.name == "reachable" and check.level != "ok" for check in checks):
+                    pause = AWAY_EVERY  # its return, and perhaps a short quarantine, must not be missed
             except Exception:
                 log.exception("the dashboard could not examine the servers")
-            self._examine_now.wait(HEALTH_EVERY)
+            self._examine_now.wait(pause)
 
     def _publish(self, snapshot: Snapshot) -> None:
         with self._lock:

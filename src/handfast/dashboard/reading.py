@@ -22,7 +22,7 @@ from handfast.protocol.claims import decode_claim
 
 __all__ = ["Reader", "Seen", "Snapshot"]
 
-BATCH: Final = 250
+BATCH: Final = 100
 """Names for each round trip: a server is never kept from others for more than about a millisecond."""
 SOONEST: Final = 0.05
 """Seconds between two looks, at least."""
