@@ -62,8 +62,22 @@ def test_lock_that_is_gone_before_its_end_was_released(board: Board) -> None:
 
 
 def test_lock_whose_time_ran_out_was_lost(board: Board) -> None:
-    assert told(board, snapshot(100, lock(ttl=0.5)), snapshot(101)) == [("lost", "orders")]
-    assert board.holders["orders"][0].ended == 100.5
+    overdue = snapshot(109, lock(ttl=1, since=10))
+    assert told(board, snapshot(100, lock(ttl=10)), overdue, snapshot(111)) == [("lost", "orders")]
+    assert board.holders["orders"][0].ended == 110
+
+
+def test_lock_that_was_fine_before_a_long_pause_has_ended_somehow(board: Board) -> None:
+    """It may have been released, or have run out: nobody looked."""
+    assert told(board, snapshot(100, lock(ttl=1)), snapshot(103)) == [("ended", "orders")]
+
+
+def test_holders_of_more_locks_than_are_remembered(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handfast.dashboard.board.REMEMBERED", 2)
+    many = [lock(name=f"orders:{i}") for i in range(5)]
+    told(board, snapshot(100, *many), snapshot(101, *(lock(name=each.name, ttl=9) for each in many)), snapshot(102))
+    assert len(board.holders) == 2
+    assert board.rows == {}
 
 
 def test_other_owner_is_a_hand_over(board: Board) -> None:

@@ -22,6 +22,7 @@ from handfast.dashboard.access import is_loopback
 from handfast.dashboard.feed import KEPT, Feed
 from handfast.dashboard.reading import Reader, Snapshot
 from handfast.dashboard.server import Dashboard
+from handfast.operate.locks import LockInfo
 from handfast.operate.servers import Deployment
 from handfast.testing import Server, Servers, lose
 from tests.dashboard.running import running, viewing
@@ -86,7 +87,7 @@ def test_renewal_is_seen(page: Dashboard, client: handfast.Client) -> None:
 
 def test_lease_that_runs_out_is_lost(page: Dashboard, client: handfast.Client) -> None:
     with viewing(page) as viewer:
-        lease = client.lock("orders", ttl=0.4, renew=False).acquire()
+        lease = client.lock("orders", ttl=2, renew=False).acquire()
         viewer.until("acquired", "orders")
         viewer.until("lost", "orders")
         assert not lease.valid
@@ -156,6 +157,43 @@ def test_page_of_a_lock_has_its_holders_tokens_and_waiters(page: Dashboard, clie
         assert [each["owner"].endswith(":nightly") for each in said["found"]["waiters"]] == [True]
         second.release()
         waiting.result().release()
+
+
+def test_too_many_questions_are_refused(one: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handfast.dashboard.feed.MOST_DETAILS", 2)
+    answer = threading.Event()
+    with running(one.url) as page, ThreadPoolExecutor(2) as pool:
+        page._feed._one_by_one.submit(answer.wait)
+        asked = [pool.submit(httpx.get, f"{page.url}api/lock", params={"name": f"{i}"}, timeout=30) for i in range(2)]
+        try:
+            eventually(lambda: len(page._feed._detailed) == 2, 10)
+            assert httpx.get(f"{page.url}api/lock", params={"name": "one more"}).status_code == 503
+        finally:
+            answer.set()
+        assert [each.result().status_code for each in asked] == [200, 200]
+        assert httpx.get(f"{page.url}api/lock", params={"name": "one more"}).status_code == 200
+
+
+def test_node_that_fails_for_a_moment_does_not_make_locks_look_free(one: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is back before the snapshot is complete."""
+    for i in range(3):
+        one.command("SET", f"handfast:{{orders:{i}}}", "somebody", "PX", 60_000)
+    monkeypatch.setattr(reading, "BATCH", 1)
+    monkeypatch.setattr("handfast.operate.servers.RETRY", 0.0)
+    with Deployment(one.url) as deployment:
+        reader = Reader(deployment, 1.0)
+        assert reader.read().readable
+        looked = iter([True, False, True])
+        real = reading.look
+
+        def look(servers: Deployment, names: list[str]) -> list[LockInfo | None]:
+            if not next(looked):
+                servers.nodes[0].drop(ConnectionResetError())
+                return [None] * len(names)
+            return real(servers, names)
+
+        monkeypatch.setattr(reading, "look", look)
+        assert not reader.read().readable
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))

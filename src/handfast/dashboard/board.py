@@ -28,7 +28,9 @@ LINES_RENEWED: Final = 2
 SAMPLES: Final = 1000
 POINTS: Final = 300
 HOLDERS: Final = 20
-REMEMBERED: Final = 20_000
+OVERDUE: Final = 0.5
+"""Share of its span below which a lease should have been renewed."""
+REMEMBERED: Final = 10_000
 """Names whose recent holders are kept."""
 HEARD: Final = {
     "lost": "lost",
@@ -51,6 +53,8 @@ class Row:
     began: float | None
     span: float
     """The longest time left that was seen for this holder: the full length of its bar."""
+    seen: float
+    """When it was seen last."""
 
     def shown(self) -> list[Any]:
         info = self.info
@@ -76,11 +80,9 @@ class Holding:
     owner: str
     token: int | None
     began: float | None
-    seen: float
-    """When it was last seen to hold it."""
     ended: float | None = None
     end: str = ""
-    """`released`, `handed over` or `lost`."""
+    """`released`, `handed over`, `lost`, or `ended` where it could not be told."""
 
 
 @dataclass(slots=True)
@@ -160,7 +162,7 @@ class Board:
         return handed_over, acquired + handed_over
 
     def _appeared(self, name: str, seen: Seen) -> Row:
-        row = self.rows[name] = Row(self._next_id, seen.info, *_times(seen))
+        row = self.rows[name] = Row(self._next_id, seen.info, *_times(seen), seen.at)
         self._next_id += 1
         self._begun(row, seen, 0)
         return row
@@ -169,7 +171,7 @@ class Board:
         ends, began, span = _times(seen)
         self._close(row.info.name, "handed over", began or seen.at)
         waited_for = row.info.waiters
-        row.info, row.ends, row.began, row.span = seen.info, ends, began, span
+        row.info, row.ends, row.began, row.span, row.seen = seen.info, ends, began, span, seen.at
         self._begun(row, seen, waited_for)
 
     def _begun(self, row: Row, seen: Seen, waited_for: int) -> None:
@@ -179,7 +181,7 @@ class Board:
         self.holders[info.name] = known
         if len(self.holders) > REMEMBERED:
             self.holders.popitem(last=False)
-        known.appendleft(Holding(info.owner.text, info.token, row.began, seen.at))
+        known.appendleft(Holding(info.owner.text, info.token, row.began))
         arrived = self._arrived.get(info.name, {}).get(info.owner.text)
         if arrived is not None and row.began is not None:
             self._waits.append(max(0.0, row.began - arrived))
@@ -204,20 +206,20 @@ class Board:
         for old, new in zip(before.votes, info.votes, strict=True):
             if old.owner is None and not old.error and new.owner == info.owner.text:
                 self._note("healed", seen.at, info.name, new.node)
-        row.info = info
-        self.holders[info.name][0].seen = seen.at
+        row.info, row.seen = info, seen.at
         if _looks(before) != _looks(info):
             news.rows.append(row)
         elif moved:
             news.renewed.append(row)
 
     def _ended(self, row: Row, at: float) -> None:
-        """Nobody holds it any more."""
-        info = row.info
-        lost = row.ends is not None and row.ends <= at
-        end = "lost" if lost else "released"
+        """Nobody holds it any more. A lease that is renewed has most of its time left, whenever it is looked at."""
+        info, end, ended_at = row.info, "released", at
+        if row.ends is not None and row.ends <= at:
+            overdue = row.ends - row.seen < row.span * OVERDUE
+            end, ended_at = ("lost", row.ends) if overdue else ("ended", at)
         self._note(end, at, info.name, info.owner.short, info.token)
-        self._close(info.name, end, row.ends if lost and row.ends is not None else at)
+        self._close(info.name, end, ended_at)
 
     def _close(self, name: str, end: str, at: float) -> None:
         holders = self.holders.get(name)
@@ -309,7 +311,7 @@ def _percentiles(samples: Iterable[float]) -> dict[str, float | int]:
 
 def holder_shown(holding: Holding) -> dict[str, Any]:
     """For the page of one lock."""
-    times = {"began": holding.began, "seen": holding.seen, "ended": holding.ended}
+    times = {"began": holding.began, "ended": holding.ended}
     shown = {word: None if at is None else round(at * 1000) for word, at in times.items()}
     owner = parse_owner(holding.owner)
     token = None if holding.token is None else str(holding.token)

@@ -37,7 +37,7 @@ from handfast.operate.servers import Deployment
 if TYPE_CHECKING:
     from handfast import aio, sync
 
-__all__ = ["Feed"]
+__all__ = ["Busy", "Feed"]
 
 TIMEOUT: Final = 0.5
 """Seconds that a server has to answer the reader. The others are shown meanwhile no older than this."""
@@ -48,7 +48,12 @@ DETAIL_FOR: Final = 1.0
 """Seconds for which what is known of one lock serves all viewers of its page."""
 KEPT: Final = 60
 """Messages that a slow viewer can catch up with."""
-MOST_DETAILS: Final = 1000
+MOST_DETAILS: Final = 200
+"""Locks whose pages are looked at, at the same time."""
+
+
+class Busy(Exception):
+    """Too many questions are waiting for an answer."""
 
 
 class Feed:
@@ -233,12 +238,14 @@ class Feed:
     # -- one lock
 
     async def lock(self, name: str) -> dict[str, Any]:
-        """Everything about one name. Viewers that ask at the same time share one answer."""
+        """Everything about one name. Viewers that ask at the same time share one answer. Busy if too many ask."""
         now = time.monotonic()
         known = self._detailed.get(name)
         if known is None or (known[1].done() and now > known[0] + DETAIL_FOR):
-            if len(self._detailed) > MOST_DETAILS:
-                self._detailed.clear()
+            if len(self._detailed) >= MOST_DETAILS:
+                self._detailed = {each: asked for each, asked in self._detailed.items() if not asked[1].done()}
+                if len(self._detailed) >= MOST_DETAILS:
+                    raise Busy
             asked = asyncio.wrap_future(self._one_by_one.submit(self._detail, name))
             known = self._detailed[name] = (now, asked)
         return await asyncio.shield(known[1])

@@ -84,11 +84,13 @@ class Reader:
         if self._readable() and began >= self._scan_at:
             self._find_names()
         looked = time.monotonic()
-        locks = self._look()
+        locks, complete = self._look()
         waiters = self._queues([name for name, seen in locks.items() if seen.info.waiters])
         ended = time.monotonic()
         self.next_at = max(began + self._interval, ended + REST * (ended - looked))
-        return Snapshot(time.time(), locks, waiters, deployment.faults, self._readable(), self._unlisted, ended - began)
+        return Snapshot(
+            time.time(), locks, waiters, deployment.faults, complete and self._readable(), self._unlisted, ended - began
+        )
 
     def _readable(self) -> bool:
         deployment = self._deployment
@@ -109,19 +111,23 @@ class Reader:
         ended = time.monotonic()
         self._scan_at = max(began + self._interval, ended + SCAN_REST * (ended - began))
 
-    def _look(self) -> dict[str, Seen]:
+    def _look(self) -> tuple[dict[str, Seen], bool]:
+        """The locks that are held, and whether a majority has answered about all of them. A node that fails and returns
+        meanwhile must not make locks look free."""
         locks: dict[str, Seen] = {}
         names = list(self._names)
         for start in range(0, len(names), BATCH):
             batch = names[start : start + BATCH]
             infos, now = look(self._deployment, batch), time.time()
+            if not self._readable():
+                return locks, False
             for name, info in zip(batch, infos, strict=True):
                 if info is not None:
                     locks[name] = Seen(info, now)
                     self._names[name] = now
                 elif now - self._names[name] > REMEMBER:
                     del self._names[name]
-        return locks
+        return locks, True
 
     def _queues(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
         """Who waits for these locks, and since when."""

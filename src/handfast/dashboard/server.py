@@ -20,7 +20,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from handfast.dashboard.access import Access
-from handfast.dashboard.feed import Feed
+from handfast.dashboard.feed import Busy, Feed
 from handfast.given import Servers
 
 if TYPE_CHECKING:
@@ -116,7 +116,10 @@ class Dashboard:
         name = request.query_params.get("name", "")
         if not 0 < len(name) <= LONGEST_NAME:
             return PlainTextResponse("which lock? /api/lock?name=...\n", 400)
-        return JSONResponse(await self._feed.lock(name))
+        try:
+            return JSONResponse(await self._feed.lock(name))
+        except Busy:
+            return PlainTextResponse("too many questions at once\n", 503)
 
 
 def _listen(host: str, port: int) -> socket.socket:

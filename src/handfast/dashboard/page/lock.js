@@ -41,7 +41,7 @@ export class LockPage {
     setTimeout(() => round === this.#asked && this.#refresh(round), EVERY_MS);
   }
 
-  #draw({ name, holders, found }) {
+  #draw({ name, now, holders, found }) {
     const lock = found?.lock ?? null;
     byId("lock").replaceChildren(
       back(),
@@ -50,7 +50,7 @@ export class LockPage {
       lock ? this.#bar : "",
       section("Votes", lock ? votes(lock) : el("p", { class: "soft" }, "Nobody holds it.")),
       section("Waiting", waiting(found?.waiters ?? [])),
-      section("Recent holders", recent(holders, found?.last_token ?? null)),
+      section("Recent holders", recent(holders, found?.last_token ?? null, now)),
       found?.audit?.length ? section("Broken by an operator", audit(found.audit)) : "",
     );
     this.tick();
@@ -102,7 +102,7 @@ function waiting(waiters) {
   return table(["Place", "Owner", "Waits for"], waiters.map((each, i) => [String(i + 1), visible(each.owner), duration(each.since * 1000)]));
 }
 
-function recent(holders, lastToken) {
+function recent(holders, lastToken, now) {
   if (!holders.length) {
     return el("p", { class: "soft" }, `None seen since the dashboard was started.${lastToken ? ` Last token: ${lastToken}` : ""}`);
   }
@@ -110,7 +110,7 @@ function recent(holders, lastToken) {
     visible(each.owner),
     each.token,
     each.began === null ? NOTHING : clock(each.began),
-    each.began === null ? NOTHING : duration((each.ended ?? each.seen) - each.began),
+    each.began === null ? NOTHING : duration((each.ended ?? now) - each.began),
     each.end || "holds it",
   ]);
   return table(["Owner", "Token", "Since", "Held for", "End"], rows);
