@@ -227,6 +227,23 @@ def test_slow_viewer_gets_everything_again(one: Server) -> None:
         feed.stop()
 
 
+@pytest.mark.parametrize("topology", ["watched", "sharded"])
+def test_sentinel_and_cluster_are_watched_too(topology: str, request: pytest.FixtureRequest) -> None:
+    url = request.getfixturevalue(topology).url
+    names = [f"orders:{i}" for i in range(5)]  # in a cluster, on several nodes
+    with handfast.connect(url) as client, running(url) as page, viewing(page) as viewer:
+        leases = [client.lock(name, ttl=20).acquire() for name in names]
+        for name in names:
+            viewer.until("acquired", name)
+        assert sorted(viewer.locks) == names
+        assert {row[8] for row in viewer.locks.values()} == {"y"}
+        said = httpx.get(f"{page.url}api/lock", params={"name": names[0]}).json()
+        assert said["found"]["last_token"] == str(leases[0].token)
+        for lease in leases:
+            lease.release()
+        viewer.until("released", names[0])
+
+
 # -- the reader
 
 

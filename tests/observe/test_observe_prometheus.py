@@ -133,6 +133,18 @@ def test_node_that_is_killed_and_forgets_is_shown(three: Servers, registry: Coll
         assert scraped.value("handfast_node_up", node=three[0].url) == 1
 
 
+@pytest.mark.parametrize("topology", ["watched", "sharded"])
+def test_sentinel_and_cluster_are_counted_too(
+    topology: str, request: pytest.FixtureRequest, registry: CollectorRegistry, scraped: Endpoint
+) -> None:
+    with handfast.connect(request.getfixturevalue(topology).url) as client:
+        observe(client, registry)
+        for i in range(5):
+            client.lock(f"orders:{i}").acquire().release()
+    assert scraped.value("handfast_acquisitions_total", outcome="acquired") == 5
+    assert {value for (name, _), value in scraped.scrape().items() if name == "handfast_node_up"} <= {1.0}
+
+
 @pytest.mark.parametrize(
     ("names", "labels"),
     [
