@@ -308,6 +308,22 @@ def test_at_least_keeps_the_lock(one: Server, tmp_path: Path) -> None:
     assert leftovers(one) == []
 
 
+def test_loss_after_the_commands_end_does_not_change_its_status(one: Server, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    script = f"touch {done}; exit 7"
+    words = ["exec", "job", "--url", one.url, "--ttl", "1s", "--at-least", "1h", "--", "sh", "-c", script]
+    with started(*words) as process:
+        eventually(done.exists, WITHIN)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        lose(one)
+        assert process.stderr is not None
+        assert "the command has ended before" in process.stderr.readline()
+        process.send_signal(signal.SIGUSR1)  # does not end the wait
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WITHIN) == 7
+
+
 def test_at_least_that_is_over_changes_nothing(one: Server) -> None:
     assert handfast_command("exec", "job", "--url", one.url, "--at-least", "1ms", "--", "true").returncode == 0
 
@@ -409,6 +425,32 @@ def test_nohup_is_respected(one: Server, tmp_path: Path) -> None:
         assert process.wait(WITHIN) == 0
 
 
+def test_parent_that_ignores_its_children(one: Server) -> None:
+    command = [*HANDFAST, "exec", "job", "--url", one.url, "--", "sh", "-c", "exit 3"]
+    source = f"import signal, os; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv({command[0]!r}, {command!r})"
+    assert subprocess.run(python(source), env=environment(), timeout=WITHIN).returncode == 3
+
+
+def test_stopped_command_is_ended_when_the_lock_is_lost(one: Server) -> None:
+    with started("exec", "job", "--url", one.url, "--ttl", "1s", "--", "sh", "-c", "echo $$; exec sleep 600") as process:
+        assert process.stdout is not None
+        os.kill(int(process.stdout.readline()), signal.SIGSTOP)
+        lose(one)
+        assert process.wait(WITHIN) == 76
+
+
+def test_closed_stderr_does_not_keep_the_command_alive(one: Server) -> None:
+    words = ["exec", "job", "--url", one.url, "--ttl", "1s", "--", "sh", "-c", "echo ready; exec sleep 600"]
+    with started(*words) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "ready\n"
+        process.stderr.close()
+        lose(one)
+        assert process.wait(WITHIN) == 76
+        process.stderr = None
+
+
 # -- Ctrl-Z, in a shell with job control
 
 
@@ -432,6 +474,7 @@ def test_ctrl_z_within_the_ttl_keeps_the_lock(one: Server, tmp_path: Path) -> No
         screen.type("\x1a")
         screen.expect("not renewed")
         screen.expect("Stopped")
+        screen.expect("$ ", 2)  # bash drops what is typed before
         assert holder(one) == owner
         screen.type("fg\n")
         go.touch()
@@ -445,10 +488,35 @@ def test_ctrl_z_beyond_the_ttl_is_reported_and_ends_the_command(one: Server) -> 
         screen.expect("ready")
         screen.type("\x1a")
         screen.expect("Stopped")
+        screen.expect("$ ", 2)
         eventually(lambda: holder(one) is None, WITHIN)
         screen.type("fg; echo status $?x\n")
         screen.expect("lease lost")
         screen.expect("status 76x")
+
+
+# -- other systems
+
+
+def test_system_that_does_not_tell_where_signals_come_from(one: Server, tmp_path: Path) -> None:
+    """macOS has no sigwaitinfo(), and no waitid() before Python 3.13."""
+    go = tmp_path / "go"
+    source = """
+        import os, signal, sys
+        del os.waitid, signal.sigwaitinfo
+        from handfast.cli import main
+        sys.exit(main(sys.argv[1:]))
+    """
+    words = ["exec", "job", "--url", one.url, "--", *python(COUNTER, str(go))]
+    with terminal(command=python(source, *words)) as screen:
+        screen.expect("ready")
+        screen.type("\x03")
+        screen.expect("got SIGINT 1")
+        os.kill(screen.pid, signal.SIGTERM)
+        screen.expect("got SIGTERM 1")
+        go.touch()
+        screen.expect("counts [1, 1]")
+        assert screen.wait() == 0
 
 
 # -- cost

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,6 +126,7 @@ def test_missing_replicas() -> None:
         ("+@all -scan ~* &*", "permissions", "warn"),
         ("+@all -xadd ~* &*", "permissions", "warn"),
         ("+@all -zadd ~* &*", "permissions", "bad"),
+        ("+@all -ping ~* &*", "permissions", "bad"),
         ("+@all -script ~* &*", "permissions", "bad"),
         ("+@all ~other:* &*", "permissions", "bad"),
         ("+@all -info ~* &*", "version", "warn"),
@@ -138,6 +141,23 @@ def test_rights_of_the_user(one: Server, rules: str, name: str, expected: str) -
         assert level(found, "reachable") == "ok"
     finally:
         one.command("ACL", "DELUSER", "limited")
+
+
+def test_rights_that_the_readme_asks_for_are_enough(one: Server) -> None:
+    text = Path(__file__).parents[2].joinpath("README.md").read_text()
+    (listed,) = re.findall(r"needs these rights on the keys and channels (.*?)\n\n", text, re.DOTALL)
+    rights = [f"+{word}" for word in re.findall(r"`([a-z|]+)`", listed)]
+    assert "+evalsha" in rights
+    assert "+publish" in rights
+    one.command("ACL", "SETUSER", "readme", "reset", "on", ">secret", "~handfast:*", "&handfast:*", *rights)
+    try:
+        found = findings(one.url.replace("://", "://readme:secret@"))
+        check = found[one.url, "permissions"]
+        # They are enough for locks, and not for the commands of operators.
+        assert (check.level, check.found) == ("warn", "this user may not run SCAN, XADD: no break, no ls, top and watch")
+        assert level(found, "wake-ups") == "ok"
+    finally:
+        one.command("ACL", "DELUSER", "readme")
 
 
 def test_resp2_only() -> None:

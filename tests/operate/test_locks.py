@@ -14,6 +14,7 @@ from handfast.operate.locks import LockInfo, detail, held, look, parse_owner
 from handfast.operate.servers import Deployment
 from handfast.testing import Cluster, SentinelGroup, Server, Servers
 from tests.support.eventually import eventually
+from tests.support.topologies import BACK_WITHIN, SENTINEL_PASSWORD
 
 
 @contextmanager
@@ -160,6 +161,25 @@ def test_sentinel_names_the_server(handfast_sentinel: SentinelGroup) -> None:
     url = handfast_sentinel.url
     with handfast.connect(url) as client, client.lock("a"), Deployment(url) as deployment:
         assert set(by_name(deployment)) == {"a"}
+
+
+def test_failover_is_followed(doomed: SentinelGroup) -> None:
+    with handfast.connect(doomed.url) as client, Deployment(doomed.url) as deployment:
+        assert list(held(deployment)) == []
+        old = doomed.master
+        with doomed.sentinels[0].connect() as link:
+            link.command("AUTH", SENTINEL_PASSWORD)
+            link.command("SENTINEL", "FAILOVER", doomed.name)
+        doomed.wait_replaced(old, BACK_WITHIN)
+        with client.lock("a", wait=BACK_WITHIN):
+            eventually(lambda: set(_names(deployment)) == {"a"}, 10)
+
+
+def _names(deployment: Deployment) -> list[str]:
+    try:
+        return [info.name for info in held(deployment)]
+    except ConnectionError:
+        return []
 
 
 def test_dead_server_is_one_error(one: Server) -> None:

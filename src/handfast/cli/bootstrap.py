@@ -16,7 +16,7 @@ OPEN: Final = ("opened", "open already")
 
 def _open(options: Any) -> int:
     from handfast.cli.clients import quiet_client
-    from handfast.cli.output import note, print_json
+    from handfast.cli.output import Progress, note, print_json
     from handfast.options import MAX_TTL
     from handfast.sync import bootstrap
 
@@ -26,7 +26,8 @@ def _open(options: Any) -> int:
     with quiet_client(options, max_ttl=options.max_ttl or MAX_TTL) as client:
         if not options.yes and not confirmed(f"Is it certain that no lock is held on these {len(urls)} servers?"):
             raise CommandError("nothing was changed", 1)
-        said = bootstrap(client)
+        with Progress("asking the servers"):
+            said = bootstrap(client)
     if options.json:
         print_json(said)
     else:

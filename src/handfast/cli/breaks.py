@@ -20,13 +20,14 @@ FREE: Final = 1
 
 def _break(options: Any) -> int:
     from handfast.cli.clients import deployment
-    from handfast.cli.output import print_json
+    from handfast.cli.output import Progress, print_json
     from handfast.operate.breaking import break_lock
     from handfast.operate.locks import look
 
     with deployment(options) as servers:
-        servers.check()
-        (seen,) = look(servers, [options.name])
+        with Progress("asking the servers"):
+            servers.check()
+            (seen,) = look(servers, [options.name])
         servers.check_faults()
         if seen is None:
             raise CommandError(f"{options.name}: nobody holds it; there is nothing to break", FREE)
@@ -35,7 +36,8 @@ def _break(options: Any) -> int:
             print("\n".join(describe(seen)), file=sys.stderr)
             if not confirmed(f"Take {seen.name} away from {seen.owner.short}?"):
                 raise CommandError("nothing was changed", FREE)
-        result = break_lock(servers, seen, reason=options.reason)
+        with Progress("breaking the lock"):
+            result = break_lock(servers, seen, reason=options.reason)
     if options.json:
         print_json(result)
     else:

@@ -22,16 +22,13 @@ def _examine(options: Any) -> int:
     from handfast.operate.doctor import examine, worst
 
     checks: list[Check] = []
-    with deployment(options) as servers, Progress() as progress:
-        progress.show("connecting")
+    with deployment(options) as servers, Progress("connecting") as progress:
         for check in examine(servers, probe=not options.read_only):
             progress.show(f"{check.node} {check.name}")
             checks.append(check)
     level = worst(checks)
     if options.json:
-        from dataclasses import asdict
-
-        print_json({"level": level, "checks": [asdict(check) for check in checks]})
+        print_json({"level": level, "checks": checks})
     else:
         print("\n".join(_lines(checks, quiet=options.quiet)))
     return STATUS[level]

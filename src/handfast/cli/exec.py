@@ -13,22 +13,22 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any, Final
 
 from handfast.cli import CONTENDED, LOST, UNAVAILABLE, CommandError
 from handfast.cli.clients import quiet_client
 from handfast.cli.declare import SERVER_OPTIONS, Argument, Command, Option
 from handfast.cli.durations import duration
-from handfast.cli.signals import STOPS, Signals, Stopped, has_terminal
+from handfast.cli.signals import ENDS, STOPS, Signals, Stopped, has_terminal
 from handfast.errors import LeaseLost
-from handfast.options import MAX_LABEL
-from handfast.sync import Client, Lease, Lock
+from handfast.options import MAX_LABEL, MAX_TTL
+from handfast.sync import Lease, Lock
 
 __all__ = ["COMMAND"]
 
 NOT_FOUND: Final = 127
 NOT_EXECUTABLE: Final = 126
+POLL: Final = 0.02
 NOTICE_AFTER: Final = 1.0
 """Seconds of waiting after which a person at a terminal is told for whom."""
 
@@ -40,11 +40,13 @@ class Child:
         self._name = name
         self._grace = grace
         self._pid = 0
+        self._ended = False
         self._lock = threading.Lock()
         self._own_group = not has_terminal()
-        self.ended = threading.Event()
-        """Set by a signal, when there is no command any more and the lock is kept for a while."""
+        self.unwanted = threading.Event()
+        """A signal has ended the time for which the lock is kept after the command."""
         self.was_lost = False
+        """Before the command ended."""
 
     def start(self, path: str, words: list[str], environment: dict[str, str], mask: Any) -> None:
         options: dict[str, Any] = {"setpgroup": 0} if self._own_group else {}
@@ -55,12 +57,12 @@ class Child:
 
     def forward(self, number: int, shared: bool) -> None:
         """Pass a signal on, unless the terminal has sent it to both of us."""
+        if not self._pid and number in ENDS:
+            self.unwanted.set()
+        elif not shared or self._own_group:
+            self.kill(number)
         if number in STOPS:
             note(f"{self._name}: stopped, so the lock is not renewed; it is lost if that lasts longer than its ttl")
-        if not shared or self._own_group:
-            self.kill(number)
-        if not self._pid and number not in STOPS:
-            self.ended.set()
 
     def kill(self, number: int) -> None:
         with self._lock:
@@ -71,13 +73,32 @@ class Child:
 
     def wait(self) -> int:
         """Its exit status: 128 and the signal, if one has ended it."""
-        # It is collected under the lock, so that its number cannot belong to another process when it is signalled.
-        os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
-        with self._lock:
-            _, status = os.waitpid(self._pid, 0)
-            self._pid = 0
+        status = self._collect()
+        while status is None:
+            _wait_for_end(self._pid)
+            status = self._collect()
         code = os.waitstatus_to_exitcode(status)
         return 128 - code if code < 0 else code
+
+    def _collect(self) -> int | None:
+        """What it ended with, if it has. Under the lock: its number must not belong to another process when it is
+        signalled."""
+        with self._lock:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                self._pid, self._ended = 0, True
+        return status if pid else None
+
+    def lost(self, error: LeaseLost, reaction: str) -> None:
+        """The lock is lost: end the command, or warn."""
+        if self._ended:
+            note(f"{error}; the command has ended before")
+            return
+        self.was_lost = True
+        # First: this process ends with the command.
+        note(f"{error}; {'the command goes on' if reaction == 'warn' else 'the command is ended'}")
+        if reaction == "term":
+            self.end()
 
     def end(self) -> None:
         """SIGTERM, and SIGKILL if it goes on after the grace time."""
@@ -88,31 +109,45 @@ class Child:
         killer.start()
 
 
+def _wait_for_end(pid: int) -> None:
+    """Until the process has ended, or for a moment. It is not collected."""
+    wait: Any = getattr(os, "waitid", None)
+    if wait is None:  # macOS before Python 3.13
+        time.sleep(POLL)
+    else:
+        wait(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
 def _execute(options: Any) -> int:
     path = _find(options.program[0])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it would leave us without an exit status
     child = Child(options.name, options.grace)
     signals = Signals(child.forward)
-    lost = _on_lost(child, options.on_lost)
+    try:
+        return _hold_and_run(path, child, signals, options)
+    except Stopped as stop:  # while it waited for the lock
+        return 128 + stop.number
+
+
+def _hold_and_run(path: str, child: Child, signals: Signals, options: Any) -> int:
     label = options.label if options.label is not None else _label(options.program[0])
-    with quiet_client(options, label=label) as client:
+    with quiet_client(options, label=label, max_ttl=options.max_ttl) as client:
         lock = client.lock(
             options.name,
             ttl=options.ttl,
             wait=options.wait,
             fair=options.fair,
             max_hold=options.max_hold,
-            on_lost=lost,
+            on_lost=lambda error: child.lost(error, options.on_lost),
         )
-        try:
-            lease = _acquire(client, lock)
-        except Stopped as stop:
-            return 128 + stop.number
+        lease = _acquire(lock)
         began = time.monotonic()
         with _Kept(lease):
+            signals.starting()
             status = _run(child, signals, lease, path, options)
             left = options.at_least - (time.monotonic() - began)
             if left > 0 and not child.was_lost:
-                child.ended.wait(left)
+                child.unwanted.wait(left)
         return LOST if child.was_lost and options.on_lost == "term" else status
 
 
@@ -128,7 +163,7 @@ class _Kept:
         self._lease.release()
 
 
-def _acquire(client: Client, lock: Lock) -> Lease:
+def _acquire(lock: Lock) -> Lease:
     """The lease; a person at a terminal is told why it takes long."""
     if not sys.stderr.isatty():
         return lock.acquire()
@@ -150,16 +185,6 @@ def _notice(lock: Lock) -> None:
         note(f"{lock.name}: waiting; {error}")
         return
     note(f"{lock.name}: waiting" + (f", held by {holder.owner.rpartition(':')[0]}" if holder else ""))
-
-
-def _on_lost(child: Child, reaction: str) -> Callable[[LeaseLost], None]:
-    def lost(error: LeaseLost) -> None:
-        child.was_lost = True
-        note(f"{error}; {'the command goes on' if reaction == 'warn' else 'the command is ended'}")
-        if reaction == "term":
-            child.end()
-
-    return lost
 
 
 def _run(child: Child, signals: Signals, lease: Lease, path: str, options: Any) -> int:
@@ -200,7 +225,10 @@ def _label(program: str) -> str:
 
 def note(text: str) -> None:
     """A line on stderr. What `output` does, without its imports."""
-    print(f"handfast: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    try:
+        print(f"handfast: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    except OSError:
+        pass  # nobody reads it; what the line is about goes on all the same
 
 
 COMMAND: Final = Command(
@@ -215,6 +243,8 @@ Signals are passed on to the command. If the lock is lost, because no majority o
 time, or because somebody broke it, the command gets SIGTERM, and SIGKILL after the grace time. On a terminal only the
 command itself gets them; elsewhere, as under cron, all processes of its process group do.
 
+If this process is killed by SIGKILL, the command goes on without the lock, which ends with its ttl.
+
 Ctrl-Z stops the command and the renewal. The lock is lost if that lasts longer than its ttl; the command is ended
 when it is continued.
 """,
@@ -228,6 +258,7 @@ when it is continued.
         Option("--fair", "Wait in line, or take the lock whenever it is free.", default=True, negative="--no-fair"),
         Option("--on-lost", "End the command, or only warn.", "WHAT", default="term", choices=("term", "warn")),
         Option("--grace", "Between SIGTERM and SIGKILL, 10s by default.", "DURATION", duration, 10.0),
+        Option("--max-ttl", "As all clients of a quorum have it, 30s by default.", "DURATION", duration, MAX_TTL),
         Option("--label", "Shown with the owner; the command's name by default.", "TEXT"),
         *SERVER_OPTIONS,
     ),

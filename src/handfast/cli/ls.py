@@ -21,24 +21,25 @@ SORTED: Final = 2000
 
 def _list(options: Any) -> int:
     from handfast.cli.clients import deployment
-    from handfast.cli.output import Progress, print_json
+    from handfast.cli.output import Progress, note, print_json, printable
     from handfast.operate.locks import held
 
-    with deployment(options) as servers, Progress() as progress:
+    with deployment(options) as servers, Progress("asking the servers") as progress:
         locks = _counted(held(servers, options.pattern), progress)
         if options.json or options.names:
             for info in locks:
-                print_json(info) if options.json else print(info.name)
+                print_json(info) if options.json else print(printable(info.name))
         else:
             _print_table(locks, progress, options, quorum=len(servers.nodes) > 1)
-        return _report_faults(servers.faults)
+        for label, text in servers.faults.items():
+            note(f"{label}: {text}")
+        return 0 if servers.sees_all else UNAVAILABLE
 
 
 def _counted(locks: Iterator[LockInfo], progress: Any) -> Iterator[LockInfo]:
     from handfast.cli.output import is_terminal
 
     counts = not is_terminal(sys.stdout)
-    progress.show("asking the servers")
     for number, info in enumerate(locks, 1):
         if counts or number < SORTED:
             progress.show(f"{number} locks")
@@ -65,15 +66,6 @@ def _print_table(locks: Iterator[LockInfo], progress: Any, options: Any, *, quor
         print(coloured(line, "yellow") if info is not None and info.state != "held" else line)
 
 
-def _report_faults(faults: dict[str, str]) -> int:
-    """Nodes that did not answer: a list of the others is not complete."""
-    from handfast.cli.output import note
-
-    for label, text in faults.items():
-        note(f"{label}: {text}")
-    return UNAVAILABLE if faults else 0
-
-
 FILTER: Final = Argument("PATTERN", "Only names that match: *, ? and [...] as in a shell. Quote it.", default="*")
 
 COMMAND: Final = Command(
@@ -96,7 +88,7 @@ that they are not blocked. With --json each lock is a line of its own.
         ("Those that somebody waits for.", "handfast ls --json | jq 'select(.waiters > 0) | .name'"),
     ),
     statuses=(
-        ("0", "All servers answered."),
-        (str(UNAVAILABLE), "Some or all servers did not answer; what is listed may not be all."),
+        ("0", "All locks are listed. A few nodes of a quorum may be down: each majority has one that answers."),
+        (str(UNAVAILABLE), "Too few servers answered; what is listed may not be all."),
     ),
 )

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
+import threading
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields
 from shutil import get_terminal_size
 from typing import Any, Final, NamedTuple, TextIO
 
@@ -148,9 +148,12 @@ class Table:
 
 
 def to_json(thing: Any) -> str:
-    """One line."""
-    data = asdict(thing) if is_dataclass(thing) and not isinstance(thing, type) else thing
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    """One line; data classes are objects."""
+    return json.dumps(thing, ensure_ascii=False, separators=(",", ":"), default=_fields)
+
+
+def _fields(thing: Any) -> dict[str, Any]:
+    return {field.name: getattr(thing, field.name) for field in fields(thing)}
 
 
 def print_json(thing: Any) -> None:
@@ -164,24 +167,35 @@ def print_json(thing: Any) -> None:
 class Progress:
     """A line on stderr that changes in place, for what takes longer than a second. Only on a terminal."""
 
-    def __init__(self) -> None:
-        self._next = time.monotonic() + PROGRESS_AFTER if is_terminal(sys.stderr) else float("inf")
-        self._shown = False
+    def __init__(self, text: str = "") -> None:
+        self._text = text
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        if is_terminal(sys.stderr):
+            # A thread: what takes long may be a single call.
+            self._thread = threading.Thread(target=self._tick, daemon=True)
+            self._thread.start()
 
     def show(self, text: str) -> None:
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + PROGRESS_EVERY
-            self._shown = True
-            sys.stderr.write(f"\r\x1b[K{fitted(text, min(len(text), terminal_width() - 1))}")
+        """What is being done now."""
+        self._text = text
+
+    def _tick(self) -> None:
+        wait = PROGRESS_AFTER
+        while not self._over.wait(wait):
+            wait = PROGRESS_EVERY
+            text = printable(self._text)
+            sys.stderr.write(f"\r\x1b[K{fitted(text, min(cells(text), terminal_width() - 1))}")
+            sys.stderr.flush()
+        if wait == PROGRESS_EVERY:
+            sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 
     def end(self) -> None:
         """Nothing of it stays."""
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-        self._shown, self._next = False, float("inf")
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
 
     def __enter__(self) -> Progress:
         return self

@@ -34,8 +34,7 @@ def _serve(options: Any) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, end)
-    with Progress() as progress:
-        progress.show("starting")
+    with Progress("starting the servers"):
         quorum = LocalQuorum(options.n)
     with quorum:
         for url in quorum.urls:

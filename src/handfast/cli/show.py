@@ -18,16 +18,17 @@ FREE: Final = 1
 
 def _show(options: Any) -> int:
     from handfast.cli.clients import deployment
-    from handfast.cli.output import print_json
+    from handfast.cli.output import Progress, print_json
     from handfast.operate.locks import detail
 
-    with deployment(options) as servers:
+    with deployment(options) as servers, Progress("asking the servers"):
         found = detail(servers, options.name)
+        sees_all = servers.sees_all
     if options.json:
         print_json(found)
     else:
         print("\n".join(_lines(found)))
-    if found.faults:
+    if not sees_all:
         return UNAVAILABLE
     return FREE if found.lock is None else 0
 
@@ -51,7 +52,7 @@ def _lines(found: LockDetail) -> Iterator[str]:
         token = "" if line.token is None else f", token {line.token}"
         reason = f": {printable(line.reason)}" if line.reason else ""
         yield f"    held by {printable(line.owner.short)}{token}{reason}"
-    for label, text in found.faults.items():
+    for label, text in found.faults.items() if found.lock is None else ():
         yield coloured(f"  {label}: {text}", "red")
 
 
@@ -104,6 +105,6 @@ it, when and why.
     statuses=(
         ("0", "The lock is held."),
         (str(FREE), "The lock is free."),
-        (str(UNAVAILABLE), "Some or all servers did not answer."),
+        (str(UNAVAILABLE), "Too few servers answered."),
     ),
 )

@@ -35,61 +35,67 @@ class Stopped(KeyboardInterrupt):
 
 
 class Signals:
-    """Blocks the signals of this process, and tells `forward` of each. Made in the main thread, before any other."""
+    """Blocks the signals of this process and takes them in a thread. Made in the main thread, before any other thread.
+
+    waiting    for the lock: a signal that ends programs raises Stopped in the main thread
+    starting   the command: signals are kept
+    running    signals are told to `forward`
+    """
 
     def __init__(self, forward: Callable[[int, bool], None]) -> None:
         self._forward = forward
         """Called in a thread of its own, with the signal and whether the command has got it as well."""
-        self._lock = threading.Lock()
-        self._waiting = True
-        self._pending: list[tuple[int, bool]] = []
+        # Reentrant: the handler of the nudge may run while the main thread has it.
+        self._lock = threading.RLock()
+        self._state = "waiting"
+        self._kept: list[tuple[int, bool]] = []
         self._main = threading.get_ident()
-        wanted = ENDS | STOPS | OTHERS
         # What is ignored from the start, as by nohup, stays ignored.
-        self._set = {number for number in wanted if signal.getsignal(number) != signal.SIG_IGN}
-        signal.signal(NUDGE, self._interrupt)
+        self._set = {number for number in ENDS | STOPS | OTHERS if signal.getsignal(number) != signal.SIG_IGN}
+        signal.signal(NUDGE, self._nudged)
         self.old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._set)
         """For the command, which must not inherit ours."""
         threading.Thread(target=self._take, name="handfast-signals", daemon=True).start()
 
-    def running(self) -> None:
-        """The lock is acquired and the command runs: from now on signals are for it."""
+    def starting(self) -> None:
+        """The lock is acquired. Raises Stopped if a signal was faster; afterwards none raises anything."""
         with self._lock:
-            self._waiting = False
-            pending, self._pending = self._pending, []
-        for number, shared in pending:
+            self._raise_first()
+            self._state = "starting"
+
+    def running(self) -> None:
+        """The command runs: from now on signals are for it."""
+        with self._lock:
+            self._state = "running"
+            kept, self._kept = self._kept, []
+        for number, shared in kept:
             self._forward(number, shared)
 
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+    def _raise_first(self) -> None:
+        first = next((number for number, _ in self._kept if number in ENDS), None)
+        if first is not None:
+            raise Stopped(first)
+
+    def _nudged(self, number: int, frame: FrameType | None) -> None:
         """In the main thread, between two steps."""
         with self._lock:
-            if not self._waiting or not self._pending:
-                return
-            first, _ = self._pending[0]
-        raise Stopped(first)
+            if self._state == "waiting":
+                self._raise_first()
 
     def _take(self) -> None:
         while True:
             number, shared = _next(self._set)
-            if number in STOPS:
-                self._stop(number, shared)
-                continue
             with self._lock:
-                waiting = self._waiting
-                if waiting and number in ENDS:
-                    self._pending.append((number, shared))
-            if not waiting:
+                state = self._state
+                if state != "running" and number in ENDS:
+                    self._kept.append((number, shared))
+            if state == "running":
                 self._forward(number, shared)
-            elif number in ENDS:
+            elif state == "waiting" and number in ENDS:
                 signal.pthread_kill(self._main, NUDGE)
-
-    def _stop(self, number: int, shared: bool) -> None:
-        """Stop as we were told, so that the shell notices; the command has stopped too, or is told to."""
-        with self._lock:
-            waiting = self._waiting
-        if not waiting:
-            self._forward(number, shared)
-        os.kill(os.getpid(), signal.SIGSTOP)
+            if number in STOPS:
+                # The shell notices that we have stopped. The command has stopped too, or was told to.
+                os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _next(wanted: set[signal.Signals]) -> tuple[int, bool]:

@@ -39,9 +39,11 @@ class Snapshot(NamedTuple):
 
 def _top(options: Any) -> int:
     from handfast.cli.clients import deployment
+    from handfast.cli.output import Progress
 
     with deployment(options) as servers:
-        servers.check()
+        with Progress("connecting"):
+            servers.check()
         if options.json:
             _print_json(servers, options)
         elif sys.stdout.isatty():
@@ -111,12 +113,10 @@ def _lines(snapshot: Snapshot, servers: Deployment, width: int | None) -> list[s
 
 
 def _print_json(servers: Deployment, options: Any) -> None:
-    from dataclasses import asdict
-
     from handfast.cli.output import print_json
 
     for snapshot in _snapshots(servers, options, lambda: BATCH_ROWS):
-        print_json({**snapshot._asdict(), "first": [asdict(info) for info in snapshot.first]})
+        print_json(snapshot._asdict())
         sys.stdout.flush()
 
 

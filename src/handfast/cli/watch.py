@@ -16,17 +16,19 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND"]
 
 COLOURS: Final = {
-    "acquired": "green", "released": "dim", "handed over": "cyan", "broken": "red", "waiting": "yellow",
+    "held": "dim", "acquired": "green", "released": "dim", "handed over": "cyan", "broken": "red", "waiting": "yellow",
     "node down": "red", "node up": "green", "minority": "red",
 }  # fmt: skip
 
 
 def _watch(options: Any) -> int:
     from handfast.cli.clients import deployment
-    from handfast.cli.output import print_json
+    from handfast.cli.output import Progress, print_json
     from handfast.operate.changes import Watcher
 
     with deployment(options) as servers:
+        with Progress("connecting"):
+            servers.check()
         watcher = Watcher(servers, options.pattern)
         for change in _changes(watcher, options.interval, options.count):
             print_json(change) if options.json else print(_line(change))
@@ -57,7 +59,7 @@ COMMAND: Final = Command(
     description="""
 Looks at the servers again and again, and prints what has changed: acquired, released, handed over, waiting (how many
 wait now), minority (nobody has a majority of the votes), broken (by an operator), node down, node up. The first lines
-are what is held at the start. A lock that is taken and released between two looks is not seen. Ctrl-C ends it.
+(held) are what is held at the start. A lock that is taken and released between two looks is not seen. Ctrl-C ends it.
 """,
     run=_watch,
     arguments=(FILTER,),

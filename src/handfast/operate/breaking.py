@@ -89,7 +89,7 @@ def _break_on(deployment: Deployment, node: Node, seen: LockInfo, token: int | N
         guards = _guard_keys(deployment, node)
         all_keys = [key, *keys.with_suffix([key], keys.QUEUE, keys.CLAIMS, keys.FENCE, keys.GENERATIONS), *guards]
         args = (seen.owner.text.encode(), b"%d" % token if token is not None else b"", _retention(deployment))
-        reply: Any = link.call(b"EVAL", text_of("break"), b"%d" % len(all_keys), *all_keys, *args)
+        reply: Any = link.run_script(text_of("break"), all_keys, *args)
         if reply in (1, 2):
             return HANDED_OVER if reply == 2 else BROKEN
         scribe.call(b"XDEL", log, entry)

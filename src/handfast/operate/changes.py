@@ -13,13 +13,13 @@ from handfast.operate.servers import Deployment
 __all__ = ["Change", "Watcher"]
 
 Kind = Literal[
-    "acquired", "released", "handed over", "waiting", "minority", "broken", "node down", "node up"
+    "held", "acquired", "released", "handed over", "waiting", "minority", "broken", "node down", "node up"
 ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change. Which fields are set depends on `kind`."""
+    """One change. Which fields are set depends on `kind`. `held`: so it was at the first look."""
 
     at: float
     """When it was seen, in seconds since the epoch, by this machine's clock."""
@@ -43,6 +43,7 @@ class Watcher:
         """By name: owner, token, waiters, state."""
         self._faults: dict[str, str] = {}
         self._audited: set[str] | None = None
+        self._first = True
 
     def look(self) -> Iterator[Change]:
         """What has changed since the last time. A deployment that cannot be reached is a change too."""
@@ -64,13 +65,14 @@ class Watcher:
             self._known = seen
         else:
             self._known |= seen
+        self._first = False
         yield from self._breaks(now)
 
     def _compare(self, now: float, info: LockInfo) -> Iterator[Change]:
         owner, token = info.owner.text, info.token
         known = self._known.get(info.name)
         if known is None or (known[0], known[1]) != (owner, token):
-            kind: Kind = "acquired" if known is None else "handed over"
+            kind: Kind = "held" if self._first else "acquired" if known is None else "handed over"
             yield Change(now, kind, info.name, owner, token, info.waiters, text=_who(info.owner.short, token))
         if info.waiters != (0 if known is None else known[2]):
             yield Change(now, "waiting", info.name, owner, token, info.waiters, text=str(info.waiters))

@@ -2,7 +2,7 @@
 
 `held` is an iterator. It finds the names by SCAN, asks all nodes about a batch of them in one round trip, and keeps
 nothing: its memory does not grow with the number of locks. No command takes a server more than about a millisecond.
-What changes while it runs may be missed or, while a server resizes its table, be listed twice, as with SCAN itself.
+What changes while it runs may be missed or, while a server resizes its table or fails, be listed twice, as with SCAN.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from handfast.core import inspect
 from handfast.core.guard import server_time
 from handfast.core.io import Fault
-from handfast.operate.servers import Deployment, first_fault
+from handfast.operate.servers import Deployment, Node, first_fault
 from handfast.protocol import commands, keys
 from handfast.protocol.claims import QueuedClaim, decode_claim
 from handfast.protocol.resp import encode
@@ -160,14 +160,17 @@ def held(deployment: Deployment, pattern: str = "*") -> Iterator[LockInfo]:
             names = {name: None for key in found if (name := keys.name_of(deployment.prefix, key)) and matches(name)}
             wanted = list(names)
             for start in range(0, len(wanted), BATCH):
-                yield from _batch(deployment, wanted[start : start + BATCH], index)
+                yield from _batch(deployment, wanted[start : start + BATCH], deployment.nodes[:index])
     deployment.check_faults()
 
 
-def _batch(deployment: Deployment, names: Sequence[str], scanned: int) -> Iterator[LockInfo]:
+def _batch(deployment: Deployment, names: Sequence[str], scanned: Sequence[Node]) -> Iterator[LockInfo]:
     """The locks of a batch. What an earlier node has a vote for was listed when that node was scanned."""
-    for info in look(deployment, names):
-        if info is not None and not any(vote.owner for vote in info.votes[:scanned]):
+    by_key = {keys.key_of(deployment.prefix, name, exact=False): name for name in names}
+    listed = {key for node in scanned for key in node.having(list(by_key))}
+    new = [name for key, name in by_key.items() if key not in listed]
+    for info in look(deployment, new) if new else ():
+        if info is not None:
             yield info
 
 

@@ -51,6 +51,7 @@ class Facts:
     """What one server has told."""
 
     label: str
+    prefix: str
     info: dict[str, str]
     config: dict[str, str]
     """Settings, as far as the user may read them."""
@@ -106,6 +107,7 @@ def gather(deployment: Deployment, node: Node, link: Link, *, probe: bool) -> Fa
     info = fields([link.call(b"INFO", section) for section in sections])
     facts = Facts(
         label=node.label if not node.clustered else f"{link.address.host}:{link.address.port}",
+        prefix=deployment.prefix,
         info=info,
         config=_settings(link),
         round_trips=round_trips,
@@ -169,11 +171,11 @@ try('PEXPIRE', KEYS[1], 5000)
 try('ZADD', KEYS[2], 1, 'probe') try('ZRANGE', KEYS[2], 0, 0) try('ZREM', KEYS[2], 'none') try('ZPOPMIN', KEYS[2])
 try('HSET', KEYS[3], 'probe', 1) try('HGET', KEYS[3], 'probe') try('HGETALL', KEYS[3]) try('HEXISTS', KEYS[3], 'probe')
 try('HDEL', KEYS[3], 'probe')
-try('PUBLISH', ARGV[1], 'probe') try('PUBSUB', 'NUMSUB', ARGV[1])
+try('PUBLISH', ARGV[1], 'probe')
 try('DEL', KEYS[1], KEYS[2], KEYS[3])
 return refused
 """
-"""Every command that the scripts of the library use."""
+"""Every command that the scripts of the library need."""
 
 
 def _probe(deployment: Deployment, node: Node, link: Link) -> dict[str, str]:
@@ -181,10 +183,11 @@ def _probe(deployment: Deployment, node: Node, link: Link) -> dict[str, str]:
     key = _probe_key(deployment, node, link)
     channel = keys.channel_prefix(deployment.prefix) + b"doctor"
     tried: dict[str, Any] = {
-        "SCRIPT LOAD": link.call(b"SCRIPT", b"LOAD", b"return 1"),
+        "PING": link.call(b"PING"),
+        "SCRIPT LOAD": link.call(b"SCRIPT", b"LOAD", PROBE),
         "SCAN": link.call(b"SCAN", b"0", b"COUNT", b"1"),
         "XADD": link.call(b"XADD", key + b":audit", b"NOMKSTREAM", b"MAXLEN", b"1", b"*", b"probe", b"1"),
-        "EVALSHA": link.call(b"EVAL", PROBE, b"3", key, key + keys.QUEUE, key + keys.CLAIMS, channel),
+        "EVALSHA": link.run_script(PROBE, [key, key + keys.QUEUE, key + keys.CLAIMS], channel),
     }
     refused = {name: reply.text for name, reply in tried.items() if type(reply) is Fault}
     said = tried["EVALSHA"]
@@ -268,7 +271,7 @@ def _clock(facts: Facts, nodes: int) -> Check:
     return Check(facts.label, "clock", "ok", found)
 
 
-OPTIONAL: Final = {"PUBLISH": "wake-ups", "PUBSUB": "wake-ups", "SCAN": "ls, top and watch", "XADD": "break"}
+OPTIONAL: Final = {"PUBLISH": "wake-ups", "SCAN": "ls, top and watch", "XADD": "break"}
 """Commands that locks can do without, and what needs them."""
 STATES: Final[tuple[tuple[str, str], ...]] = (
     ("READONLY", "it is a replica: name the master"),
@@ -282,7 +285,9 @@ STATES: Final[tuple[tuple[str, str], ...]] = (
 
 
 def _permissions(facts: Facts, nodes: int) -> Check:
-    needed = {name: text for name, text in facts.refused.items() if name not in OPTIONAL}
+    # INFO is needed by the restart guard of a quorum. Elsewhere other checks say what they could not see.
+    refused = {name: text for name, text in facts.refused.items() if name != "INFO" or nodes > 1}
+    needed = {name: text for name, text in refused.items() if name not in OPTIONAL}
     for code, advice in STATES:
         said = next((text for text in needed.values() if code in text), None)
         if said is not None:
@@ -290,12 +295,12 @@ def _permissions(facts: Facts, nodes: int) -> Check:
     if needed:
         words = " ".join(f"+{name.lower().replace(' ', '|')}" for name in needed)
         found = f"this user may not run {', '.join(needed)}"
-        return Check(facts.label, "permissions", "bad", found, f"ACL SETUSER … {words} and ~handfast:* &handfast:wake:*")
-    if facts.refused:
-        lost = sorted({OPTIONAL[name] for name in facts.refused})
-        found = f"this user may not run {', '.join(facts.refused)}: no {', no '.join(lost)}"
-        words = " ".join(f"+{name.lower()}" for name in facts.refused)
-        return Check(facts.label, "permissions", "warn", found, f"ACL SETUSER … {words} &handfast:wake:*")
+        return Check(facts.label, "permissions", "bad", found, f"ACL SETUSER … {words} ~{facts.prefix}* &{facts.prefix}*")
+    if refused:
+        lost = sorted({OPTIONAL[name] for name in refused})
+        found = f"this user may not run {', '.join(refused)}: no {', no '.join(lost)}"
+        words = " ".join(f"+{name.lower()}" for name in refused)
+        return Check(facts.label, "permissions", "warn", found, f"ACL SETUSER … {words} &{facts.prefix}*")
     return Check(facts.label, "permissions", "ok", "all commands that are needed")
 
 
@@ -303,7 +308,7 @@ def _pushes(facts: Facts, nodes: int) -> Check:
     if not facts.push_fault:
         return Check(facts.label, "wake-ups", "ok", "waiters are woken up")
     found = f"waiters are not woken up, they try again and again: {facts.push_fault}"
-    advice = "ACL SETUSER … +subscribe &handfast:wake:*" if facts.resp3 else "use a server or proxy with RESP3"
+    advice = f"ACL SETUSER … +subscribe &{facts.prefix}*" if facts.resp3 else "use a server or proxy with RESP3"
     return Check(facts.label, "wake-ups", "warn", found, advice)
 
 

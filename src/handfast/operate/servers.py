@@ -33,6 +33,7 @@ CHUNK: Final = 1 << 16
 SCAN_COUNT: Final = b"1000"
 """Buckets for each SCAN: less than a millisecond of the server's time."""
 _WAITING: Final = object()
+_MOVED: Final = Fault("moved", "another server has taken its place; looking for it")
 _TOO_SLOW: Final = Fault("timeout", "did not answer in time")
 
 
@@ -64,6 +65,11 @@ class Link:
         """One command and its reply."""
         self.send(encode(*words))
         return self.receive(1)[0]
+
+    def run_script(self, text: bytes, keys: Sequence[bytes], *args: bytes) -> Any:
+        """Load a script and run it, with the rights that clients need: EVAL is none of them."""
+        sha = self.call(b"SCRIPT", b"LOAD", text)
+        return sha if type(sha) is Fault else self.call(b"EVALSHA", sha, b"%d" % len(keys), *keys, *args)
 
     def send(self, payload: bytes) -> None:
         self._socket.sendall(payload)
@@ -199,7 +205,7 @@ class Node:
         self._asked = list(by_link.items())
         try:
             for link, keys in self._asked:
-                link.send(encode(b"TIME") + b"".join([questions[key] for key in keys]))
+                link.send(encode(b"TIME") + encode(b"ROLE") + b"".join([questions[key] for key in keys]))
         except OSError as error:
             self.drop(error)
 
@@ -209,19 +215,29 @@ class Node:
         asked = self._asked
         try:
             for link, keys in asked:
-                clock, *replies = link.receive(1 + width * len(keys))
+                clock, role, *replies = link.receive(2 + width * len(keys))
+                if self._moved(role, replies):
+                    raise Refusal(_MOVED)
                 for i, key in enumerate(keys):
                     found[key] = [*replies[i * width : (i + 1) * width], clock]
-        except (OSError, hiredis.ProtocolError) as error:
+        except (OSError, Refusal, hiredis.ProtocolError) as error:
             self.drop(error)
         self._asked = []
         return self.fault or (found if asked else CLOSED)
 
-    def moved(self) -> None:
-        """A part of the cluster has moved, or is unknown: look again."""
-        if self.clustered:
-            self.close()
-            self._retry_at = 0.0
+    def _moved(self, role: Any, replies: Sequence[Any]) -> bool:
+        """After a failover the server is a replica, which answers as before but knows no more; or it has no such slot."""
+        if self.address.resolver is None and not self.clustered:
+            return False
+        replica = type(role) is list and role[0] != b"master"  # a user who may not ask learns it from errors
+        return replica or any(type(reply) is Fault and reply.kind in ("MOVED", "CLUSTERDOWN") for reply in replies)
+
+    def having(self, keys: Sequence[bytes]) -> Iterator[bytes]:
+        """Which of these keys it has; none if it cannot be reached."""
+        self.ask({key: encode(b"EXISTS", key) for key in keys})
+        said = self.answers(1)
+        if not isinstance(said, Fault):
+            yield from (key for key in keys if said[key][0] == 1)
 
     def scan(self, pattern: bytes) -> Iterator[list[bytes]]:
         """Its keys that match, in batches as the servers give them. Ends early if a server fails: see `fault`."""
@@ -271,6 +287,11 @@ class Deployment:
     def faults(self) -> dict[str, str]:
         """The nodes that cannot be asked at present, by label, and why."""
         return {node.label: node.fault.text for node in self.nodes if node.fault is not None}
+
+    @property
+    def sees_all(self) -> bool:
+        """So many nodes answer that each majority has one of them: no lock that is held can be missed."""
+        return len(self.nodes) - len(self.faults) > len(self.nodes) - self.need
 
     def check(self) -> None:
         """Connect; ConnectionError unless some node can be asked."""
