@@ -244,7 +244,7 @@ class BaseClient(Generic[L, G]):
             self._abandon(acquisition.remains())
         self._clear(acquisition)
         if self._reports.listeners:
-            seconds = clock.now() - acquisition.began
+            seconds = self._now() - acquisition.began
             self._reports.not_acquired(acquisition.request.name, self._who(), seconds, error)
 
     def _clear(self, acquisition: Acquisition) -> None:
