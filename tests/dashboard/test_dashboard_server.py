@@ -40,8 +40,8 @@ def page(one: Server) -> Iterator[Dashboard]:
 # -- what viewers see
 
 
-def test_viewer_sees_locks_come_and_go(page: Dashboard, client: handfast.Client) -> None:
-    with viewing(page) as viewer:
+def test_viewer_sees_locks_come_and_go(server: Server) -> None:
+    with handfast.connect(server.url) as client, running(server.url) as page, viewing(page) as viewer:
         lease = client.lock("orders", ttl=20).acquire()
         line = viewer.until("acquired", "orders")
         assert line["token"] == str(lease.token)

@@ -238,6 +238,7 @@ def test_counts_are_exact_with_many_threads(
     assert scraped.value("handfast_held") == 0
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # from Python 3.12 on, because there are threads
 def test_child_of_a_fork_counts_its_own_locks(client: handfast.Client, registry: CollectorRegistry) -> None:
     """Also if another thread of the parent was counting when it forked. What the parent holds is not the child's."""
     metrics = observe(client, registry)
