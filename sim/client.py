@@ -161,8 +161,8 @@ class Client(aio.Client):
         self.observer.granted(self, hold)
         return super()._grant(hold, acquisition)
 
-    def _take_back(self, acquisition: Acquisition) -> None:
-        super()._take_back(acquisition)
+    def _take_back(self, acquisition: Acquisition, error: BaseException) -> None:
+        super()._take_back(acquisition, error)
         self.observer.failed(acquisition)
 
     def _released(self, hold: Hold) -> None:

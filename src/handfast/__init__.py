@@ -2,8 +2,9 @@
 
 `sync` and `aio` are the two facades; `_client` and `_lease` are what they share. Both run the algorithms of `core`, which
 do no I/O, over the connections of `net`. `protocol` has the bytes and the Lua scripts, `watchdog` renews leases,
-`discovery` finds the servers, and `embedded` starts servers on demand. `fenced` checks tokens, `operate` and `cli` are for operators,
-and `testing` is the test kit. docs/architecture.md explains how they work together.
+`discovery` finds the servers, and `embedded` starts servers on demand. `fenced` checks tokens. `operate`, `cli`,
+`dashboard` and `observe` are for operators, and `testing` is the test kit. docs/architecture.md explains how they work
+together.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class BaseClient(Generic[L, G]):
     def _who(self) -> str:
         return self._name_of(self._caller())
 
-    def _take_back(self, acquisition: Acquisition) -> None:
+    def _take_back(self, acquisition: Acquisition, error: BaseException) -> None:
         """Take back an acquisition that has ended in an exception, even if it was granted already."""
         hold = acquisition.hold
         if hold is not None and hold.state == HELD:
@@ -246,11 +246,19 @@ class BaseClient(Generic[L, G]):
         elif acquisition.touched:
             self._abandon(acquisition.remains())
         self._clear(acquisition)
+        if self._reports.listeners:
+            seconds = self._now() - acquisition.began
+            self._reports.not_acquired(acquisition.request.name, self._who(), seconds, error)
 
     def _clear(self, acquisition: Acquisition) -> None:
         """Let the watchdog take back the votes and claims that the acquisition's own connections could not."""
         for remains in acquisition.left_behind:
             self._abandon(remains)
+
+    def _abandon_lease(self, hold: Hold) -> None:
+        """Let the watchdog release a lease whose caller is gone. Listeners hear of its end."""
+        hold.abandoned = True
+        self._abandon(hold)
 
     def _abandon(self, hold: Hold) -> None:
         """Let the watchdog release a hold whose caller is gone."""
@@ -291,7 +299,7 @@ class BaseClient(Generic[L, G]):
         except BaseException:
             # After an interrupt: if no waiter has got the hold, nothing else would release it.
             if hold.next_hold is None and hold.state != HELD:
-                self._abandon(hold)
+                self._abandon_lease(hold)
             raise
 
     def _watch(self, hold: Hold) -> None:

@@ -25,7 +25,7 @@ G = TypeVar("G", bound="BaseLease")
 class LeaseKeeper(Protocol):
     """The methods of a client that a lease needs at its end."""
 
-    def _abandon(self, hold: Hold) -> None: ...
+    def _abandon_lease(self, hold: Hold) -> None: ...
 
 
 class Reentry:
@@ -234,7 +234,7 @@ class BaseLease:
         hold = self._hold
         if hold.state != HELD or (self._reentry is not None and not self._leave()):
             return False
-        self._client._abandon(hold)
+        self._client._abandon_lease(hold)
         return True
 
     def __del__(self) -> None:

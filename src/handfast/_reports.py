@@ -69,7 +69,7 @@ class Reports:
         self, kind: Kind, hold: Hold, seconds: float, outcome: str = "", *, who: str = "", node: str = ""
     ) -> None:
         if self.listeners:
-            self.tell(Event(kind, hold.name, who, seconds, outcome, node))
+            self.tell(Event(kind, hold.name, who, seconds, outcome, node, hold.token or None))
 
     # -- holds
 
@@ -77,6 +77,14 @@ class Reports:
         """Report a release, or a loss that the holder found at the release."""
         kind: Kind = "lost" if hold.reason else "released"
         self.of_hold(kind, hold, clock.now() - hold.granted_at, hold.reason, who=who)
+
+    def abandoned(self, hold: Hold) -> None:
+        """See Observer."""
+        self.of_hold("released", hold, clock.now() - hold.granted_at)
+
+    def not_acquired(self, name: str, who: str, seconds: float, error: BaseException) -> None:
+        """An acquisition has ended without the lock."""
+        self.tell(Event("not_acquired", name, who, seconds, type(error).__name__))
 
     def ended_early(self, hold: Hold) -> None:
         """See Observer."""
@@ -133,6 +141,11 @@ class Reports:
         if self.listeners:
             self.tell(Event("node_down", outcome=fault.text, node=address))
 
+    def down(self) -> set[str]:
+        """The nodes that are down, as far as is known."""
+        with self._lock:
+            return set(self._down)
+
     def node_up(self, address: str, run_id: str) -> None:
         """See Observer."""
         with self._lock:
@@ -167,6 +180,8 @@ class Reports:
                 self._quarantined.add(node.index)
         if node.marker and known:
             log.info("%s votes again", node.label)
+            if self.listeners:
+                self.tell(Event("readmitted", node=node.label))
         elif not node.marker and left > 0 and not known:
             # New servers need no warning: their clients get NoQuorum, or open them.
             say = log.warning if voted else log.info

@@ -349,8 +349,8 @@ class Client(BaseClient[Lock, Lease]):
         acquisition = Acquisition(lock, timing, wait, self._now())
         try:
             lease = self._grant(await acquire(io, self._queues, acquisition), acquisition)
-        except BaseException:
-            self._take_back(acquisition)
+        except BaseException as error:
+            self._take_back(acquisition, error)
             raise
         if acquisition.left_behind:
             self._clear(acquisition)
@@ -365,7 +365,7 @@ class Client(BaseClient[Lock, Lease]):
             released = await release(self._io_for(hold.key), hold)
         except BaseException:
             if hold.state != HELD:  # otherwise nothing was sent, and the lease is still held
-                self._abandon(hold)
+                self._abandon_lease(hold)
             raise
         self._released(hold)
         return released

@@ -8,6 +8,7 @@ __all__ = ["Event", "Kind"]
 
 Kind = Literal[
     "acquired",
+    "not_acquired",
     "released",
     "renewed",
     "renewal_failed",
@@ -17,6 +18,7 @@ Kind = Literal[
     "node_down",
     "node_up",
     "quarantined",
+    "readmitted",
 ]
 
 
@@ -24,7 +26,10 @@ class Event(NamedTuple):
     """One event. `kind` decides which fields are set; the others are empty.
 
     acquired         A thread or task has the lock. `seconds`: since its call.
-    released         A thread or task released the lock. `seconds`: how long it held the lock.
+    not_acquired     An acquisition ended without the lock, at once or after a wait. `seconds`: since its call.
+                     `outcome`: the name of the error.
+    released         A thread or task released the lock. `seconds`: how long it held the lock. The watchdog releases a
+                     lease that was dropped: `who` is empty.
     renewed          The servers confirmed a renewal. `seconds`: how long that took.
     renewal_failed   A renewal was not confirmed, and is tried again until the lease ends. Further failures are not
                      reported until a renewal succeeds. `seconds`: how long it took. `node`: the nodes that did not
@@ -36,6 +41,7 @@ class Event(NamedTuple):
     node_down        A node cannot be connected, or failed while a request was under way. `outcome`: the reason.
     node_up          A node that was down is connected again. `seconds`: how long it was down.
     quarantined      A node lost its data, or is new: it has no vote for `seconds`.
+    readmitted       A node that was quarantined votes again.
     """
 
     kind: Kind
@@ -47,3 +53,5 @@ class Event(NamedTuple):
     outcome: str = ""
     node: str = ""
     """The node's address, as errors show it; several addresses are joined by commas."""
+    token: int | None = None
+    """The fencing token, for events about a lease; None with fence=False."""

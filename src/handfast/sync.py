@@ -404,8 +404,8 @@ class Client(BaseClient[Lock, Lease]):
         acquisition = Acquisition(lock, timing, wait, clock.now())
         try:
             lease = self._grant(run(acquire(access, self._queues, acquisition)), acquisition)
-        except BaseException:
-            self._take_back(acquisition)
+        except BaseException as error:
+            self._take_back(acquisition, error)
             raise
         if acquisition.left_behind:
             self._clear(acquisition)
@@ -420,7 +420,7 @@ class Client(BaseClient[Lock, Lease]):
             released = self._release_where_acquired(hold)
         except BaseException:
             if hold.state != HELD:  # otherwise nothing was sent, and the lease is still held
-                self._abandon(hold)
+                self._abandon_lease(hold)
             raise
         self._released(hold)
         return released

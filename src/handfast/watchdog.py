@@ -187,6 +187,9 @@ class Watchdog:
     def _release_abandoned(self) -> None:
         while self._to_finish:
             hold = self._to_finish.popleft()
+            if hold.abandoned and hold.group.observer is not None:
+                hold.abandoned = False  # told once, though its release may be repeated
+                hold.group.observer.abandoned(hold)
             task, registration = self._start(self._release(hold)), self._registrations.get(hold.group)
             if registration is not None:
                 registration.releases.add(task)

@@ -131,6 +131,39 @@ def test_lost_is_reported_with_its_reason(client: handfast.Client) -> None:
     assert event.outcome == "a test wanted it so"
 
 
+@pytest.mark.parametrize("wait", [0, 0.05])
+def test_acquisition_that_fails_is_reported(client: handfast.Client, wait: float) -> None:
+    heard = listening(client)
+    with client.lock("orders"), pytest.raises(handfast.Contended):
+        in_another_thread(client.lock("orders", wait=wait).acquire)
+    event = heard.one("not_acquired", name="orders")
+    assert event.outcome == "Contended"
+    assert event.seconds >= wait
+    assert len(heard.of("not_acquired")) == 1
+
+
+def in_another_thread(call: Callable[[], object]) -> None:
+    """A thread that waits for a lock that it holds itself would be told so."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(call).result()
+
+
+def test_lease_events_have_the_token(client: handfast.Client) -> None:
+    heard = listening(client)
+    with client.lock("orders") as lease:
+        lease.extend()
+    tokens = [event.token for event in heard.events if event.kind in ("acquired", "renewed", "released")]
+    assert tokens == [lease.token] * 3
+
+
+def test_dropped_lease_is_reported_as_released(client: handfast.Client) -> None:
+    """By the watchdog: it may be collected in the middle of anything, also of a listener."""
+    threads: list[str] = []
+    client.listen(lambda event: threads.append(threading.current_thread().name) if event.kind == "released" else None)
+    client.lock("orders").acquire()
+    eventually(lambda: threads == ["handfast-watchdog"])
+
+
 def test_waiting_is_reported_with_its_duration(client: handfast.Client) -> None:
     heard = listening(client)
     lease = client.lock("orders").acquire()
@@ -163,6 +196,7 @@ def test_quarantined_is_reported(trio: handfast.Client, three: Servers) -> None:
         eventually(lambda: len(lease.votes) == 3, 5)
     event = heard.one("quarantined", node=three[2].url)
     assert 0 < event.seconds < 2  # how long it has no vote
+    heard.one("readmitted", node=three[2].url)
 
 
 def test_idle_connection_closed_by_server_is_not_node_down(client: handfast.Client, one: Server) -> None:
@@ -241,7 +275,7 @@ def test_every_kind_is_explained(kind: str) -> None:
     assert re.search(rf"^\s*{kind}  +[A-Z]", handfast.Event.__doc__ or "", re.MULTILINE)
 
 
-@pytest.mark.parametrize("kind", ["acquired", "released", "renewed", "lost"])
+@pytest.mark.parametrize("kind", ["acquired", "released", "renewed", "lost", "not_acquired"])
 @plain
 async def test_asyncio_reports_the_same(one: Server, kind: str) -> None:
     async with handfast.aio.connect(one.url) as client:
@@ -251,6 +285,8 @@ async def test_asyncio_reports_the_same(one: Server, kind: str) -> None:
             await eventually_async(renewal_of(lease))
         if kind == "lost":
             lose(lease)
+        if kind == "not_acquired":
+            assert await client.lock("orders").try_acquire() is None
         await lease.release()
         await eventually_async(lambda: heard.of(kind, name="orders"), WITHIN)
         assert heard.of(kind)[0].seconds > 0

@@ -529,6 +529,10 @@ ELSEWHERE: list[tuple[str, str]] = [
     ("fenced/claims.py", "check takes a lease, or a name and a token; not a lease and a token"),
     ("fenced/claims.py", ": a lease with fence=False has no token to check"),
     ("fenced/connections.py", "SqlFence knows SQLite and PostgreSQL, not "),
+    # The dashboard: tests/dashboard.
+    ("cli/dashboard.py", " is not a port from 0 to 65535"),
+    ("cli/dashboard.py", ": pip install 'handfast[dashboard]'"),
+    ("cli/dashboard.py", "; choose another --host or --port"),
 ]
 
 

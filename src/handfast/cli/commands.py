@@ -19,6 +19,7 @@ MODULES: Final = {
     "watch": "handfast.cli.watch",
     "break": "handfast.cli.breaks",
     "doctor": "handfast.cli.doctor",
+    "dashboard": "handfast.cli.dashboard",
     "bootstrap": "handfast.cli.bootstrap",
     "serve-quorum": "handfast.cli.serve_quorum",
     "completion": "handfast.cli.completion",

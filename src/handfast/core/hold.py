@@ -100,6 +100,8 @@ class Hold(LockKeys):
     """Makes the watchdog repeat the release. Called if a node fails after a majority has confirmed it."""
     handed_over = False
     """The release has given a vote to a waiter, so other clients want this lock."""
+    abandoned = False
+    """The hold was a lease that its caller can no longer release, so the watchdog releases it."""
     claimed = 0
     """Nodes, as bits, in whose queues the acquisition waited: a claim may be left there."""
     on_lost: tuple[Callable[[], Any], ...] = ()

@@ -107,6 +107,10 @@ class Observer(Protocol):
     def ended_early(self, hold: Hold) -> None:
         """A hold was lost or revoked."""
 
+    def abandoned(self, hold: Hold) -> None:
+        """The watchdog releases a lease that nobody can release any more. Told in the watchdog's thread: the lease may
+        have been collected in the middle of anything."""
+
     def renewal_ended(self, holds: Sequence[Hold], seconds: float) -> None:
         """A round of renewals has ended: each hold is confirmed, retrying or lost."""
 
