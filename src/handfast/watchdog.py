@@ -57,7 +57,7 @@ LATE_ARRIVAL: Final = 0.05
 """Seconds after which a node has certainly carried out a claim whose connection was closed meanwhile."""
 RELEASE_SOONEST: Final = 0.02
 RELEASE_LATEST: Final = 1.0
-"""Seconds between two tries of a release on an unreachable node. They start at RELEASE_SOONEST and double."""
+"""Seconds between two tries of a release on an unreachable node: first RELEASE_SOONEST, doubled up to this."""
 
 
 class Registration:
