@@ -310,7 +310,8 @@ class BaseClient(Generic[L, G]):
         self._schedule(hold)
 
     def _schedule(self, hold: Hold) -> None:
-        """Add a part of a hold of several names to the schedule. It is renewed, whatever the lock's settings are."""
+        """Add a hold to the schedule. `_watch` sets the end of renewal before. The parts of a hold of several names are
+        added directly, so they are renewed whatever the lock's settings are."""
         dog = self._dog or self._watchdog()
         dog.schedule.add(hold)
         if not self._group.all_nodes_vote:

@@ -57,7 +57,7 @@ LATE_ARRIVAL: Final = 0.05
 """Seconds after which a node has certainly carried out a claim whose connection was closed meanwhile."""
 RELEASE_SOONEST: Final = 0.02
 RELEASE_LATEST: Final = 1.0
-"""Seconds between two tries of a release on an unreachable node. They start at RELEASE_SOONEST and double."""
+"""Seconds between two tries of a release on an unreachable node: first RELEASE_SOONEST, doubled up to this."""
 
 
 class Registration:
@@ -204,7 +204,7 @@ class Watchdog:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            logger.error("the watchdog failed at a task", exc_info=task.exception())
+            logger.error("a task of the watchdog failed", exc_info=task.exception())
         if not self._registrations:
             self._wakeup.set()
 
@@ -320,7 +320,7 @@ class Watchdog:
                 waits = [node.opens_at - now for node in group.nodes if not node.marker and node.incarnation]
                 await io.sleep(now + min(REPAIR_LATEST, max(REPAIR_SOONEST, min(waits, default=0.0))))
         except HandfastError as error:
-            logger.error("the restart guard cannot go on: %s", error)
+            logger.error("the restart guard cannot repair nodes: %s", error)
         finally:
             registration.repairing = None
 

@@ -222,7 +222,7 @@ def incarnation(run_id: str, info: bytes) -> bytes:
 
 
 def _stuck(group: NodeGroup, state: _State) -> bool:
-    """Whether a quarantine ends later than one that begins now. If so, the server's clock was set back."""
+    """Whether a quarantine ends later than a new quarantine would. If so, the server's clock was set back."""
     marker = state.marker
     if marker is None or marker.votes:
         return False
@@ -349,7 +349,7 @@ async def bootstrap(io: IO, group: NodeGroup) -> dict[str, str]:
             payloads[i] = commands.set_marker(group.marker_key, state.raw, opened, 0)
     for i in await _write(io, group, payloads, states):
         node = group.nodes[i]
-        result[node.label] = "opened" if node.marker else "changed by somebody else meanwhile"
+        result[node.label] = "opened" if node.marker else "another client changed it meanwhile"
     return result
 
 

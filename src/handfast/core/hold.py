@@ -225,8 +225,8 @@ class Hold(LockKeys):
         return bool((self.votes | self.claimed) >> node & 1)
 
     def release_failed(self, node: int) -> None:
-        """Repeat the release: a node failed after a majority had confirmed it. The node may keep the vote, and its queue
-        would wait."""
+        """Repeat the release after a node failed, although a majority has confirmed it: the node may keep the vote, and
+        the waiters in its queue would wait."""
         if self.repeat_release is not None and self.is_on(node):
             self.repeat_release(self)
 

@@ -1,4 +1,4 @@
-"""The nodes that one client votes with, and what is known of each.
+"""The nodes of one client, and the state of each.
 
 All connections of a client to one server share one `Node`, in whatever thread. Every field is replaced whole and never
 changed in place, so readers need no lock.
@@ -93,7 +93,7 @@ class Node:
 
 
 class Observer(Protocol):
-    """Is told of events of nodes and holds, from any thread, and perhaps more than once."""
+    """Called with events of nodes and holds, from any thread, and perhaps more than once for one event."""
 
     def node_down(self, address: str, fault: Fault) -> None:
         """A connection could not be made, or failed while a request was under way."""

@@ -5,8 +5,8 @@ holder needs a majority of unexpired votes. Equal queues only make the wait shor
 
 **Tickets** decide the order. On one node the ticket is the server's time of arrival. On a quorum the waiter takes a
 ticket once: the median of the nodes' times, so that the clients' clocks do not matter. All nodes sort by (ticket, id).
-When claims arrive in different orders, a vote may be with a higher ticket than the lowest one in the queue. The node
-then pushes an inquiry to that waiter, and the waiter yields the vote.
+When claims arrive in different orders, a vote may be with a higher ticket than the lowest one in the queue. In that case
+the node pushes an inquiry to that waiter, and the waiter yields the vote.
 
 **Stamps** tell the votes of one node apart: each time a node gives its vote, the vote has a new stamp. A waiter that
 yields a vote first records its stamp, and never counts a vote with that stamp or a smaller one. Without this, a waiter
@@ -207,7 +207,7 @@ class ServerQueue:
         self.wakeup.set_here()
 
     def _failed(self, vote: NodeVote, fault: Fault) -> None:
-        """Handle a fault. A node that has lost its data has lost the vote too. Other faults leave the vote as it is."""
+        """Handle a fault. After a loss of data or a step of the node's clock, the vote does not count any more."""
         vote.due = self.io.now() + RETRY
         if fault is guard.UNREADY or fault is guard.STEPPED:
             vote.deadline = 0.0

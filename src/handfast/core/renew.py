@@ -6,7 +6,7 @@ After errors and silence the renewal is tried again until the deadline.
 
 A node that says "not yours" while a majority confirms has lost the vote, or never had it. It gets the vote back
 (scripts/restore_vote.lua), so that a long hold does not lose its votes one restart at a time. A healed node may be in
-quarantine. Its confirmation of a renewal counts all the same: it has the key, whatever else it has forgotten.
+quarantine. It can still confirm a renewal, because it has the key, whatever else it has forgotten.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Schedule:
             self.reschedule(hold, renew.due(hold, hold.renew_from))
         else:
             self.unscheduled[hold] = None
-            # Compare only after the insertion: until then another thread may drop the plan.
+            # Compare only after the insertion: before it, another thread may drop the plan.
             if ttl < self.shortest:
                 self.shortest = ttl
                 # Count from now, not from when the watchdog wakes: the process may be stopped in between.

@@ -171,7 +171,7 @@ class Shard:
         if found is None:
             return None
         fault.lasting = False
-        # A node that does not know its own host leaves it out. Its host is the one that we have connected to.
+        # A node that does not know its own host leaves it out. In that case use the host of this connection.
         slot, target = int(found[1]), (found[2].strip("[]") or host_port[0], int(found[3]))
         if fault.kind == "MOVED":
             self.cluster.moved(slot, target)

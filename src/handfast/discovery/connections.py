@@ -16,7 +16,7 @@ HostPort = tuple[str, int]
 
 
 class Connections:
-    """The open connections of one resolver. Any thread may use it. It holds weak references only."""
+    """The open connections to one cluster, or to one master. Any thread may use it. It holds weak references only."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

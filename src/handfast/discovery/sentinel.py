@@ -5,8 +5,9 @@ the others still names the old master. A thread listens to all sentinels for a n
 the old one. Without that a client might notice a failover late, or never, if the old master is only cut off.
 
 A client never goes back to an epoch below the highest that it knows. A majority of the sentinels may still name the old
-master while one of them names the new one. Both masters then grant locks, and a client that went from one to the other
-would be a second holder. So a client must be restarted if an operator sets a group up anew, with epochs from zero.
+master while one of them names the new one. At that time both masters grant locks, and a client that went from one to
+the other would be a second holder. So a client must be restarted if an operator sets a group up again, with epochs from
+zero.
 
 A search takes no longer than `FIND_WITHIN`, whatever the sentinels reply, and also if they do not reply.
 """
@@ -140,7 +141,7 @@ class SentinelMaster:
         if fault.kind in ("READONLY", "MASTERDOWN", "replica"):
             self._connections.hang_up(lambda _, old: old == host_port)
 
-    # -- being told ------------------------------------------------------------------------------------------------
+    # -- listening -------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         """Start the listening thread, unless this process has one."""
@@ -178,7 +179,7 @@ class SentinelMaster:
                                 self._now_at(*answer)
             except Exception as error:
                 # The client still listens to the other sentinels, and find() reports what is wrong with this one.
-                log.debug("sentinel %s:%s tells nothing at present: %s", host, port, error)
+                log.debug("cannot listen to sentinel %s:%s at present: %s", host, port, error)
             finally:
                 await client.aclose()
             await asyncio.sleep(LISTEN_AGAIN)

@@ -21,7 +21,7 @@ __all__ = ["ClusterIO"]
 
 
 class ShardIO(AsyncIO):
-    """The connections of one route: to one node of each cluster of the client."""
+    """The connections of one route: to one node of each cluster, and to each server that is no cluster."""
 
     def __init__(self, *args: Any, sibling: Callable[[HostPort, int], ShardIO]) -> None:
         super().__init__(*args)

@@ -46,7 +46,7 @@ def from_reply(text: str) -> Fault:
     True
     """
     code, _, rest = text.partition(" ")
-    # Some servers wrap an error inside a script in another one. The code of the inner error is the one that matters.
+    # Some servers wrap an error inside a script in another error. The code of the inner error counts.
     for word in (code, *rest.replace(":", " ").split()[:12]):
         if word.lstrip("-") in _MEANING:
             code = word.lstrip("-")
@@ -68,7 +68,7 @@ def from_reply(text: str) -> Fault:
 
 
 def from_socket(error: BaseException) -> Fault:
-    """The fault for a failed connection. An error without a text of our own keeps the system's."""
+    """The fault for a failed connection. If there is no better text, it has the system's."""
     if isinstance(error, ConfigError):
         return Fault("config", str(error), lasting=True)
     if isinstance(error, TimeoutError):

@@ -26,7 +26,7 @@ RETRY_FIRST: Final = 0.05
 RETRY_MOST: Final = 0.5
 RETRY_MOVING: Final = 0.2
 """Seconds between tries to connect a node that is down. They start at RETRY_FIRST and double up to RETRY_MOST. A caller
-that needs the node waits RETRY_LEAST at least. A server that may move is tried every RETRY_MOVING seconds at most,
+that needs the node waits RETRY_LEAST at least. If the server may move, the limit is RETRY_MOVING instead of RETRY_MOST,
 because it may be up again elsewhere."""
 
 

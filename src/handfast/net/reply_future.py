@@ -68,7 +68,7 @@ class ReplyFuture:
         if not self.over:
             self.over = True
             if self.callback is not None:
-                # Not at once: another task may be running, the one that cancels.
+                # Not at once: the task that cancels is still running.
                 self._loop.call_soon(self.callback, self, context=self.context)
         return False
 

@@ -1,8 +1,8 @@
 """Blocking connections: one socket to each node, for one thread at a time.
 
 A broadcast writes to all sockets and then polls them, as the Redlock text recommends. There is no thread per node.
-Short-lived threads make the connections, because name look-ups and TLS handshakes block: a node that hangs there holds
-up nobody. Such a thread reports through a wake-up socket, which is polled along with the others.
+Short-lived threads make the connections, because name look-ups and TLS handshakes block, and a node that hangs must not
+delay the others. Such a thread reports through a wake-up socket, which is polled along with the others.
 
 An exception (Ctrl-C) may strike between any two steps. `inconsistent` is set around each place where bytes and
 bookkeeping must agree. Connections that an exception has left inconsistent are not used again.

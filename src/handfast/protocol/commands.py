@@ -43,7 +43,7 @@ NO_GENERATION: Final = b"-"
 class Identity:
     """The identity of an acquisition. Its id is its owner or, for an explicit owner, its generation.
 
-    An acquisition of several names has an id for each of them, so that a push names the one that it concerns.
+    An acquisition of several names has an id for each of them, so that a push shows which name it concerns.
     """
 
     __slots__ = ("generation", "id", "owner", "words")

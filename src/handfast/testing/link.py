@@ -146,7 +146,7 @@ class Pump:
             self.fuse -= len(data)
         await asyncio.get_running_loop().sock_sendall(sink, data)
         if self.fuse == 0:
-            raise ConnectionResetError("as it was asked for")
+            raise ConnectionResetError("reset as requested")
 
 
 class Link:

@@ -34,7 +34,7 @@ def lose(what: BaseLease | BaseLock, reason: str = "a test wanted it so") -> Non
     dog = client._dog
     if dog is None:
         raise RuntimeError(f"{what.name}: this client does not hold it")
-    # In the watchdog's thread, which also notices real losses. Its schedule knows all holds.
+    # Run this in the watchdog's thread, which also notices real losses. Its schedule has all holds.
     asyncio.run_coroutine_threadsafe(_lose(dog, what, reason), dog._loop).result(10 * TIMEOUT)
 
 

@@ -1,8 +1,8 @@
 """A master with replicas for tests, watched by sentinels.
 
 Every few seconds a sentinel finds replicas in the master's INFO, and other sentinels by messages through the master. To
-save that time, the sentinels' files already name them all. `start` waits until the sentinels have confirmed it. From then
-on the sentinels decide which server is the master.
+save that time, the sentinels' files already name them all. `start` waits until the sentinels have confirmed it. After
+`start` the sentinels decide which server is the master.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class SentinelGroup(Replicated):
 
     @property
     def master(self) -> Server:
-        """The master that most of the sentinels name. If no sentinel is running: the last one that they named."""
+        """The master that most of the sentinels name. If no sentinel is running, the last known master."""
         for port, _ in Counter(self._named()).most_common(1):
             self._master = self._at(port)
         return self._master
@@ -169,7 +169,7 @@ class SentinelGroup(Replicated):
     def isolate(self, server: Server) -> None:
         """Imitate a partition until `heal`: sentinels and other servers cannot reach this server, but clients can."""
         if not self.password:
-            raise RuntimeError("isolate() needs a group with a password: without one, whoever may not log in may stay")
+            raise RuntimeError("isolate() needs a group with a password: without one, no server can be kept out")
         server.command("ACL", "SETUSER", PEER, "off")
         server.command("CLIENT", "KILL", "USER", PEER)
         if server.info("role") == "slave":

@@ -23,7 +23,7 @@ local function hint(ttl)
     if ends then
       local late = ends - its_ttl / 1000 - 2 > time[1] + ttl / 1000
       if late and push(channel, 'look ' .. waiter) then return end
-      local listeners = redis.pcall('PUBSUB', 'NUMSUB', channel) -- a user without the right counts as nobody
+      local listeners = redis.pcall('PUBSUB', 'NUMSUB', channel) -- without the right to ask: no listeners
       if not late and type(listeners[2]) == 'number' and listeners[2] > 0 then return end
     end
   end

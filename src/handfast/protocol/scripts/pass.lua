@@ -19,7 +19,7 @@ local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 --@ _give
 if call('ZREM', KEYS[2], id) == 1 then
   call('HDEL', KEYS[3], id)
-  hint(call('PTTL', KEYS[1])) -- perhaps nobody else would have looked in time
+  hint(call('PTTL', KEYS[1])) -- perhaps only this waiter would have looked in time
 end
 if floor > 0 and tonumber(call('GET', KEYS[4]) or '0') < floor then set_counter(floor) end
 if call('GET', KEYS[1]) ~= owner then return 0 end

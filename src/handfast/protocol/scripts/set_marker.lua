@@ -1,4 +1,4 @@
--- set_marker: replace the guard's marker if it is still the one that the caller has seen (compare and set).
+-- set_marker: replace the guard's marker if it still equals the marker that the caller has seen (compare and set).
 -- KEYS   1 guard marker
 -- ARGV   1 marker as seen ('' absent)  2 new marker; in it @ stands for "server time in µs, plus ARGV[3]"  3 µs to add
 -- reply  the present marker
