@@ -253,6 +253,7 @@ async def test_user_with_only_the_documented_rights_can_lock_on_a_guarded_quorum
         await everything(client, fence=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", COMMANDS)
 @plain
 async def test_each_documented_right_is_needed_and_reported_when_missing(missing: str, server: Server) -> None:
@@ -620,6 +621,7 @@ def breakable(request: pytest.FixtureRequest, trouble: type[Trouble], tmp_path: 
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", TROUBLES)
 @plain
 async def test_refusal_of_server_is_reported_and_ends_with_its_cause(trouble: type[Trouble], breakable: Server) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for something to become true, with a deadline, instead of sleeping and hoping."""
+"""Wait until a condition holds, with a deadline, instead of a fixed sleep."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def eventually(predicate: Callable[[], object], within: float = 2.0, what: str =
 
 
 async def eventually_async(predicate: Callable[[], object], within: float = 2.0, what: str = "") -> None:
-    """The same, while the event loop goes on."""
+    """The same for asyncio: the event loop keeps running."""
     end = time.monotonic() + within
     while not predicate():
         if time.monotonic() > end:
@@ -35,7 +35,7 @@ async def eventually_async(predicate: Callable[[], object], within: float = 2.0,
 def assert_on_time(attempt: Callable[[], float], within: float = 0.03, tries: int = 5) -> None:
     """One of so many tries is no later than that, and none is early or stalls.
 
-    Machines stumble now and then; what is late by design is late each time.
+    A busy machine is late now and then. A defect is late each time.
     """
     late: list[float] = []
     while not late or late[-1] > within:

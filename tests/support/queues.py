@@ -1,4 +1,4 @@
-"""What can be seen of a lock's queue on the servers, and acquisitions in the background."""
+"""The state of a lock's queue on the servers, and acquisitions in the background."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ __all__ = [
     "acquire_in_background",
     "call_count",
     "claims_on",
+    "hand_over",
     "holder_on",
     "subscribed_connections",
     "no_lock_state_left",
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 LONG: Final = 25.0
-"""A ttl beyond every deadline in the tests: what comes sooner did not come by an expiry."""
+"""A ttl longer than every deadline in the tests: whatever ends sooner did not expire."""
 SOON: Final = 2.0
 """Seconds within which a hand-over is seen, far less than LONG."""
 KEY: Final = "handfast:{a}"
@@ -41,7 +42,7 @@ QUEUE: Final = KEY + ":q"
 
 
 def acquire_in_background(mode: str, lock: Any, **options: Any) -> asyncio.Future[Any]:
-    """An acquisition in the background: a task, or a thread of its own."""
+    """Start an acquisition: a task, or a thread of its own. The future returns the lease."""
     if mode == "asyncio":
         return asyncio.create_task(lock.acquire(**options))
     return in_thread(lambda: Awaited(lock.inner.acquire(**options)))
@@ -58,8 +59,17 @@ async def wait_for_queue_length(server: Server, count: int, key: str = KEY) -> N
     await eventually_async(lambda: queue_length(server, key) == count, what=f"{count} in the queue")
 
 
+async def hand_over(mode: str, server: Server, first: Any, second: Any) -> tuple[Any, Any]:
+    """Acquire the first lock object, queue the second one behind it, and release. Returns the leases of both."""
+    lease = await first.acquire()
+    waiting = acquire_in_background(mode, second)
+    await wait_for_queue_length(server, 1)
+    assert await lease.release()
+    return lease, await asyncio.wait_for(waiting, SOON)
+
+
 def claims_on(server: Server, holder: str) -> int:
-    """How many waiters a node of a quorum knows. One of them may have the vote of this node: too few to hold the lock."""
+    """How many waiters a node knows. One of them may have the vote of this node without holding the lock."""
     return queue_length(server) + (holder_on(server) not in ("", holder))
 
 
@@ -75,12 +85,12 @@ def holder_on(server: Server, key: str = KEY) -> str:
 
 
 def no_lock_state_left(*servers: Server, key: str = KEY) -> bool:
-    """Nothing on the servers tells of the lock, except its counter."""
+    """No key of the lock is left on the servers, except its counter."""
     return not any(server.command("EXISTS", key, key + ":q", key + ":c", key + ":g") for server in servers)
 
 
 def call_count(server: Server, command: str) -> int:
-    """How often a command was carried out, by clients or in scripts."""
+    """How often the server executed a command, for clients and in scripts."""
     said = server.info(f"cmdstat_{command}")
     return int(said.split("calls=")[1].split(",")[0]) if said else 0
 
@@ -94,7 +104,7 @@ def subscribed_connections(server: Server) -> list[int]:
 
 
 class Monitor:
-    """All commands that clients send to a server, in order. What scripts call is left out."""
+    """Records all commands that clients send to a server, in order, without the calls of scripts."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -121,7 +131,7 @@ class Monitor:
                     self._lines.append(found[2])
 
     def take(self) -> list[str]:
-        """What was sent since the last call. All that the server has carried out by now is in it."""
+        """Commands since the last call, including all that the server has executed by now."""
         with self._marks:
             target = self._marked + 1
         self._server.command("ECHO", "mark")

@@ -1,4 +1,4 @@
-"""Waiters for a lock, as tasks or as threads, and what can be seen of them from outside."""
+"""Waiters for a lock, as tasks or as threads, and their state on the servers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ FOREIGN: dict[str, Any] = {"prefix": "", "fence": False}
 FOREIGN_KEY = "a"
 """The key of the lock `a` with these options."""
 LONG = 20_000
-"""Milliseconds of a ttl. A waiter that gets the lock sooner was woken, and did not wait for an expiry."""
+"""A ttl in milliseconds. A waiter that gets the lock sooner was woken by something else than the expiry."""
 KINDS: dict[str, dict[str, Any]] = {
     "fair": {},
     "barging": {"fair": False},
@@ -65,21 +65,21 @@ KINDS: dict[str, dict[str, Any]] = {
 """The ways to wait."""
 FAIR = pytest.mark.parametrize("fair", [True, False], ids=["fair", "barging"])
 STALLED = 2.0
-"""Seconds. A busy machine is late, but not so late."""
+"""Seconds. Even a busy machine is never that late."""
 IN_TIME = 0.03
 """Seconds by which a wait may end too late."""
 
 
 @pytest.fixture(autouse=True)
 def no_background_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """asyncio logs what a callback raises, and goes on; for modules that import this."""
+    """asyncio only logs what a callback raises. Modules that import this fixture fail in that case."""
     yield
     failed = [record for record in caplog.get_records("call") if record.name == "asyncio"]
     assert not [record.getMessage() for record in failed if record.levelno >= logging.ERROR]
 
 
 class WaitResult(NamedTuple):
-    """How a waiting ended: with a lease, or an error."""
+    """How a wait ended: with a lease or an error."""
 
     lease: Any
     error: HandfastError | None
@@ -92,7 +92,7 @@ class WaitResult(NamedTuple):
 
 
 def attempt_in_background(lock: Any, **options: Any) -> asyncio.Future[WaitResult]:
-    """Somebody who wants the lock: a task, or a thread if its client blocks."""
+    """Start an acquisition: a task, or a thread for the blocking client. An error is part of the result."""
     if not isinstance(lock, Awaited):
         return asyncio.create_task(_attempt(lock, options))
     loop = asyncio.get_running_loop()
@@ -116,7 +116,7 @@ def attempt_in_background(lock: Any, **options: Any) -> asyncio.Future[WaitResul
             got = WaitResult(None, error, began, time.monotonic())
         except BaseException as error:
             got = error
-        with contextlib.suppress(RuntimeError):  # a test that has failed is not there to hear it
+        with contextlib.suppress(RuntimeError):  # the loop of a failed test is closed
             loop.call_soon_threadsafe(end, got)
 
     threading.Thread(target=acquire, daemon=True).start()
@@ -133,7 +133,7 @@ async def _attempt(lock: Any, options: dict[str, Any]) -> WaitResult:
 
 
 async def resolve(answer: Any) -> Any:
-    """What `holder()` or `waiters()` says, of either client."""
+    """The result of `holder()` or `waiters()`, which only the asyncio client awaits."""
     return await answer if inspect.isawaitable(answer) else answer
 
 
@@ -145,7 +145,7 @@ async def wait_until(condition: Callable[[], Awaitable[bool]], what: str, within
 
 
 async def wait_for_waiters(lock: Any, n: int) -> None:
-    """Wait until so many wait for the lock: this client's waiters, and one for each other process."""
+    """Wait until the lock has so many waiters: those of this client, and one for each other process."""
 
     async def condition() -> bool:
         return len(await resolve(lock.waiters())) == n
@@ -154,7 +154,7 @@ async def wait_for_waiters(lock: Any, n: int) -> None:
 
 
 async def wait_for_queued_waiters(lock: Any, n: int, *servers: Server) -> None:
-    """Wait until so many wait for the lock, and the first of them has done its part: one server knows it."""
+    """Wait until the lock has so many waiters, and a server knows the first of them."""
     await wait_for_waiters(lock, n)
 
     async def condition() -> bool:
@@ -167,7 +167,7 @@ async def wait_for_queued_waiters(lock: Any, n: int, *servers: Server) -> None:
 
 @contextlib.contextmanager
 def held_by_another_program(*servers: Server, key: str = FOREIGN_KEY, ms: int = LONG) -> Iterator[None]:
-    """Another program holds the key: nothing renews it, and its release is a plain DEL."""
+    """Another program holds the key. Nothing renews it, and its release is a plain DEL."""
     for server in servers:
         server.command("SET", key, "a stranger", "PX", ms)
     yield
@@ -178,7 +178,7 @@ def held_by_another_program(*servers: Server, key: str = FOREIGN_KEY, ms: int = 
 async def assert_prompt(attempt: Callable[[], Awaitable[float]], within: float = 0.05, tries: int = 4) -> None:
     """One of so many tries takes no longer than `within`, and none stalls.
 
-    Machines stumble now and then; what is late by design is late each time.
+    A busy machine is late now and then. A defect is late each time.
     """
     took: list[float] = []
     while not took or took[-1] > within:
@@ -188,7 +188,7 @@ async def assert_prompt(attempt: Callable[[], Awaitable[float]], within: float =
 
 
 async def acquire_repeatedly(lock: Any, n: int) -> None:
-    """Take the lock and release it so many times; nobody who does so waits long."""
+    """Acquire and release the lock so many times. No wait is long."""
     if isinstance(lock, Awaited):
         return await asyncio.to_thread(_acquire_repeatedly, lock.inner, n)
     for _ in range(n):
@@ -203,7 +203,7 @@ def _acquire_repeatedly(lock: handfast.Lock, n: int) -> None:
 
 
 def commands_executed(*servers: Server) -> Counter[str]:
-    """How many commands servers have executed, by name; what it takes to ask is left out."""
+    """How many commands the servers have executed, by name, without those that this module sends."""
     counts: Counter[str] = Counter()
     for server in servers:
         stats = server.command("INFO", "commandstats")
@@ -215,7 +215,7 @@ def commands_executed(*servers: Server) -> Counter[str]:
 
 
 def commands_sent(sent: list[bytearray]) -> int:
-    """How many commands have gone through a relay."""
+    """How many commands went through a relay."""
     return sum(len(re.findall(rb"\*\d+\r\n\$", record)) for record in sent)
 
 

@@ -17,7 +17,7 @@ import pytest
 import handfast
 from handfast.testing import Server, Servers, available
 from tests.support.eventually import eventually, eventually_async
-from tests.support.queues import LONG, SOON, acquire_in_background, no_lock_state_left, wait_for_queue_length
+from tests.support.queues import LONG, SOON, acquire_in_background, hand_over, no_lock_state_left, wait_for_queue_length
 from tests.support.sync_and_async import both, connected, plain
 
 pytestmark = pytest.mark.slow
@@ -209,11 +209,7 @@ async def test_waiter_for_several_names_that_times_out_gives_back_what_it_has(mo
 async def test_cohort_hands_several_names_over(mode: str, server: Server) -> None:
     async with connected(mode, server.url, ttl=LONG) as client:
         lock = client.lock(["a", "b"], cohort=3)
-        lease = await lock.acquire()
-        waiting = acquire_in_background(mode, lock)
-        await wait_for_queue_length(server, 1)
-        assert await lease.release()
-        heir = await asyncio.wait_for(waiting, SOON)
+        lease, heir = await hand_over(mode, server, lock, lock)
         assert heir.owner == lease.owner
         assert heir.token > lease.token
         assert await heir.release()

@@ -28,6 +28,7 @@ from tests.support.queues import (
     Monitor,
     acquire_in_background,
     call_count,
+    hand_over,
     holder_on,
     no_lock_state_left,
     queue_length,
@@ -519,11 +520,7 @@ def sound(server: Server, lease: Any) -> None:
 async def test_handed_over_lease_ends_before_its_key(mode: str, server: Server) -> None:
     async with connected(mode, server.url) as one, connected(mode, server.url) as two:
         for ttl in (0.4, 5.0, LONG):
-            lease = await one.lock("a", ttl=LONG).acquire()
-            waiting = acquire_in_background(mode, two.lock("a", ttl=ttl, renew=False))
-            await wait_for_queue_length(server, 1)
-            assert await lease.release()
-            heir = await asyncio.wait_for(waiting, SOON)
+            _lease, heir = await hand_over(mode, server, one.lock("a", ttl=LONG), two.lock("a", ttl=ttl, renew=False))
             sound(server, heir)
             # And is still worth something.
             assert heir.remaining() > ttl * 0.5 or ttl < 1
@@ -576,11 +573,7 @@ async def test_lease_after_a_long_wait_ends_before_its_key(mode: str, server: Se
 @both
 async def test_handed_over_lease_is_renewed(mode: str, server: Server) -> None:
     async with connected(mode, server.url) as one, connected(mode, server.url) as two:
-        lease = await one.lock("a", ttl=LONG).acquire()
-        waiting = acquire_in_background(mode, two.lock("a", ttl=0.3))
-        await wait_for_queue_length(server, 1)
-        assert await lease.release()
-        heir = await asyncio.wait_for(waiting, SOON)
+        _lease, heir = await hand_over(mode, server, one.lock("a", ttl=LONG), two.lock("a", ttl=0.3))
         end = time.monotonic() + 0.9
         while time.monotonic() < end:
             assert heir.valid
@@ -636,11 +629,7 @@ async def test_tokens_grow_over_hand_overs_expiries_and_barging(mode: str, serve
 @both
 async def test_fair_waiter_comes_after_a_barging_holder(mode: str, server: Server) -> None:
     async with connected(mode, server.url) as one, connected(mode, server.url) as two:
-        lease = await one.lock("a", ttl=LONG, fair=False).acquire()
-        waiting = acquire_in_background(mode, two.lock("a", ttl=LONG))
-        await wait_for_queue_length(server, 1)
-        assert await lease.release()
-        heir = await asyncio.wait_for(waiting, SOON)
+        lease, heir = await hand_over(mode, server, one.lock("a", ttl=LONG, fair=False), two.lock("a", ttl=LONG))
         assert heir.token > lease.token
         assert await one.lock("a", ttl=LONG, fair=False).try_acquire() is None
         assert await heir.release()
