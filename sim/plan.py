@@ -288,10 +288,10 @@ THEMES: Final = (
         ("dropped lease", "reset", "cancel", "slow network"),
         {"renew": True, "think": 0.3, "work": 0.1, "names": ("a",), "together": False},
     ),
-    # Extensions to a shorter ttl whose answers come late.
+    # Extensions to a shorter ttl whose answers come late. Only an explicit owner's vote can become shorter on a node.
     Theme(
-        ("extend", "slow network", "one-way partition", "release while renewing"),
-        {"renew": True, "work": 1.0, "think": 0.3, "max_ttl": 3.0, "ttl": 2.0},
+        ("extend", "slow network", "one-way partition"),
+        {**_QUEUE, "owners": True, "users": 1, "cohort": 0, "renew": True, "work": 1.0, "max_ttl": 3.0, "ttl": 2.0},
     ),
 )
 
