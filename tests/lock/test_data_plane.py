@@ -367,9 +367,9 @@ async def test_protocol_is_negotiated_and_not_guessed_from_version(mode: str, on
 async def test_missing_scripts_are_loaded_without_an_error(mode: str, server: Server, fence: bool) -> None:
     async with connected(mode, server.url, fence=fence) as client:
         await works(client)
-        for _ in range(3):
+        for names in ("a", ["a", "b"], "a"):
             server.command("SCRIPT", "FLUSH")
-            lease = await client.lock("a").acquire(wait=0)
+            lease = await client.lock(names).acquire(wait=0)
             server.command("SCRIPT", "FLUSH")
             await lease.extend()
             server.command("SCRIPT", "FLUSH")

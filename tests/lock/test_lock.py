@@ -1,4 +1,4 @@
-"""The contract of the blocking lock, on every kind of server."""
+"""What only the blocking lock has, and options of a lock. test_contract has what both facades promise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import handfast
 from handfast import ConfigError, Contended, LeaseLost, NoQuorum
 from handfast.testing import Server
-from tests.support.eventually import assert_on_time, eventually, renewal_of
+from tests.support.eventually import eventually, renewal_of
 
 pytestmark = pytest.mark.slow
 
@@ -77,14 +77,6 @@ def test_leases_of_one_lock_object_exclude_each_other(client: handfast.Client) -
     assert second.release() is True
 
 
-def test_wait_raises_contended_at_its_end_and_not_before(client: handfast.Client, rival: handfast.Client) -> None:
-    with client.lock("a"):
-        began = time.monotonic()
-        with pytest.raises(Contended):
-            rival.lock("a").acquire(wait=0.2)
-        assert 0.2 <= time.monotonic() - began < 1
-
-
 def test_wait_of_call_overrides_wait_of_lock_and_client(server: Server) -> None:
     with handfast.connect(server.url) as rival, rival.lock("a"), handfast.connect(server.url, wait=0) as client:
         began = time.monotonic()
@@ -96,22 +88,6 @@ def test_wait_of_call_overrides_wait_of_lock_and_client(server: Server) -> None:
         with pytest.raises(Contended):
             client.lock("a").acquire(wait=0.2)
         assert time.monotonic() - began >= 0.2
-
-
-def test_waiter_acquires_lock_after_release(client: handfast.Client, rival: handfast.Client) -> None:
-    lease = client.lock("a").acquire()
-    got = threading.Event()
-
-    def wait() -> None:
-        with rival.lock("a"):
-            got.set()
-
-    waiter = threading.Thread(target=wait)
-    waiter.start()
-    assert not got.wait(0.1)
-    lease.release()
-    assert got.wait(2)
-    waiter.join()
 
 
 def test_tries_limits_number_of_attempts(client: handfast.Client, rival: handfast.Client) -> None:
@@ -240,17 +216,6 @@ def test_release_returns_false_when_key_is_gone(server: Server, client: handfast
     assert lease.release() is False
 
 
-def test_release_works_after_script_flush(server: Server, client: handfast.Client) -> None:
-    with client.lock(["a", "b"]) as lease:
-        server.command("SCRIPT", "FLUSH")
-        lease.extend()
-        server.command("SCRIPT", "FLUSH")
-    assert holder_of(server, "a") is None
-    server.command("SCRIPT", "FLUSH")
-    with client.lock("a"):
-        pass
-
-
 # -- time -------------------------------------------------------------------------------------------------------------
 
 
@@ -334,46 +299,7 @@ def test_unconfirmed_extension_raises_without_losing_lease(own: Server) -> None:
         assert lease.release() is True
 
 
-def test_max_hold_ends_lease_of_hung_holder(client: handfast.Client, rival: handfast.Client) -> None:
-    began = time.monotonic()
-    lease = client.lock("a", ttl=0.3, max_hold=timedelta(seconds=0.5)).acquire()
-    eventually(renewal_of(lease))
-    assert lease.lost.wait(2)
-    assert 0.4 < time.monotonic() - began < 1.5
-    rival.lock("a", wait=1).acquire().release()
-
-
 # -- loss -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("renew", [True, False])
-def test_lost_is_set_by_deadline_while_server_hangs(own: Server, renew: bool) -> None:
-    def lateness() -> float:
-        lease = client.lock("a", ttl=0.4, renew=renew).acquire()
-        if renew:
-            eventually(renewal_of(lease))
-        own.pause()
-        deadline = time.monotonic() + lease.remaining()
-        assert not lease.lost.is_set()
-        assert lease.lost.wait(5)
-        late = time.monotonic() - deadline
-        assert not lease.valid
-        own.resume()
-        # Lost is final, even if the key is still there.
-        with pytest.raises(LeaseLost):
-            lease.extend()
-        assert lease.release() is False
-        return late
-
-    with handfast.connect(own.url) as client:
-        assert_on_time(lateness)
-
-
-def test_lost_is_set_when_key_was_taken(server: Server, client: handfast.Client) -> None:
-    lease = client.lock("a", ttl=0.6).acquire()
-    server.command("SET", key("a"), "a stranger")
-    assert lease.lost.wait(0.5)  # at the next renewal, before the deadline
-    assert holder_of(server, "a") == "a stranger"
 
 
 def test_lost_is_not_set_by_release(client: handfast.Client) -> None:
@@ -381,14 +307,6 @@ def test_lost_is_not_set_by_release(client: handfast.Client) -> None:
     lost = lease.lost
     lease.release()
     assert not lost.wait(0.15)
-
-
-def test_lost_lease_sends_nothing_more(server: Server, client: handfast.Client) -> None:
-    lease = client.lock("a", ttl=0.1, renew=False).acquire()
-    assert lease.lost.wait(2)
-    before = int(server.info("total_commands_processed"))
-    assert lease.release() is False
-    assert int(server.info("total_commands_processed")) == before + 1  # the question itself
 
 
 # -- several names ----------------------------------------------------------------------------------------------------
@@ -400,31 +318,6 @@ def test_losing_one_of_several_names_loses_lease(server: Server, client: handfas
     with pytest.raises(LeaseLost):
         lease.extend()
     assert lease.lost.is_set()
-
-
-def test_token_of_several_names_is_larger_than_earlier_tokens_of_each(client: handfast.Client) -> None:
-    tokens = []
-    for names in ("a", ["a", "b"], "b", ["b", "c"], "c", "a"):
-        with client.lock(names) as lease:
-            tokens.append(lease.token)
-    assert tokens == sorted(set(tokens))
-
-
-def test_names_in_opposite_order_do_not_deadlock(client: handfast.Client, rival: handfast.Client) -> None:
-    def work(who: handfast.Client, names: list[str]) -> None:
-        for _ in range(10):
-            with who.lock(names, wait=10, backoff=handfast.backoff.steady(0.002).jittered(0.5)):
-                pass
-
-    threads = [
-        threading.Thread(target=work, args=(client, ["a", "b"])),
-        threading.Thread(target=work, args=(rival, ["b", "a"])),
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert not any(thread.is_alive() for thread in threads)
 
 
 # -- owners and tokens ------------------------------------------------------------------------------------------------
@@ -478,13 +371,6 @@ def test_refused_attempt_uses_up_no_token(server: Server, client: handfast.Clien
         for _ in range(3):
             assert rival.lock("a").try_acquire() is None
         assert server.command("GET", key("a") + ":f") == str(lease.token).encode()
-
-
-def test_exhausted_fence_counter_is_an_error(server: Server, client: handfast.Client) -> None:
-    server.command("SET", key("a") + ":f", 2**53 - 1)
-    with pytest.raises(NoQuorum, match="fence counter is used up"):
-        client.lock("a").acquire()
-    assert holder_of(server, "a") is None
 
 
 def test_unfenced_lease_has_no_token_and_no_counter(server: Server, client: handfast.Client) -> None:
@@ -649,12 +535,3 @@ def test_decorated_function_with_an_owner_reenters(client: handfast.Client) -> N
         assert job() == "done"
     with client.lock("job"), pytest.raises(Contended):
         job()
-
-
-# -- one vote for each server ------------------------------------------------------------------------------------------
-
-
-def test_same_server_under_two_addresses_is_detected(server: Server) -> None:
-    twice = [server.url, server.url.replace("127.0.0.1", "localhost")]
-    with handfast.connect(twice) as client, pytest.raises(ConfigError, match="same server"):
-        client.lock("a", wait=5).acquire()

@@ -1,4 +1,4 @@
-"""The contract of the lock for asyncio, and what only asyncio has: cancels, event loops, many tasks."""
+"""What only asyncio has: cancellation, event loops, many tasks. test_contract has what both facades promise."""
 
 # ruff: noqa: PT012 - what is to raise is the exit of an `async with`, so the block has a body.
 
@@ -45,7 +45,7 @@ async def two(server: Server) -> AsyncIterator[tuple[aio.Client, aio.Client]]:
         yield client, rival
 
 
-# -- the contract, on every kind of server ----------------------------------------------------------------------------
+# -- reentrant locks and decorators --------------------------------------------------------------------------------------
 
 
 @plain
