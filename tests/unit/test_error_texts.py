@@ -533,6 +533,23 @@ ELSEWHERE: list[tuple[str, str]] = [
     ("cli/dashboard.py", " is not a port from 0 to 65535"),
     ("cli/dashboard.py", ": pip install 'handfast[dashboard]'"),
     ("cli/dashboard.py", "; choose another --host or --port"),
+    # The command line, provoked in tests/cli and tests/operate.
+    ("cli/bootstrap.py", "one server is no quorum and needs no bootstrap: give --url once for each server"),
+    ("cli/breaks.py", ": nobody holds it; there is nothing to break"),
+    ("cli/breaks.py", "there is no terminal to ask at: pass --yes if you are sure"),
+    ("cli/commands.py", "options come behind the command, not before it:"),
+    ("cli/commands.py", "there is no command"),
+    ("cli/declare.py", "a command is missing behind --; see: handfast"),
+    ("cli/declare.py", "is not a whole number"),
+    ("cli/declare.py", "put -- before the command to run; see: handfast"),
+    ("cli/declare.py", "the pause between two looks must not be 0: the servers have other work"),
+    ("cli/durations.py", "is not a duration: write 500ms, 60s, 5m, 1h or plain seconds"),
+    ("cli/exec.py", ": not executable; chmod +x it, or name its interpreter"),
+    ("cli/serve_quorum.py", "is not a number of servers from 1 to 99"),
+    ("cli/top.py", "top needs rich: pip install 'handfast[cli]'; or use handfast ls, or top --json"),
+    ("operate/servers.py", "another server has taken its place; looking for it"),
+    ("operate/servers.py", "did not answer in time"),
+    ("operate/servers.py", "no node of the cluster serves a part of the names"),
 ]
 
 
