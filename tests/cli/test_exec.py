@@ -426,6 +426,23 @@ def test_command_gets_what_the_terminal_has_not_sent_it(
     assert child.wait() == (143 if killed else 137)
 
 
+def test_command_of_another_user_cannot_be_signalled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from handfast.cli import exec as module
+
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError
+
+    child = module.Child("job", 1.0)
+    child.start("/bin/sleep", ["sleep", "0"], dict(os.environ), [])
+    monkeypatch.setattr(os, "kill", refuse)
+    monkeypatch.setattr(os, "killpg", refuse)
+    child.forward(signal.SIGTERM, False)
+    assert child.wait() == 0
+    assert "SIGTERM: it runs as another user" in capsys.readouterr().err
+
+
 def test_ctrl_c_ends_a_command_that_does_not_care(one: Server) -> None:
     with terminal("exec", "job", "--url", one.url, "--", "sh", "-c", "echo ready; exec sleep 600") as screen:
         screen.expect("ready")

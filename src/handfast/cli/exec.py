@@ -65,11 +65,14 @@ class Child:
             note(f"{self._name}: stopped, so the lock is not renewed; it is lost if that lasts longer than its ttl")
 
     def kill(self, number: int) -> None:
-        with self._lock:
-            if self._pid and self._own_group:
-                os.killpg(self._pid, number)
-            elif self._pid:
-                os.kill(self._pid, number)
+        """Send it a signal, if it still runs."""
+        send = os.killpg if self._own_group else os.kill
+        try:
+            with self._lock:
+                if self._pid:
+                    send(self._pid, number)
+        except PermissionError:  # it runs as another user, by sudo for example
+            note(f"{self._name}: the command may not be sent {signal.Signals(number).name}: it runs as another user")
 
     def wait(self) -> int:
         """Its exit status: 128 and the signal, if one has ended it."""
