@@ -729,6 +729,24 @@ async def test_user_without_channel_rights_polls_and_is_warned(
 
 
 @both
+async def test_user_without_ping_right_waits_in_queue(mode: str, server: Server) -> None:
+    """A refused command behind the subscription once shifted all later replies by one."""
+    server.command("ACL", "SETUSER", "terse", "on", ">secret", "~*", "&*", "+@all", "-ping")
+    try:
+        url = server.url.replace("redis://", "redis://terse:secret@")
+        async with connected(mode, url, ttl=LONG) as terse, connected(mode, server.url, ttl=LONG) as client:
+            lease = await client.lock("a").acquire()
+            waiting = acquire_in_background(mode, terse.lock("a"))
+            await wait_for_queue_length(server, 1)
+            assert await lease.release()
+            heir = await asyncio.wait_for(waiting, SOON)
+            assert await heir.release()
+    finally:
+        server.command("ACL", "DELUSER", "terse")
+    assert no_lock_state_left(server)
+
+
+@both
 async def test_user_without_channel_rights_does_not_block_waiters(mode: str, server: Server) -> None:
     """Its release cannot push to the next waiter, which must notice all the same."""
     with quiet_user(server) as url:

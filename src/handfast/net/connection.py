@@ -193,8 +193,9 @@ class Connection:
 class Subscription(Discard):
     """Subscribes the connection to a channel of its own.
 
-    A server confirms a subscription by a push, which is not in the order of replies. So a PING follows, and its reply
-    confirms the subscription. A refusal is a reply, and comes before the PING's.
+    A server confirms a subscription by a push, which is not in the order of replies. So a TIME follows, and its reply
+    confirms the subscription. A refusal is a reply, and comes before that of TIME. Every user has the right to TIME,
+    because the scripts need it; a refused command here would be taken for a refused subscription.
     """
 
     __slots__ = ("_connection", "_done", "_name")
@@ -208,7 +209,7 @@ class Subscription(Discard):
 
     @property
     def payload(self) -> bytes:
-        return encode(b"SUBSCRIBE", self._name) + encode(b"PING")
+        return encode(b"SUBSCRIBE", self._name) + encode(b"TIME")
 
     def add(self, node: int, reply: Any) -> bool:
         connection, fault = self._connection, reply if type(reply) is Fault else None
