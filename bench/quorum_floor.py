@@ -79,7 +79,7 @@ class Claimant:
             wire.ask(encode(b"SUBSCRIBE", self.channel))
             self.poller.register(wire.sock.fileno(), select.EPOLLIN)
         key = lock_key(name)
-        self.keys = (b"2", key, key + b":q")
+        self.keys = (b"2", key + b":fq", key + b":fq:q")  # of its own: other floors leave other kinds of keys
         self.numbers = count()
         self.votes: set[int] = set()
 
