@@ -28,7 +28,7 @@ def says(node: Server, word: str, *command: str) -> bool:
 
 @contextlib.contextmanager
 def busy(node: Server) -> Iterator[None]:
-    """A script of somebody else does not end."""
+    """A script of another client does not end."""
     node.command("CONFIG", "SET", "lua-time-limit", "10")
 
     def spin() -> None:
@@ -88,7 +88,7 @@ def misconf(node: Server) -> Iterator[None]:
 
 @contextlib.contextmanager
 def noscript(node: Server) -> Iterator[None]:
-    """Somebody throws the scripts away, again and again."""
+    """The scripts are flushed again and again."""
     stop = threading.Event()
 
     def flush() -> None:
