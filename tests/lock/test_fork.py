@@ -22,11 +22,11 @@ import trustme
 
 import handfast
 import handfast.aio
-from handfast.embedded.process import StartError
 from handfast.net import clock
-from handfast.testing import Server, Servers, TlsFiles, available
+from handfast.testing import Server, Servers, available
 from tests.support.eventually import eventually, eventually_async
 from tests.support.sync_and_async import plain
+from tests.support.tls_servers import make_files, start_with_tls
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no server binary on this machine"),
@@ -285,21 +285,8 @@ def test_quorum_client_works_in_parent_and_child(five: Servers, quorum: handfast
 
 def test_tls_connection_survives_fork(tmp_path: Path) -> None:
     """A TLS shutdown in the child would end the session of the parent."""
-    authority = trustme.CA()
-    made = TlsFiles(tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem")
-    certificate = authority.issue_cert("127.0.0.1")
-    certificate.private_key_pem.write_to_path(made.key)
-    certificate.cert_chain_pems[0].write_to_path(made.certificate)
-    authority.cert_pem.write_to_path(made.authority)
-    for binary in available().values():
-        server = Server(binary, tls=made)
-        try:
-            server.start()
-            break
-        except StartError:
-            server.close()
-    else:
-        pytest.skip("no server here has TLS")
+    made = make_files(trustme.CA(), tmp_path, "127.0.0.1")
+    server = start_with_tls(made)
     try:
         with handfast.connect(f"{server.url}?ssl_ca_certs={made.authority}") as client:
             lease = client.lock("a").acquire(wait=0)
