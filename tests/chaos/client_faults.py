@@ -1,4 +1,4 @@
-"""Faults of those who lock: they are stopped, killed, blocked, cancelled, forked, and have wrong clocks."""
+"""Faults of clients: they are stopped, killed, blocked, cancelled, forked, and have wrong clocks."""
 
 from __future__ import annotations
 

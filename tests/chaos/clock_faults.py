@@ -53,7 +53,7 @@ def majority_of_clocks_steps(env: Environment) -> None:
 
 @scenario("clock of the node that two majorities share steps", 14, quorum=True, clock=True)
 def shared_clock_steps(env: Environment) -> None:
-    """A holds on a, b, c; on c its key ends early; B, who has known the nodes for longer, wants c, d, e."""
+    """A holds on a, b and c. On c its key ends early. B, connected for longer, acquires on c, d and e."""
     clocks = env.clocked(5)
     env.lasting()
     env.open()

@@ -101,7 +101,7 @@ class Environment:
     def _servers(urls: list[str]) -> str | list[str]:
         return urls if len(urls) > 1 else urls[0]
 
-    # -- those who use locks
+    # -- processes that use locks
 
     def member(
         self, mode: str = "threads", *, urls: Sequence[str] = (), env: Mapping[str, str] = {}, **more: Any
@@ -213,7 +213,7 @@ class Environment:
         self.dismiss()
 
     def takes_over(self, member: Member, within: float = SETTLED) -> bool:
-        """A single one takes the lock, uses it and lets go. A lock that it does not get and nobody holds is stuck."""
+        """A single process acquires the lock, uses it and releases it. A free lock that it cannot acquire is stuck."""
         try:
             member.ask("acquire", within, within=within + 5)
         except (WorkerError, TimeoutError) as error:
@@ -246,7 +246,7 @@ class Environment:
             self.expect(False, f"a release raised {error}")
 
     def writes_late(self, member: Member) -> None:
-        """Without a look, what it has read before somebody else came: only a fenced register is safe from that."""
+        """Write without a check what it read before another holder came: only a fenced register is safe from that."""
         self.expect(not member.ask("write").get("fenced"), "a fenced register refuses it")
         self.lets_go(member)
 
@@ -267,7 +267,7 @@ class Environment:
             self.complaints.append(what)
 
     def certain(self, true: object, what: str) -> None:
-        """That the fault had its effect: without it the scenario shows nothing, whoever plays."""
+        """The fault had its effect: without it the scenario shows nothing."""
         if not true:
             raise AssertionError(f"the fault had no effect: {what}")
 

@@ -31,7 +31,7 @@ def restart(env: Environment, *nodes: Server, empty: bool = True) -> float:
 
 
 def hold_on_three(env: Environment, holder: Member, nodes: Sequence[Server]) -> None:
-    """A lease on the first three of five nodes only: on the others somebody else seems to be there."""
+    """A lease on the first three of five nodes only: the others have another owner."""
     for node in nodes[3:]:
         node.command("SET", env.key(env.names[0]), "somebody else")
     holder.ask("acquire", WAIT)
@@ -41,7 +41,7 @@ def hold_on_three(env: Environment, holder: Member, nodes: Sequence[Server]) -> 
 
 
 def expect_q(env: Environment, dead: float) -> None:
-    """Nobody who asked since then got a lock before Q was over; soon afterwards somebody did."""
+    """No caller since then acquired before Q was over, and soon afterwards one did."""
     outage = min(each.since for each in env.history().holdings if each.began > dead) - dead
     env.expect(Q <= outage <= Q + LATE, f"unavailable for {outage:.2f} s, and Q is {Q:.2f} s")
 
@@ -217,7 +217,7 @@ def minority_stopped(env: Environment) -> None:
 
 @scenario("too many clients", 26, quorum=True, peers=False)
 def maxclients(env: Environment) -> None:
-    """Those who have to connect again are turned away."""
+    """Clients that connect again are refused."""
     nodes = env.servers(3)
     env.open()
     env.crowd()

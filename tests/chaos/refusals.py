@@ -8,41 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Final
 
-from handfast.embedded.resp import ReplyError
 from handfast.testing import Server
 from tests.chaos.environment import Environment
 from tests.chaos.scenario import scenario
+from tests.support.server_errors import attempt, busy, commands
 
 __all__ = ["ERRORS"]
-
-DEAD_PORT: Final = 1
-
-
-def says(node: Server, word: str, *command: str) -> bool:
-    try:
-        node.command(*command)
-    except ReplyError as error:
-        return str(error).startswith(word)
-    return False
-
-
-@contextlib.contextmanager
-def busy(node: Server) -> Iterator[None]:
-    """A script of somebody else does not end."""
-    node.command("CONFIG", "SET", "lua-time-limit", "10")
-
-    def spin() -> None:
-        with contextlib.suppress(ReplyError, OSError):
-            node.command("EVAL", "while true do end", 0, timeout=30)
-
-    thread = threading.Thread(target=spin)
-    thread.start()
-    try:
-        yield
-    finally:
-        node.wait_for(lambda: says(node, "BUSY", "GET", "x"))
-        node.command("SCRIPT", "KILL")
-        thread.join()
 
 
 @contextlib.contextmanager
@@ -60,27 +31,12 @@ def loading(node: Server) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def readonly(node: Server) -> Iterator[None]:
-    """It was made a replica."""
-    node.command("REPLICAOF", "127.0.0.1", str(DEAD_PORT))
-    yield
-    node.command("REPLICAOF", "NO", "ONE")
-
-
-@contextlib.contextmanager
-def out_of_memory(node: Server) -> Iterator[None]:
-    node.command("CONFIG", "SET", "maxmemory", "1")
-    yield
-    node.command("CONFIG", "SET", "maxmemory", "0")
-
-
-@contextlib.contextmanager
 def misconf(node: Server) -> Iterator[None]:
     """It cannot write its snapshot, and so takes no writes."""
     (node.folder / "dump.rdb").mkdir()
     node.command("CONFIG", "SET", "save", "3600 100000")
     node.command("BGSAVE")
-    node.wait_for(lambda: says(node, "MISCONF", "SET", "x", "1"))
+    node.wait_for(lambda: str(attempt(node, "SET", "x", "1")).startswith("MISCONF"))
     yield
     node.command("CONFIG", "SET", "save", "")
     (node.folder / "dump.rdb").rmdir()
@@ -88,7 +44,7 @@ def misconf(node: Server) -> Iterator[None]:
 
 @contextlib.contextmanager
 def noscript(node: Server) -> Iterator[None]:
-    """Somebody throws the scripts away, again and again."""
+    """The scripts are flushed again and again."""
     stop = threading.Event()
 
     def flush() -> None:
@@ -104,21 +60,14 @@ def noscript(node: Server) -> Iterator[None]:
         thread.join()
 
 
-@contextlib.contextmanager
-def noperm(node: Server) -> Iterator[None]:
-    node.command("ACL", "SETUSER", "default", "-eval", "-evalsha", "-set")
-    yield
-    node.command("ACL", "SETUSER", "default", "+@all")
-
-
 ERRORS: Final[dict[str, Callable[[Server], AbstractContextManager[None]]]] = {
     "BUSY": busy,
     "LOADING": loading,
-    "READONLY": readonly,
-    "OOM": out_of_memory,
+    "READONLY": commands("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
+    "OOM": commands("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
     "MISCONF": misconf,
     "NOSCRIPT": noscript,
-    "NOPERM": noperm,
+    "NOPERM": commands("ACL SETUSER default -eval -evalsha -set", "ACL SETUSER default +@all"),
 }
 
 

@@ -16,7 +16,7 @@ HEADER: Final = (
     f"{'scenario':58}{'numbers':>8}{'injected':>9}{'ops':>7}{'violations':>11}{'overlaps':>9}{'lost':>6}{'refused':>8}"
     f"{'idle s':>8}  verdict"
 )
-"""`overlaps` and `lost` count what happened to those who do not look at tokens; `violations` what must not happen."""
+"""`overlaps` and `lost` count what happens to users who ignore tokens; `violations` counts what must not happen."""
 
 
 def line(outcome: Outcome, what: Scenario) -> str:

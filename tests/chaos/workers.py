@@ -21,7 +21,7 @@ __all__ = ["Member", "WorkerError"]
 
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE: Final = 50.0
-"""Seconds for which a scenario waits for a word of a process."""
+"""Seconds for which a scenario waits for a line of a process."""
 
 
 class WorkerError(Exception):

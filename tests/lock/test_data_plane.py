@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
 import threading
 import time
@@ -24,13 +23,14 @@ import handfast
 import handfast.aio
 from handfast import ConfigError, NoQuorum
 from handfast.core.votes import Ballot
-from handfast.embedded.process import StartError
-from handfast.embedded.resp import Connection, ReplyError
+from handfast.embedded.resp import ReplyError
 from handfast.protocol.resp import encode
 from handfast.testing import Server, Servers, TlsFiles, available
 from tests.support.eventually import eventually, eventually_async
+from tests.support.server_errors import ERRORS, attempt
 from tests.support.sync_and_async import MODES, bootstrap, both, connected, plain
 from tests.support.tcp_relay import Impostor, Relay
+from tests.support.tls_servers import make_files, start_with_tls
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
@@ -70,34 +70,12 @@ def authority() -> trustme.CA:
 @pytest.fixture(scope="module")
 def tls(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
     """A certificate for 127.0.0.1."""
-    return files(authority, tmp_path_factory.mktemp("tls"), "127.0.0.1")
-
-
-def files(authority: trustme.CA, folder: Path, host: str) -> TlsFiles:
-    made = TlsFiles(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
-    certificate = authority.issue_cert(host)
-    certificate.private_key_pem.write_to_path(made.key)
-    certificate.cert_chain_pems[0].write_to_path(made.certificate)
-    authority.cert_pem.write_to_path(made.authority)
-    return made
-
-
-def with_tls(made: TlsFiles) -> Server:
-    """A started server of the first kind that was built with TLS."""
-    for binary in available().values():
-        server = Server(binary, tls=made)
-        try:
-            return server.start()
-        except StartError as error:
-            server.close()
-            if "tls" not in str(error).lower():
-                raise
-    pytest.skip("no server here has TLS")
+    return make_files(authority, tmp_path_factory.mktemp("tls"), "127.0.0.1")
 
 
 @pytest.fixture(scope="module")
 def secured(tls: TlsFiles) -> Iterator[Server]:
-    server = with_tls(tls)
+    server = start_with_tls(tls)
     yield server
     server.close()
 
@@ -149,8 +127,8 @@ async def test_certificate_of_another_host_is_refused_unless_check_is_off(
 async def test_client_certificate_is_presented_when_server_requires_it(
     mode: str, authority: trustme.CA, tls: TlsFiles, tmp_path: Path
 ) -> None:
-    mine = files(authority, tmp_path, "client.example")
-    server = with_tls(tls)
+    mine = make_files(authority, tmp_path, "client.example")
+    server = start_with_tls(tls)
     try:
         server.command("CONFIG", "SET", "tls-auth-clients", "yes")
         trusted = f"{server.url}?ssl_ca_certs={tls.authority}"
@@ -334,7 +312,7 @@ async def test_client_list_shows_client_name(mode: str, server: Server) -> None:
 
 @both
 async def test_newest_protocol_of_each_server_is_used(mode: str, server: Server) -> None:
-    native = not isinstance(_attempt(server, "DELIFEQ", "no-such-key", "-"), ReplyError)
+    native = not isinstance(attempt(server, "DELIFEQ", "no-such-key", "-"), ReplyError)
     async with connected(mode, server.url, prefix="", fence=False, renew=False) as client:
         await works(client)
         server.command("CONFIG", "RESETSTAT")
@@ -342,13 +320,6 @@ async def test_newest_protocol_of_each_server_is_used(mode: str, server: Server)
     assert calls(server, "set") == 1, "SET NX PX"
     assert calls(server, "delifeq") == (1 if native else 0)
     assert calls(server, "evalsha") == (1 if native else 2), "what must not shorten is a script everywhere"
-
-
-def _attempt(server: Server, *command: str) -> object:
-    try:
-        return server.command(*command)
-    except ReplyError as error:
-        return error
 
 
 @both
@@ -438,183 +409,11 @@ async def test_release_does_not_overtake_acquire_that_is_sent_again(mode: str, s
 # -- what servers answer -----------------------------------------------------------------------------------------------
 
 
-class Trouble:
-    """A way to make a real server refuse, and to make it stop refusing."""
-
-    word = ""
-    config: dict[str, str] = {}  # noqa: RUF012 - each kind has its own
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-
-    def begin(self) -> None: ...
-    def end(self) -> None: ...
-
-
-class OutOfMemory(Trouble):
-    word = "OOM: is out of memory"
-
-    def begin(self) -> None:
-        self.server.command("CONFIG", "SET", "maxmemory", "1")
-
-    def end(self) -> None:
-        self.server.command("CONFIG", "SET", "maxmemory", "0")
-
-
-class DiskGone(Trouble):
-    word = "MISCONF: refuses writes because it cannot save to disk"
-
-    def begin(self) -> None:
-        # Its folder goes away under it; permissions would not stop root.
-        shutil.rmtree(self.server.folder / "data")
-        self.server.command("CONFIG", "SET", "save", "3600 1")
-        self.server.command("BGSAVE")
-        self.server.wait_for(lambda: self.server.info("rdb_last_bgsave_status") == "err")
-
-    def end(self) -> None:
-        self.server.command("CONFIG", "SET", "stop-writes-on-bgsave-error", "no")
-
-
-class ReadOnly(Trouble):
-    word = "READONLY: is a read-only replica"
-
-    def begin(self) -> None:
-        self.server.command("REPLICAOF", "127.0.0.1", "1")
-
-    def end(self) -> None:
-        self.server.command("REPLICAOF", "NO", "ONE")
-
-
-class MasterDown(ReadOnly):
-    word = "MASTERDOWN: is a replica whose master is down"
-
-    def begin(self) -> None:
-        self.server.command("CONFIG", "SET", "replica-serve-stale-data", "no")
-        super().begin()
-
-
-class TooFewReplicas(Trouble):
-    word = "NOREPLICAS: refuses writes because too few replicas are in sync"
-
-    def begin(self) -> None:
-        self.server.command("CONFIG", "SET", "min-replicas-to-write", "1")
-
-    def end(self) -> None:
-        self.server.command("CONFIG", "SET", "min-replicas-to-write", "0")
-
-
-class Busy(Trouble):
-    word = "BUSY: is busy running a script"
-
-    def begin(self) -> None:
-        self.server.command("CONFIG", "SET", "lua-time-limit", "1")
-        self.link = Connection(("127.0.0.1", self.server.port), timeout=30)
-        self.thread = threading.Thread(target=self.spin)
-        self.thread.start()
-        self.server.wait_for(lambda: str(_attempt(self.server, "PING")).startswith("BUSY"))
-
-    def spin(self) -> None:
-        with contextlib.suppress(ReplyError):
-            self.link.command("EVAL", "while true do end", "0")
-
-    def end(self) -> None:
-        self.server.command("SCRIPT", "KILL")
-        self.thread.join(10)
-        self.link.close()
-
-
-class Loading(Trouble):
-    """DEBUG RELOAD loads like a start does; a delay per key makes it last until it is told to hurry.
-
-    A server that loads looks up every 2 MB.
-    """
-
-    word = "LOADING: is still loading its data"
-    config = {"rdbcompression": "no"}  # noqa: RUF012
-
-    def begin(self) -> None:
-        self.server.command("DEBUG", "POPULATE", "60", "filler", "500000")
-        self.server.command("CONFIG", "SET", "key-load-delay", "25000")
-        self.link = Connection(("127.0.0.1", self.server.port), timeout=30)
-        self.thread = threading.Thread(target=self.link.command, args=("DEBUG", "RELOAD"))
-        self.thread.start()
-        self.server.wait_for(lambda: str(_attempt(self.server, "GET", "x")).startswith("LOADING"))
-
-    def end(self) -> None:
-        with contextlib.suppress(ReplyError):  # Redis 6.2 takes no settings now; it is done within 1.5 s
-            self.server.command("CONFIG", "SET", "key-load-delay", "0")
-        self.thread.join(10)
-        self.link.close()
-
-
-class Forbidden(Trouble):
-    word = "NOPERM: this user may not do that"
-
-    def begin(self) -> None:
-        self.server.command("ACL", "SETUSER", "default", "-evalsha", "-set", "-script")
-
-    def end(self) -> None:
-        self.server.command("ACL", "SETUSER", "default", "+@all")
-
-
-class LockedOut(Trouble):
-    """A password appears while nobody is looking; connections from before stay, so they are cut."""
-
-    word = "NOAUTH: wants a password"
-
-    def begin(self) -> None:
-        self.link = Connection(("127.0.0.1", self.server.port), timeout=5)
-        self.link.command("CONFIG", "SET", "requirepass", "pw")
-        self.link.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-
-    def end(self) -> None:
-        self.link.command("CONFIG", "SET", "requirepass", "")
-        self.link.close()
-
-
-class Full(Trouble):
-    word = "has reached its maximum number of clients"
-
-    def begin(self) -> None:
-        self.link = Connection(("127.0.0.1", self.server.port), timeout=5)
-        self.link.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        self.link.command("CONFIG", "SET", "maxclients", "1")
-
-    def end(self) -> None:
-        self.link.command("CONFIG", "SET", "maxclients", "100")
-        self.link.close()
-
-
-class NotALock(Trouble):
-    word = "WRONGTYPE: the key holds something that is not a lock"
-
-    def begin(self) -> None:
-        self.server.command("RPUSH", "handfast:{reason}", "x")
-
-    def end(self) -> None:
-        self.server.command("DEL", "handfast:{reason}")
-
-
-TROUBLES = (
-    OutOfMemory,
-    DiskGone,
-    ReadOnly,
-    MasterDown,
-    TooFewReplicas,
-    Busy,
-    Loading,
-    Forbidden,
-    LockedOut,
-    Full,
-    NotALock,
-)
-
-
 @pytest.fixture(params=list(available()))
-def breakable(request: pytest.FixtureRequest, trouble: type[Trouble], tmp_path: Path) -> Iterator[Server]:
+def breakable(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     """A server of its own, in a folder that can go away; of each kind."""
     (tmp_path / "data").mkdir()
-    config = {"dir": str(tmp_path / "data"), **trouble.config}
+    config = {"dir": str(tmp_path / "data"), "rdbcompression": "no"}
     if request.param != "redis-6.2":
         config["enable-debug-command"] = "yes"
     with Server(available()[request.param], folder=tmp_path, config=config) as server:
@@ -622,27 +421,23 @@ def breakable(request: pytest.FixtureRequest, trouble: type[Trouble], tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize("text", ERRORS)
 @plain
-async def test_refusal_of_server_is_reported_and_ends_with_its_cause(trouble: type[Trouble], breakable: Server) -> None:
-    """Met on connections from before and on new ones, by both kinds of client; afterwards each goes on."""
-    it = trouble(breakable)
+async def test_refusal_of_server_is_reported_and_ends_with_its_cause(text: str, breakable: Server) -> None:
+    """On old connections and on new ones, by both kinds of client. Afterwards each client works."""
     async with contextlib.AsyncExitStack() as stack:
         old = [await stack.enter_async_context(connected(mode, breakable.url)) for mode in MODES]
         new = [await stack.enter_async_context(connected(mode, breakable.url)) for mode in MODES]
         for client in old:
             await works(client)
-        it.begin()
-        try:
+        with ERRORS[text](breakable):
             for client in (*old, *new):
                 began = time.monotonic()
                 said = await reason(client)
                 assert time.monotonic() - began < 2.5
-                # Where connections were cut, that may be what a client from before sees first.
-                if not (trouble in (LockedOut, Full) and client in old and said == "closed the connection"):
-                    assert said.startswith(it.word), said
-        finally:
-            it.end()
+                # Where connections were cut, a client with an old connection may see that first.
+                cut = text.startswith(("NOAUTH", "has reached")) and client in old and said == "closed the connection"
+                assert cut or said.startswith(text), said
         for client in (*old, *new):
             lease = await client.lock("reason").acquire(wait=5)
             await lease.extend()
@@ -652,14 +447,10 @@ async def test_refusal_of_server_is_reported_and_ends_with_its_cause(trouble: ty
 @both
 async def test_unfenced_lock_reports_same_refusals(mode: str, one: Server) -> None:
     async with connected(mode, one.url, fence=False) as client:
-        for trouble in (OutOfMemory, ReadOnly, TooFewReplicas, Busy, Forbidden):
-            it = trouble(one)
+        for text in [each for each in ERRORS if each.startswith(("OOM", "READONLY", "NOREPLICAS", "BUSY", "NOPERM"))]:
             await works(client)
-            it.begin()
-            try:
-                assert (await reason(client)).startswith(it.word)
-            finally:
-                it.end()
+            with ERRORS[text](one):
+                assert (await reason(client)).startswith(text)
         await works(client)
 
 

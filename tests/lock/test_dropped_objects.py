@@ -1,4 +1,4 @@
-"""Leases, locks and clients that nobody has any more: what they held is freed, wherever a collection strikes."""
+"""Dropped leases, locks and clients: what they held is freed, wherever the garbage collection runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def trace(frame, event, argument):
     line = frame.f_code.co_filename, frame.f_lineno
     if event == "line" and leases and line not in lines:
         lines.add(line)
-        leases.pop()  # their finalizers run here, as they do when a collection strikes here
+        leases.pop()  # their finalizers run here, as they do when a collection runs here
     return trace
 
 
@@ -150,7 +150,7 @@ def test_lock_keeps_no_state_of_ended_threads(one: Server) -> None:
 @needs_server
 @pytest.mark.parametrize("behind", ["lock", "lease"])
 def test_lease_of_abandoned_block_ends_with_its_lock(one: Server, behind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """An interrupt that strikes before the first step of `__exit__` leaves such a block."""
+    """An interrupt before the first step of `__exit__` leaves such a block."""
     with handfast.connect(one.url, ttl=30.0) as client:
         lock: Any = client.lock("a")
         (lock if behind == "lock" else lock.acquire()).__enter__()

@@ -22,11 +22,11 @@ import trustme
 
 import handfast
 import handfast.aio
-from handfast.embedded.process import StartError
 from handfast.net import clock
-from handfast.testing import Server, Servers, TlsFiles, available
+from handfast.testing import Server, Servers, available
 from tests.support.eventually import eventually, eventually_async
 from tests.support.sync_and_async import plain
+from tests.support.tls_servers import make_files, start_with_tls
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no server binary on this machine"),
@@ -64,7 +64,7 @@ def in_child(work: Callable[[], Any]) -> Any:
 
 
 def handfast_connections(server: Server) -> set[str]:
-    """The server's numbers for the connections that bear our name."""
+    """The ids of the connections named handfast."""
     lines = bytes(server.command("CLIENT", "LIST")).decode().splitlines()  # type: ignore[arg-type]
     return {line.split()[0] for line in lines if "name=handfast" in line}
 
@@ -77,7 +77,7 @@ def writes(server: Server) -> dict[str, int]:
 
 
 def look(lease: handfast.Lease) -> dict[str, Any]:
-    """What a child sees of its parent's lease, and what it can do with it."""
+    """The state of the parent's lease in a child, and the results of its methods."""
     try:
         lease.extend()
         extended = "extended"
@@ -135,7 +135,7 @@ def test_lease_without_renewal_is_not_inherited(one: Server, client: handfast.Cl
 
 
 def test_lease_is_not_inherited_during_its_renewal(client: handfast.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watchdog has taken it out to renew it, and the fork strikes."""
+    """The fork comes while the watchdog renews the lease."""
     lease = client.lock("a", ttl=0.5).acquire(wait=0)
     dog = client._watchdog()
     monkeypatch.setattr(dog.schedule, "now", lambda: clock.now() + 60)
@@ -238,7 +238,7 @@ def test_two_children_of_one_parent_exclude_each_other(client: handfast.Client) 
 
 
 def test_fork_with_busy_threads_leaves_usable_client(one: Server, client: handfast.Client) -> None:
-    """Whatever locks and connections the other threads had in their hands at that moment."""
+    """Other threads use locks and connections at the moment of the fork."""
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -284,22 +284,9 @@ def test_quorum_client_works_in_parent_and_child(five: Servers, quorum: handfast
 
 
 def test_tls_connection_survives_fork(tmp_path: Path) -> None:
-    """An SSL socket that says goodbye in the child would end the parent's session."""
-    authority = trustme.CA()
-    made = TlsFiles(tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem")
-    certificate = authority.issue_cert("127.0.0.1")
-    certificate.private_key_pem.write_to_path(made.key)
-    certificate.cert_chain_pems[0].write_to_path(made.certificate)
-    authority.cert_pem.write_to_path(made.authority)
-    for binary in available().values():
-        server = Server(binary, tls=made)
-        try:
-            server.start()
-            break
-        except StartError:
-            server.close()
-    else:
-        pytest.skip("no server here has TLS")
+    """A TLS shutdown in the child would end the session of the parent."""
+    made = make_files(trustme.CA(), tmp_path, "127.0.0.1")
+    server = start_with_tls(made)
     try:
         with handfast.connect(f"{server.url}?ssl_ca_certs={made.authority}") as client:
             lease = client.lock("a").acquire(wait=0)

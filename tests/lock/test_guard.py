@@ -54,7 +54,7 @@ def take(client: handfast.Client, name: str, **options: Any) -> tuple[int, tuple
 
 
 def refusal(client: handfast.Client, name: str, pattern: str, **options: Any) -> NoQuorum:
-    """The error of an acquisition, once it says this: a connection that broke has to be made anew first."""
+    """The error of an acquisition, once it has this text: a broken connection must be replaced first."""
     said: list[NoQuorum] = []
 
     def refused() -> bool:
@@ -192,7 +192,7 @@ def test_restarted_node_never_issues_token_below_forgotten_ones(three: Servers) 
 
 
 def test_idle_clients_respect_floor_of_node_that_forgot(three: Servers) -> None:
-    """Their request is made before their connection to the node is made anew, and must not carry the old floor."""
+    """They build their request before they reconnect to the node. It must not carry the old floor."""
     names = [f"far-{i}" for i in range(4)]
     with ExitStack() as stack:
         busy, *idle = [stack.enter_context(opened(three.urls)) for _ in range(1 + len(names))]

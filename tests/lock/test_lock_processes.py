@@ -45,38 +45,38 @@ with client.lock("a", wait=60):
     print("never", flush=True)
 """
 # Signals at moments spread over connecting, sending, receiving, releasing: far more of them than processes could be
-# started for. The handler raises what Ctrl-C raises. One strike per round, as one person has one keyboard.
-STRIKES = """
+# started for. The handler raises what Ctrl-C raises. One interrupt_now per round, as one person has one keyboard.
+INTERRUPTS = """
 import random, signal, sys, time
 import handfast
 from handfast.embedded.resp import Connection
 
 url, ttl, fresh, rounds = sys.argv[1], float(sys.argv[2]), sys.argv[3] == "fresh", int(sys.argv[4])
 port = int(url.rpartition(":")[2])
-struck = 0
+interrupts = 0
 
-def at_the_door(interrupt):
-    # The one moment that no Python code can cover: __exit__ was called, and struck before its first step.
+def interrupted_before_first_step_of_exit(interrupt):
+    # The one moment that no Python code can cover: the interrupt comes after the call of __exit__, before its first step.
     # The lease then ends with its Lock object.
     last = interrupt.__traceback__
-    while last.tb_next.tb_frame.f_code is not strike.__code__:
+    while last.tb_next.tb_frame.f_code is not interrupt_now.__code__:
         last = last.tb_next
     code = last.tb_frame.f_code
     return code.co_name == "__exit__" and last.tb_lineno == code.co_firstlineno and "sync.py" in code.co_filename
 
-def strike(*_):
-    global struck
-    struck += 1
+def interrupt_now(*_):
+    global interrupts
+    interrupts += 1
     raise KeyboardInterrupt
 
-def until_struck(lock, i, reach):
+def acquire_until_interrupted(lock, i, reach):
     # A function of its own: inside the `try` a loop may have bytecode that the `try` does not cover.
     signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, reach))
-    while struck == i:
+    while interrupts == i:
         with lock as lease:
             pass
 
-signal.signal(signal.SIGALRM, strike)
+signal.signal(signal.SIGALRM, interrupt_now)
 random.seed(int(sys.argv[5]))
 client, left, raised = handfast.connect(url, ttl=ttl), [], 0
 with Connection(("127.0.0.1", port), timeout=5) as link:
@@ -89,10 +89,10 @@ with Connection(("127.0.0.1", port), timeout=5) as link:
         lock = client.lock("a", wait=0) if sys.argv[6] == "plain" else client.lock("a", fair=True, wait=2)
         reach = 3e-3 if fresh else 4e-4
         try:
-            until_struck(lock, i, reach)
+            acquire_until_interrupted(lock, i, reach)
         except KeyboardInterrupt as interrupt:
             raised += 1
-            if at_the_door(interrupt):
+            if interrupted_before_first_step_of_exit(interrupt):
                 lock = None
         except handfast.NotAcquired as error:
             left.append((i, str(error)))
@@ -105,7 +105,7 @@ with Connection(("127.0.0.1", port), timeout=5) as link:
             left.append((i, holder))
             link.command("DEL", "handfast:{a}")
 print("left behind:", left)
-print("struck:", struck, "raised:", raised, flush=True)
+print("interrupts:", interrupts, "raised:", raised, flush=True)
 client.close()
 """
 
@@ -176,10 +176,10 @@ def _attempts(server: Server) -> int:
 @pytest.mark.parametrize(("connection", "rounds"), [("warm", 400), ("fresh", 80)])
 def test_interrupt_at_any_moment_leaves_no_key(one: Server, connection: str, rounds: int, kind: str) -> None:
     seed = random.randrange(10**6)
-    with process(STRIKES, one.url, LONG, connection, rounds, seed, kind) as struck:
-        out, err = struck.communicate(timeout=50)
+    with process(INTERRUPTS, one.url, LONG, connection, rounds, seed, kind) as interrupts:
+        out, err = interrupts.communicate(timeout=50)
     assert "left behind: []" in out, f"seed {seed}: {out}{err[-2000:]}"
-    # What strikes inside a finalizer is dropped by Python; more than that few must not get lost.
+    # Python drops an interrupt inside a finalizer. No more than those few may get lost.
     raised = int(out.split("raised:")[1])
     assert raised > rounds * 0.9, f"seed {seed}: {rounds - raised} were swallowed: {err[-2000:]}"
 

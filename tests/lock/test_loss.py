@@ -134,7 +134,7 @@ def test_body_that_catches_interrupt_gets_lease_lost_at_its_end(client: handfast
 
 
 def test_pending_interrupt_is_withdrawn_at_end_of_block(client: handfast.Client, one: Server) -> None:
-    """The moment is up to chance, so it is tried many times: each interrupt strikes inside the block, or never."""
+    """The moment is random, so it is tried many times: each interrupt comes inside the block, or never."""
     to_lose: list[handfast.Lease] = []
     ends = threading.Event()
 

@@ -1,4 +1,4 @@
-"""The blocking client where an event loop runs: it must not let a second task in, nor stop the loop without a word."""
+"""The blocking client in an event loop: it must not admit a second task, nor stop the loop without a warning."""
 
 from __future__ import annotations
 

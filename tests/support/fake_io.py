@@ -131,7 +131,7 @@ class FakeIO(PushRouter):
         self._events: list[tuple[float, int, Callable[[], Any]]] = []
         self._serial = itertools.count()
         self.trackers: list[PushListener] = []
-        """Who wants to hear of changes."""
+        """Subscribers to changes."""
         self.on_use: list[Callable[[], Any]] = []
         """Called before an operation borrows connections."""
         self.answered: list[Callable[[], Any]] = []

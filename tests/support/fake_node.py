@@ -80,7 +80,7 @@ class FakeNode:
         """The millisecond of server time at which a key expires."""
         self.channels: dict[bytes, Push] = {}
         self.tracked: dict[bytes, list[Push]] = {}
-        """By key: who has asked to be told of its next change."""
+        """By key: the connections that track its next change."""
         self.refuses_hello = False
         """It speaks RESP2 only."""
         self.refuses_tracking = False

@@ -43,7 +43,7 @@ def programs() -> Path | None:
 
 
 def account() -> str | None:
-    """Who is to run it; None if we may."""
+    """The account that runs the server, or None for our own."""
     if os.geteuid() != 0:
         return None
     known = {entry.pw_name for entry in pwd.getpwall()}

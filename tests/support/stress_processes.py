@@ -35,7 +35,7 @@ __all__ = ["Agent", "Holding", "StressProcess", "faults_in", "holdings_in", "in_
 
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE: Final = 10.0
-"""Seconds for which a test waits for a word of a process."""
+"""Seconds for which a test waits for a line of a process."""
 
 
 def _start(role: str, *args: object, errors: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
@@ -49,7 +49,7 @@ def _start(role: str, *args: object, errors: IO[bytes] | None = None) -> subproc
 
 
 def in_thread(what: Callable[[], Any]) -> asyncio.Future[Any]:
-    """What a call in a thread of its own comes to. Of asyncio.to_thread's there are only a few."""
+    """Run a call in a thread of its own. The pool of asyncio.to_thread has too few threads."""
     outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def call() -> None:
@@ -63,11 +63,11 @@ def in_thread(what: Callable[[], Any]) -> asyncio.Future[Any]:
     return asyncio.wrap_future(outcome)
 
 
-# -- a process that is told what to do -----------------------------------------------------------------------------
+# -- a process that follows commands -----------------------------------------------------------------------------
 
 
 class Held(NamedTuple):
-    """What an agent says of its lease."""
+    """What an agent reports about its lease."""
 
     owner: str
     token: int
@@ -108,7 +108,7 @@ class Agent:
         self.process.stdin.flush()
 
     def hear(self, within: float = PATIENCE) -> list[str]:
-        """The next line that it says, in words."""
+        """The next line of its output, split into words."""
         assert self.process.stdout is not None
         end = time.monotonic() + within
         while b"\n" not in self._said:
@@ -121,12 +121,12 @@ class Agent:
 
     @property
     def silent(self) -> bool:
-        """It has nothing to say yet."""
+        """It has written nothing yet."""
         assert self.process.stdout is not None
         return not self._said and not select.select([self.process.stdout], [], [], 0)[0]
 
     def acquire(self, wait: float | None = None) -> None:
-        """Have it acquire; `held` tells when it has."""
+        """Start an acquisition in the process. `held` returns its result."""
         self.tell("acquire", "-" if wait is None else wait)
 
     def held(self, within: float = PATIENCE) -> Held:
@@ -145,7 +145,7 @@ class Agent:
         self.process.wait()
 
     def stop(self) -> None:
-        """SIGSTOP; back when it has really stopped."""
+        """SIGSTOP. Returns when the process has stopped."""
         os.kill(self.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
@@ -157,7 +157,7 @@ class Agent:
 
 
 def _agent(mode: str, connection: str, options: str) -> None:
-    """The life of an agent."""
+    """The main function of an agent."""
     settings = json.loads(connection)
     with asyncio.Runner() as runner:
 
@@ -191,7 +191,7 @@ async def _await(what: Any) -> Any:
 
 
 class Holding(NamedTuple):
-    """Somebody believed to hold a lock, from one moment of CLOCK_MONOTONIC to another."""
+    """A worker considered a lock held, from one moment of CLOCK_MONOTONIC to another."""
 
     name: str
     token: int
@@ -201,7 +201,7 @@ class Holding(NamedTuple):
 
 
 class HoldingLog:
-    """Where one process writes down what it holds: a line at the beginning and one at the end, each in one write."""
+    """The log of one process: a line at the start of each holding and one at its end, each in one write."""
 
     def __init__(self, folder: str) -> None:
         self._file = os.open(Path(folder, f"{os.getpid()}.log"), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
@@ -213,13 +213,13 @@ class HoldingLog:
             os.write(self._file, f"+ {lease.name} {lease.token} {now!r} {now + left!r} {who}\n".encode())
 
     def ends(self, lease: Any) -> None:
-        """To be called while it is still held, or thought to be."""
+        """Call this before the release."""
         now = time.monotonic()
         if lease.valid:
             os.write(self._file, f"- {lease.name} {lease.token} {now!r}\n".encode())
 
     def died(self, pid: int) -> None:
-        """Of a process that was killed: from now on it holds nothing."""
+        """The process was killed: from now on it holds nothing."""
         os.write(self._file, f"x {pid} {time.monotonic()!r}\n".encode())
 
     def close(self) -> None:
@@ -227,7 +227,7 @@ class HoldingLog:
 
 
 def holdings_in(folder: Path) -> list[Holding]:
-    """All that was held, as those who held it saw it."""
+    """All holdings, as the holders saw them."""
     found: list[Holding] = []
     deaths: dict[str, float] = {}
     open_ended: list[tuple[str, Holding]] = []
@@ -253,7 +253,7 @@ def holdings_in(folder: Path) -> list[Holding]:
 
 
 def faults_in(holdings: Iterable[Holding], began: float, ended: float, stall: float) -> list[str]:
-    """What a lock must never do: be held twice, number its holders out of order, or stand still while others wait."""
+    """Faults of a lock: two holders at once, tokens out of order, or no holder while workers wait."""
     faults: list[str] = []
     by_name: dict[str, list[Holding]] = {}
     for holding in sorted(holdings, key=lambda each: each.since):
@@ -287,7 +287,7 @@ class StressProcess:
         self.mortal = mortal
 
     def end(self, within: float) -> dict[str, Any]:
-        """Let it come to an end; what it has to report."""
+        """Let it end. Returns its report."""
         out, _ = self.process.communicate(timeout=within)
         said = self.complaints.read_text()
         assert self.process.returncode == 0, f"a stress process ended with {self.process.returncode}: {said}"
@@ -331,7 +331,7 @@ class StressRun:
             self.errors.append(f"{time.monotonic():.3f} {os.getpid()} ({self.mode}): {what}")
 
     def patience(self, chance: random.Random) -> float:
-        """Mostly long: whoever then gives up has met a lock that stands still."""
+        """How long to wait. Mostly long: a long wait in vain means a stalled lock."""
         if chance.random() < 0.7:
             return self.long
         return chance.choice([0, 1e-4, 1e-3, chance.uniform(0, 0.03)])
@@ -478,7 +478,7 @@ def _run_and_kill(mode: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run_until_killed(mode: str, settings: dict[str, Any]) -> None:
-    """The life of one that is going to be killed."""
+    """The main function of a child that will be killed."""
     status = 1
     try:
         run = StressRun(mode, settings)

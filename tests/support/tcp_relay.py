@@ -187,7 +187,7 @@ class Relay(_Listener):
                 raise OSError("closed")
 
     def punctual(self) -> None:
-        """End `answers_late`, and let go of what was kept back."""
+        """End `answers_late`, and forward what was held back."""
         self.answers_late = False
         self._heard()
 

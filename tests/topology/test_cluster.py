@@ -78,7 +78,7 @@ async def check_all_shards(cluster: Cluster, client: Any, rival: Any, mode: str)
 
 
 async def check_many_waiters(cluster: Cluster, client: Any, mode: str) -> None:
-    """A slot moves. Those who hold something there release it, those who want something get it, nobody meets an error."""
+    """A slot moves. Its holders release, its waiters acquire, and no caller gets an error."""
     names = [f"{TAG}{mode}-{number}" for number in range(20)]
     slot, target = slot_and_target(cluster, TAG)
     leases = await all_leases([attempt_in_background(client.lock(name), wait=5) for name in names])
@@ -183,7 +183,7 @@ async def test_joined_node_is_used_and_removed_node_is_not(sharded: Cluster) -> 
             go.begin()
             while go.step(100):
                 pass
-            # Who has given its last slot away becomes a replica as soon as it hears of it, sometimes before it is told.
+            # A node without slots becomes a replica when it learns of the move, sometimes before it is told.
             source.command("CLUSTER", "SETSLOT", slot, "NODE", source.id)
             newcomer.wait_for(lambda: newcomer.info("role") == "slave", within=20)
             go.finish()

@@ -20,6 +20,7 @@ from handfast.testing.cluster_node import SLOTS, ClusterNode
 from handfast.testing.sentinel import Sentinel
 from tests.support.programs import ROOT, running
 from tests.support.tcp_relay import Impostor
+from tests.support.tls_servers import make_files
 
 PASSWORD = "open-sesame"
 
@@ -27,15 +28,6 @@ PASSWORD = "open-sesame"
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
     return trustme.CA()
-
-
-def _files(authority: trustme.CA, folder: Path, host: str) -> TlsFiles:
-    made = TlsFiles(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
-    certificate = authority.issue_cert(host)
-    certificate.private_key_pem.write_to_path(made.key)
-    certificate.cert_chain_pems[0].write_to_path(made.certificate)
-    authority.cert_pem.write_to_path(made.authority)
-    return made
 
 
 # -- a host that is not who it says it is ------------------------------------------------------------------------------
@@ -102,7 +94,7 @@ with handfast.connect(sys.argv[1]) as client:
 
 @pytest.mark.parametrize("url", URLS.values(), ids=URLS)
 def test_no_password_is_sent_to_host_with_certificate_of_another(url: str, authority: trustme.CA, tmp_path: Path) -> None:
-    files = _files(authority, tmp_path, "elsewhere.example")
+    files = make_files(authority, tmp_path, "elsewhere.example")
     age = "old" if _oldest_redis_py() < (6,) else "new"
     with Stranger(files) as stranger:
         place = url.format(port=stranger.port) + f"ssl_ca_certs={files.authority}"
@@ -147,7 +139,7 @@ class SecuredSentinel(Sentinel):
 @pytest.fixture(scope="module")
 def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
     """A certificate for 127.0.0.1."""
-    return _files(authority, tmp_path_factory.mktemp("tls"), "127.0.0.1")
+    return make_files(authority, tmp_path_factory.mktemp("tls"), "127.0.0.1")
 
 
 @pytest.fixture(scope="module")

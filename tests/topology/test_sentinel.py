@@ -70,7 +70,7 @@ async def test_master_is_found_before_and_after_failover(kind: str) -> None:
 
 
 async def settled_on(new: Server, client: Any) -> None:
-    """Until the client uses this master: it is told of it a moment after the sentinels know."""
+    """Wait until the client uses this master. It learns of it a moment after the sentinels."""
     end = time.monotonic() + 5
     while True:
         (lease,) = await all_leases([attempt_in_background(client.lock("where"), wait=BACK_WITHIN)])
@@ -176,7 +176,7 @@ async def without_service(group: SentinelGroup, how: str) -> dict[str, float]:
 
 
 async def check_impatient(clients: dict[str, Any]) -> None:
-    """Whoever does not wait for so long is told in time."""
+    """A shorter wait ends in time."""
     wants = [attempt_in_background(client.lock("impatient"), wait=0.2) for client in clients.values()]
     for got in await asyncio.gather(*wants):
         assert isinstance(got.error, NoQuorum)
@@ -223,7 +223,7 @@ async def test_queued_waiter_acquires_after_failover(doomed: SentinelGroup) -> N
 
 @plain
 async def test_clients_of_stopped_master_disconnect_when_it_is_replaced(doomed: SentinelGroup) -> None:
-    """Nobody is there to tell the old master: it goes on as one when it is resumed, and answers who is connected."""
+    """Nothing demotes the old master: when it is resumed, it still answers its connections as a master."""
     async with both_clients(doomed.url) as clients:
         for client in clients.values():
             assert await (await client.lock("warm").acquire(wait=5)).release()

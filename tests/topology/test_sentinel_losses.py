@@ -38,7 +38,7 @@ pytestmark = [
 
 @plain
 async def test_unreplicated_lock_without_guard_is_granted_twice(doomed: SentinelGroup) -> None:
-    """The first race of the seeds; and who renews such a lease is told of the loss."""
+    """The lock is granted twice. The first holder learns of the loss when it renews."""
     inside = asyncio.Event()
 
     async def work(client: Any) -> None:

@@ -1,4 +1,4 @@
-"""The wait queues of one process: who is next, who is woken, and what a cohort may hand over without a server."""
+"""The wait queues of one process: which waiter is next, which is woken, what a cohort hands over without a server."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_leaving_again_after_an_interrupt_wakes_the_next_waiter() -> None:
 
 @pytest.mark.parametrize("crowded", [False, True])
 def test_leaving_again_after_an_interrupt_takes_nothing_from_a_later_waiter(crowded: bool) -> None:
-    """The interrupt struck before the empty queue was forgotten."""
+    """The interrupt came before the empty queue was removed."""
     queue = Queue()
     first = queue.enter()
     if crowded:
@@ -492,7 +492,7 @@ class Model:
         given, was_head = waiter.given, not index % (len(self.order) + 1)
         assert self.queues.leave(waiter) is given
         if given is not None:
-            given.give_up()  # somebody releases it
+            given.give_up()  # as a release does
         return self.order[0] if was_head and self.order else None
 
     def grant(self, index: int) -> None:

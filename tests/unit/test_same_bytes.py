@@ -48,7 +48,7 @@ WALL = 1_900_000_000_000_000
 SERVER_TIME = re.compile(rb"\$16\r\n1[78]\d{14}\r\n")
 """A ticket or a stamp: the time of a server, which differs from run to run."""
 WAIT = 0.2
-"""Seconds for which a scenario waits in vain."""
+"""Seconds for which a scenario waits without success."""
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ async def take(
     return await acquire(access, fake_queues(), acquisition)
 
 
-async def take_in_vain(io: Any, group: NodeGroup, *names: str, **options: Any) -> None:
+async def take_without_success(io: Any, group: NodeGroup, *names: str, **options: Any) -> None:
     with pytest.raises(Contended):
         await take(io, group, *names, **options)
 
@@ -100,13 +100,13 @@ async def several(io: Any, group: NodeGroup) -> Any:
 async def contended(io: Any, group: NodeGroup) -> Any:
     hold = await take(io, group, "a")
     for options in ({}, {"fence": False}, {"fair": False}):
-        await take_in_vain(io, group, "a", **options)
+        await take_without_success(io, group, "a", **options)
     return await release(io, hold)
 
 
 async def contended_in_part(io: Any, group: NodeGroup) -> Any:
     hold = await take(io, group, "b")
-    await take_in_vain(io, group, "a", "b")
+    await take_without_success(io, group, "a", "b")
     return await release(io, hold)
 
 
@@ -137,31 +137,31 @@ async def cohort(io: Any, group: NodeGroup) -> Any:
 
 
 async def queued(io: Any, group: NodeGroup) -> Any:
-    """A wait in the queues of the nodes, and in vain."""
+    """A wait in the queues of the nodes that times out."""
     hold = await take(io, group, "a")
     for options in ({}, {"cohort": 3}, {"fair": False}):
-        await take_in_vain(io, group, "a", wait=WAIT, **options)
+        await take_without_success(io, group, "a", wait=WAIT, **options)
     return await release(io, hold)
 
 
 async def queued_for_several(io: Any, group: NodeGroup) -> Any:
     """The first name is free, the second is not."""
     hold = await take(io, group, "b")
-    await take_in_vain(io, group, "a", "b", wait=5 * WAIT)
+    await take_without_success(io, group, "a", "b", wait=5 * WAIT)
     return await release(io, hold)
 
 
 async def tracked(io: Any, group: NodeGroup) -> Any:
-    """A wait for a key that another program may hold, and in vain."""
+    """A wait for a key of another program that times out."""
     hold = await take(io, group, "a", fence=False, prefix="")
-    await take_in_vain(io, group, "a", fence=False, prefix="", wait=WAIT)
+    await take_without_success(io, group, "a", fence=False, prefix="", wait=WAIT)
     return await release(io, hold)
 
 
 async def repeated(io: Any, group: NodeGroup) -> Any:
     """Attempts with pauses between them."""
     hold = await take(io, group, "a")
-    await take_in_vain(io, group, "a", wait=5.0, tries=3, backoff=steady(0.01))
+    await take_without_success(io, group, "a", wait=5.0, tries=3, backoff=steady(0.01))
     return await release(io, hold)
 
 

@@ -63,7 +63,7 @@ def copied(_copied: Server) -> Server:
 
 
 class Record:
-    """Who has the lock, and how often rivals had it. It fails if two have it at once, or tokens do not grow."""
+    """The present holder, and how often rivals held the lock. Fails if two hold it at once, or tokens do not grow."""
 
     def __init__(self) -> None:
         self.rivals = 0

@@ -48,7 +48,7 @@ def claim_of(server: Server, owner: str) -> object:
 
 
 def waiters(server: Server) -> list[str]:
-    """Who waits, the next one first, as any client sees it."""
+    """The waiters in order, as any client sees them."""
     with handfast.connect(server.url) as client:
         return client.lock("a").waiters()
 
@@ -93,7 +93,7 @@ async def test_processes_take_turns_though_one_has_more_waiters(mode: str, serve
         assert await lease.release()
         done, _ = await asyncio.wait(crowd, timeout=SOON, return_when=asyncio.FIRST_COMPLETED)
         first = done.pop()
-        # The next of the crowd comes into the queue behind the other process.
+        # The next waiter of this client queues behind the other process.
         await wait_for_queue_length(server, 2)
         assert await first.result().release()
         lease = await asyncio.wait_for(late, SOON)
@@ -158,7 +158,7 @@ async def test_identity_is_not_used_again_after_it_was_withdrawn(mode: str, one:
     assert withdrawn
 
 
-# -- those who die, hang or go away --------------------------------------------------------------------------------
+# -- waiters that die, hang or leave ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -191,8 +191,8 @@ def test_hung_waiter_loses_its_claim_when_it_expires(server: Server) -> None:
             agent.acquire()
             eventually(lambda place=place: queue_length(server) == place)
         hanging.stop()
-        # What is left of the holder's ttl, its own ttl, and what comes of counting in whole seconds: one more for who is
-        # stopped while it waits briefly.
+        # What is left of the holder's ttl, its own ttl, rounding to whole seconds, and one more second for a waiter that
+        # is stopped during its first claim.
         expires = server_us(server) + round((0.4 + 0.2 + 4.0) * 1e6)
         eventually(lambda: server_us(server) > expires, within=6)
         assert queue_length(server) == 2
@@ -557,7 +557,7 @@ async def test_lease_after_a_long_wait_ends_before_its_key(mode: str, server: Se
         await wait_for_queue_length(server, 3)
         owner = waiters(server)[-1]
         for waiter in [*waiting, last]:
-            # It is renewed a few times, and those who wait ask again and again.
+            # The lease is renewed a few times, and the waiters repeat their claims.
             before = call_count(server, "evalsha")
             await eventually_async(lambda before=before: call_count(server, "evalsha") > before + 6)
             assert lease.valid

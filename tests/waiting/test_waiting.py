@@ -391,7 +391,7 @@ async def test_many_waits_leave_nothing_behind(mode: str, kind: str, one: Server
             """Of six who wait two get it, the others give up or are cancelled."""
             lease = await lock.acquire(wait=2)
             patient = {attempt_in_background(lock, wait=10)}
-            await wait_for_waiters(lock, 1)  # those who come before there is a line have connections of their own
+            await wait_for_waiters(lock, 1)  # waiters that come before there is a queue have connections of their own
             others = [attempt_in_background(lock, wait=wait) for wait in (0.02, 0.01, 0.02, 0.03)]
             patient.add(attempt_in_background(lock, wait=10))
             if mode == "asyncio":

@@ -415,7 +415,7 @@ async def test_holder_that_extends_all_the_time_does_not_keep_its_waiters_busy(
 
 @pytest.fixture
 def limited(server: Server) -> Iterator[str]:
-    """The URL of a user who may not track; before Redis 7 that is one who may do nothing with CLIENT."""
+    """The URL of a user without the right to CLIENT TRACKING, before Redis 7 without any right to CLIENT."""
     old = server.info("redis_version").startswith("6.")
     server.command(
         "ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-client" if old else "-client|tracking"
