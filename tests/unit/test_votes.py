@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handfast.core.io import Fault
-from handfast.core.votes import AllReplies, Ballot, BatchBallot, MultiReplyBallot, is_grant, majority
+from handfast.core.votes import AllReplies, Ballot, BatchBallot, MultiReplyBallot, OneReply, is_grant, majority
 from handfast.protocol.claims import Granted, Refused
 
 FAULT = Fault("closed", "not connected")
@@ -176,3 +176,11 @@ def test_fault_in_the_tail_voids_all_answers_of_that_node_only() -> None:
     assert [ballot.yeses for ballot in ballots] == [2, 0]
     assert [ballot.refused() for ballot in ballots] == [0, 2]
     assert tails == [(0, [9]), (1, [9]), (2, [9])]
+
+
+def test_first_of_two_replies_counts_where_one_is_expected() -> None:
+    """A request that a cluster redirects may be answered twice."""
+    one = OneReply()
+    assert one.add(0, 1)
+    assert not one.add(0, 0)
+    assert one.reply == 1

@@ -40,8 +40,10 @@ class OneReply:
     reply: Any = None
 
     def add(self, node: int, reply: Any) -> bool:
-        first, self.decided, self.reply = not self.decided, True, reply
-        return first
+        if self.decided:
+            return False  # the reply of a node that was given up comes too late
+        self.decided, self.reply = True, reply
+        return True
 
 
 class Ballot:
