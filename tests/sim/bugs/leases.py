@@ -97,7 +97,7 @@ LEASES: tuple[Bug, ...] = (
             ),
             (ServerQueue._handed_over, "not vote.server_us or waited < 0 or since > now:", "not vote.server_us:"),
         ),
-        "tests/unit/test_queue_rules.py::test_hand_over_at_a_time_that_cannot_be_is_claimed_again",
+        "tests/unit/test_queue_rules.py::test_hand_over_with_impossible_time_is_claimed_again",
     ),
     Bug(
         "loss-is-not-final",
