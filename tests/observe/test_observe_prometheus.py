@@ -270,7 +270,7 @@ def test_child_of_a_fork_counts_its_own_locks(client: handfast.Client, registry:
 
 
 MULTIPROCESS = """
-import os, sys
+import os, signal, sys
 import handfast
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -280,16 +280,17 @@ client = handfast.connect()
 metrics = PrometheusMetrics()
 metrics.observe(client)
 lease = client.lock("parent").acquire()
-if os.fork() == 0:
+child = os.fork()
+if not child:
     lease = client.lock("child").acquire()
     print("ready", flush=True)
-    sys.stdin.readline()
-    os._exit(0)
+    signal.pause()
 sys.stdin.readline()
 registry = CollectorRegistry()
 MultiProcessCollector(registry)
 acquired = registry.get_sample_value("handfast_acquisitions_total", {"outcome": "acquired"})
-print(registry.get_sample_value("handfast_held"), acquired)
+print(registry.get_sample_value("handfast_held"), acquired, flush=True)
+os.kill(child, signal.SIGKILL)
 os._exit(0)
 """
 
@@ -304,7 +305,6 @@ def test_processes_that_share_an_endpoint_add_up(one: Server, tmp_path: Any) -> 
         program.stdin.write("\n")
         program.stdin.flush()
         assert program.stdout.readline().split() == ["2.0", "2.0"]
-        program.stdin.write("\n")
 
 
 @pytest.mark.parametrize(
