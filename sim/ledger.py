@@ -71,9 +71,8 @@ class Ledger:
             published = words[0] == b"DELIFEQ" or (words[0] == b"EVALSHA" and lua.NAMES[words[1]] == "delete_owned")
             for what, key, who, claimant in self._meanings(words):
                 if what == "takes":
-                    if (
-                        words[0] == b"SET"
-                    ):  # an explicit owner of the published protocol has no generation: it begins anew
+                    if words[0] == b"SET":
+                        # An explicit owner of the published protocol has no generation: it begins anew.
                         self._over.pop(who, None)
                     self._laid.setdefault(who, {})[node, key, tcp] = _Laid(client, tcp, claimant)
                 elif what == "leaves":
