@@ -73,6 +73,7 @@ QUEUES: tuple[Bug, ...] = (
         "a waiter that has a majority gives a vote back",
         (1, 5),
         ((ServerQueue._inquired, "if self._has_majority() or not vote.deadline", "if not vote.deadline"),),
+        "tests/unit/test_queue_rules.py::test_holder_ignores_inquiries",
     ),
     Bug(
         "expired-grant-counts",
@@ -131,7 +132,11 @@ QUEUES: tuple[Bug, ...] = (
         "arrives-again",
         "on one node a waiter that finds its own vote takes a new ticket",
         (16,),
-        (("claim", "if ARGV[10] == '0' then ticket = whose == id and given or '0' end", ""),),
+        (
+            ("claim", "if ARGV[10] == '0' then ticket = whose == id and given or '0' end", ""),
+            ("claim", "elseif single then ticket = given end", "end"),
+            ("claim", "if first[1] and not single and", "if first[1] and"),
+        ),
     ),
     Bug(
         "next-is-not-told",
