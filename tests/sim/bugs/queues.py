@@ -137,6 +137,7 @@ QUEUES: tuple[Bug, ...] = (
             ("claim", "elseif single then ticket = given end", "end"),
             ("claim", "if first[1] and not single and", "if first[1] and"),
         ),
+        "tests/sim/test_node_rules.py::test_a_waiter_that_finds_its_own_vote_keeps_its_ticket",
     ),
     Bug(
         "next-is-not-told",
