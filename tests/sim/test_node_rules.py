@@ -84,6 +84,16 @@ def test_a_repeated_yield_does_not_take_a_newer_vote() -> None:
     assert script.holder == b"late"
 
 
+def test_a_waiter_that_yields_stays_in_the_queue() -> None:
+    script, early, late = Script("early", "late"), someone("early"), someone("late")
+    script.claim(late, 20)
+    script.claim(early, 10)
+    script.give_back(late, script.claim(late, 20)[3])
+    assert script.holder == b"early"
+    assert script.release(early) == 2
+    assert script.holder == b"late"
+
+
 def test_an_ended_acquisition_of_an_explicit_owner_is_not_extended() -> None:
     script = Script()
     first, second = Identity.explicit(b"job", b"one"), Identity.explicit(b"job", b"two")

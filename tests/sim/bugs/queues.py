@@ -94,7 +94,7 @@ QUEUES: tuple[Bug, ...] = (
     Bug(
         "pass-keeps-the-claim",
         "an acquisition that ends stays in the queue",
-        (9, 11),
+        (9, 11, 17),
         (("pass", "if call('ZREM', KEYS[2], id) == 1 then", "if false then"),),
     ),
     Bug(
@@ -102,6 +102,7 @@ QUEUES: tuple[Bug, ...] = (
         "a waiter that gives its vote back is not in the queue any more",
         (11, 16, 17),
         (("yield", "call('ZADD', KEYS[2], ticket, id)", ""),),
+        "tests/sim/test_node_rules.py::test_a_waiter_that_yields_stays_in_the_queue",
     ),
     Bug(
         "no-looking-again",
