@@ -68,18 +68,19 @@ class Ledger:
         if b"EVALSHA" not in data and b"\r\nNX\r\n" not in data and b"DELIFEQ" not in data:
             return
         for words in commands_in(data):
+            published = words[0] == b"DELIFEQ" or (words[0] == b"EVALSHA" and lua.NAMES[words[1]] == "delete_owned")
             for what, key, who, claimant in self._meanings(words):
                 if what == "takes":
-                    if (
-                        words[0] == b"SET"
-                    ):  # an explicit owner of the published protocol has no generation: it begins anew
+                    if words[0] == b"SET":
+                        # An explicit owner of the published protocol has no generation: it begins anew.
                         self._over.pop(who, None)
                     self._laid.setdefault(who, {})[node, key, tcp] = _Laid(client, tcp, claimant)
                 elif what == "leaves":
-                    self._over.setdefault(
-                        who, self._world.now
-                    )  # it is sent at the end of an acquisition, and never before
-                    self._undone(client, node, key, who, tcp)
+                    # It is sent at the end of an acquisition, and never before.
+                    self._over.setdefault(who, self._world.now)
+                    # The published protocol knows no generations: it deletes the key of its owner.
+                    for each in [each for each in self._laid if each == who or (published and each[0] == who[0])]:
+                        self._undone(client, node, key, each, tcp)
                 else:
                     self._still_held(client, what, who, again)
                     if what == "restore_vote":

@@ -288,6 +288,24 @@ THEMES: Final = (
         ("dropped lease", "reset", "cancel", "slow network"),
         {"renew": True, "think": 0.3, "work": 0.1, "names": ("a",), "together": False},
     ),
+    # Keys that other programs could share: nobody queues, and the waiters look again when a key changes.
+    Theme(
+        ("distance", "cancel", "restart"),
+        {
+            "prefix": "",
+            "fence": False,
+            "nodes": 3,
+            "guard": True,
+            "names": ("a",),
+            "together": False,
+            "tries": None,
+            "clients": 4,
+            "users": 1,
+            "think": 0.1,
+            "work": 0.1,
+            "fault_seconds": 10.0,
+        },
+    ),
     # Extensions to a shorter ttl whose answers come late. Only an explicit owner's vote can become shorter on a node.
     Theme(
         ("extend", "slow network", "one-way partition"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from handfast.protocol import commands
+from handfast.protocol.claims import decode_record
 from handfast.protocol.commands import Identity
-from handfast.protocol.keys import queue_keys
+from handfast.protocol.keys import CLAIMS, queue_keys
 from handfast.protocol.resp import bulk
 from handfast.protocol.scripts import load_scripts
 from sim.net import Net
@@ -83,6 +84,16 @@ def test_a_repeated_yield_does_not_take_a_newer_vote() -> None:
     assert script.holder == b"late"
 
 
+def test_a_waiter_that_yields_stays_in_the_queue() -> None:
+    script, early, late = Script("early", "late"), someone("early"), someone("late")
+    script.claim(late, 20)
+    script.claim(early, 10)
+    script.give_back(late, script.claim(late, 20)[3])
+    assert script.holder == b"early"
+    assert script.release(early) == 2
+    assert script.holder == b"late"
+
+
 def test_an_ended_acquisition_of_an_explicit_owner_is_not_extended() -> None:
     script = Script()
     first, second = Identity.explicit(b"job", b"one"), Identity.explicit(b"job", b"two")
@@ -92,6 +103,22 @@ def test_an_ended_acquisition_of_an_explicit_owner_is_not_extended() -> None:
     assert script.holder == b"job"
     assert script.send(commands.extend([KEY], first, b"20000", LONGEST)) == 0
     assert script.send(commands.extend([KEY], second, b"20000", LONGEST)) == 1
+
+
+def test_a_waiter_that_finds_its_own_vote_keeps_its_ticket() -> None:
+    """On one node a ticket is the time of arrival. With a new one it would yield to later waiters."""
+    script, holder, first, second = Script("holder", "first", "second"), *map(someone, ("holder", "first", "second"))
+    for seconds, who in enumerate((holder, first, second), 1):
+        script.world.now = seconds / 10
+        script.claim(who, 0)
+    script.release(holder)
+    assert script.holder == b"first"
+    script.world.now = 0.5
+    *_, inquired = script.claim(first, 0)
+    assert not inquired
+    record = decode_record(script.node.table(KEY + CLAIMS)[b"*"])
+    assert record is not None
+    assert record.claim.ticket == 1_800_000_000_200_000
 
 
 def test_the_next_waiter_is_told_to_look_earlier() -> None:

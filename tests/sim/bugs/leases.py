@@ -199,5 +199,6 @@ LEASES: tuple[Bug, ...] = (
         "a renewal whose script was lost is sent again after the deadline",
         (7,),
         ((Connection._again, "collector.over or self.now() >= collector.until", "collector.over"),),
+        "tests/unit/test_connection.py::test_request_is_not_sent_again_after_its_end",
     ),
 )

@@ -73,6 +73,7 @@ QUEUES: tuple[Bug, ...] = (
         "a waiter that has a majority gives a vote back",
         (1, 5),
         ((ServerQueue._inquired, "if self._has_majority() or not vote.deadline", "if not vote.deadline"),),
+        "tests/unit/test_queue_rules.py::test_holder_ignores_inquiries",
     ),
     Bug(
         "expired-grant-counts",
@@ -93,7 +94,7 @@ QUEUES: tuple[Bug, ...] = (
     Bug(
         "pass-keeps-the-claim",
         "an acquisition that ends stays in the queue",
-        (9, 11),
+        (9, 11, 17),
         (("pass", "if call('ZREM', KEYS[2], id) == 1 then", "if false then"),),
     ),
     Bug(
@@ -101,6 +102,7 @@ QUEUES: tuple[Bug, ...] = (
         "a waiter that gives its vote back is not in the queue any more",
         (11, 16, 17),
         (("yield", "call('ZADD', KEYS[2], ticket, id)", ""),),
+        "tests/sim/test_node_rules.py::test_a_waiter_that_yields_stays_in_the_queue",
     ),
     Bug(
         "no-looking-again",
@@ -131,7 +133,12 @@ QUEUES: tuple[Bug, ...] = (
         "arrives-again",
         "on one node a waiter that finds its own vote takes a new ticket",
         (16,),
-        (("claim", "if ARGV[10] == '0' then ticket = whose == id and given or '0' end", ""),),
+        (
+            ("claim", "if ARGV[10] == '0' then ticket = whose == id and given or '0' end", ""),
+            ("claim", "elseif single then ticket = given end", "end"),
+            ("claim", "if first[1] and not single and", "if first[1] and"),
+        ),
+        "tests/sim/test_node_rules.py::test_a_waiter_that_finds_its_own_vote_keeps_its_ticket",
     ),
     Bug(
         "next-is-not-told",
@@ -156,6 +163,7 @@ QUEUES: tuple[Bug, ...] = (
         "the look at another program's key does not ask to be told of its end",
         (11,),
         ((commands.track, "(_TRACKED if tracked else _UNTRACKED) + read", "_UNTRACKED + read"),),
+        "tests/unit/test_queue.py::test_shared_key_is_acquired_when_it_is_deleted_and_nobody_polls",
     ),
     Bug(
         "local-queue-not-woken",

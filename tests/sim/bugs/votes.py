@@ -236,6 +236,7 @@ TOKENS: tuple[Bug, ...] = (
             ),
             (tokens.agree, "await io.broadcast(payloads, raised, timeout)", "pass"),
         ),
+        "tests/unit/test_tokens.py::test_tokens_are_ordered_and_unique_under_any_interleaving",
     ),
     Bug(
         "r-th-largest",
