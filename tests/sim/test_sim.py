@@ -186,6 +186,7 @@ def test_a_task_is_cancelled_at_every_await_of_an_acquisition_and_a_release() ->
         ),
         # The release of several names did not follow a vote that was restored for one of them.
         (1351, SEVERAL),
+        (1365, SEVERAL),
         # Not repaired but waited for: a node that had been stopped until after the last fault was thought to be well.
         (5000579, STOPPED),
     ],

@@ -26,6 +26,7 @@ async def wait_for_each(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ball
     missing_since: float | None = None
     while True:
         parts: list[Hold] = []
+        whole: Hold | None = None
         missing: CopiesMissing | None = None
         who = acquisition.identify(io.nonce)
         try:
@@ -48,6 +49,9 @@ async def wait_for_each(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ball
             for part_hold in parts:
                 queues.forget(part_hold)
                 part_hold.give_up()
+                if part_hold.healed and whole is None:
+                    # The release must follow the restored vote on the watchdog's connections, too.
+                    queues.abandon(part_hold)
         if missing is None:
             withdraw(io, acquisition)  # a part is lost: begin again
         else:
