@@ -179,22 +179,19 @@ class Observer:
                     self.complain(10, f"{hold.name}: counts a vote of n{index}, which had forgotten {age:.3f} s before")
 
     def _held_on_a_majority(self, client: Client, hold: Hold) -> None:
+        """Each of its names is, by whichever majority: what was joined of parts may have a different one for each."""
         if not (self.expected_guarantees.exclusive and self.valid(client, hold)):
             return
         group, until = client.group, client.clock.when(hold.deadline)
         # A node that has forgotten and may vote for nobody before this one is over is as good as one that holds it.
-        on = [
-            node.index
-            for node in self.nodes
-            if all(self._keeps(node, key, hold.who, until) for key in hold.keys)
-            or (group.guard and not node.may_vote(group.marker_key))
-        ]
-        if len(on) < group.need:
-            left = hold.deadline - client.clock.now()
-            self.complain(
-                5,
-                f"{hold.name} is valid for {hold.who.owner!r} for another {left:.3f} s, but held for so long on {on}",
-            )
+        closed = {node.index for node in self.nodes if group.guard and not node.may_vote(group.marker_key)}
+        for key in hold.keys:
+            on = closed | {node.index for node in self.nodes if self._keeps(node, key, hold.who, until)}
+            if len(on) < group.need:
+                left, owner = hold.deadline - client.clock.now(), hold.who.owner
+                self.complain(
+                    5, f"{key!r} is valid for {owner!r} for another {left:.3f} s, but held for so long on {sorted(on)}"
+                )
 
     @staticmethod
     def _keeps(node: Node, key: bytes, who: Identity, until: float) -> bool:

@@ -10,7 +10,7 @@ from handfast.core.hold import HELD, RELEASING, Hold
 from handfast.core.local_queue import Waiter
 from handfast.protocol.claims import QueuedClaim, decode_claim, decode_record
 from handfast.protocol.commands import Identity
-from handfast.protocol.keys import CLAIMS, QUEUE
+from handfast.protocol.keys import CLAIMS, GENERATIONS, QUEUE
 from sim.node import Node
 from sim.store import name_of
 
@@ -127,27 +127,35 @@ class QueueChecks:
         split: dict[bytes, float] = {}
         observer, now = self._observer, self._world.now
         voters = {node: None for client in observer.clients for node in observer.voters(client)}
-        for key, owners in self._waiting_owners().items():
+        for key, waiters in self._waiters().items():
             if any(hold.state in (HELD, RELEASING) for hold in observer.now_held.get(name_of(key), ())):
                 continue
             votes = [node.shows(key) for node in voters]
-            if sum(1 for vote in votes if vote in owners) > len(observer.nodes) // 2:
+            if sum(1 for node in voters if _has_vote_of(node, key, waiters)) > len(observer.nodes) // 2:
                 split[key] = max(observer.granted_at.get(key, 0.0), self._split_since.get(key, now))
                 if now - split[key] > SPLIT:
                     self._complain(17, f"the votes for {key!r} have been split since {split[key]:.3f} s: {votes}")
         self._split_since = split
 
-    def _waiting_owners(self) -> dict[bytes, set[bytes]]:
-        """By key: the owners of waiters whose processes were not stopped lately."""
-        waiting: dict[bytes, set[bytes]] = {}
+    def _waiters(self) -> dict[bytes, list[Identity]]:
+        """By key: the waiters whose processes were not stopped lately."""
+        waiting: dict[bytes, list[Identity]] = {}
         for client, waiter, who in self._heads():
             if client.went_on_for(SPLIT) and len(waiter.acquisition.request.names) == 1:
-                waiting.setdefault(waiter.acquisition.request.key, set()).add(who.owner)
+                waiting.setdefault(waiter.acquisition.request.key, []).append(who)
         return waiting
 
     def forget_splits(self) -> None:
         """Something is wrong at present: split votes may take longer."""
         self._split_since.clear()
+
+
+def _has_vote_of(node: Node, key: bytes, waiters: list[Identity]) -> bool:
+    """The node has given its vote to one of these waiters, and to no other acquisition of the same explicit owner."""
+    owner = node.shows(key)
+    ends = node.table(key + GENERATIONS).items()
+    alive = {generation for generation, end in ends if generation != b"t" and int(end) > node.millis()}
+    return any(who.owner == owner and alive <= {who.generation} for who in waiters)
 
 
 def _alive(node: Node, claim: QueuedClaim, second: int) -> bool:

@@ -105,6 +105,18 @@ def test_an_ended_acquisition_of_an_explicit_owner_is_not_extended() -> None:
     assert script.send(commands.extend([KEY], second, b"20000", LONGEST)) == 1
 
 
+def test_a_lock_of_an_explicit_owner_ends_with_its_last_acquisition() -> None:
+    """An acquisition that ends leaves the lock as long as the others have asked for, and no longer."""
+    script = Script()
+    short, long = Identity.explicit(b"job", b"short"), Identity.explicit(b"job", b"long")
+    script.claim(short, 0, 1_000)
+    script.claim(long, 0, 10_000)
+    assert script.release(long) == 1
+    assert script.holder == b"job"
+    script.world.now = 1.1
+    assert script.holder is None
+
+
 def test_a_waiter_that_finds_its_own_vote_keeps_its_ticket() -> None:
     """On one node a ticket is the time of arrival. With a new one it would yield to later waiters."""
     script, holder, first, second = Script("holder", "first", "second"), *map(someone, ("holder", "first", "second"))

@@ -111,7 +111,7 @@ VOTES: tuple[Bug, ...] = (
         "one-generation-for-all",
         "the release of one acquisition of an explicit owner ends the others",
         (1, 5, 8),
-        ((RELEASES, "if others[i] ~= 't' and tonumber(others[i + 1]) > now_ms then return false end", ""),),
+        ((RELEASES, "if last > now_ms then", "if false then"),),
     ),
     Bug(
         "extension-of-an-ended-generation",

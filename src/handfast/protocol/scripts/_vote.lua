@@ -15,9 +15,14 @@ end
 local function leave(generation)
   if generation == '-' then return true end
   if call('HDEL', KEYS[5], generation) == 0 then return nil end
-  local others = call('HGETALL', KEYS[5])
+  local others, last = call('HGETALL', KEYS[5]), 0
   for i = 1, #others, 2 do
-    if others[i] ~= 't' and tonumber(others[i + 1]) > now_ms then return false end
+    if others[i] ~= 't' then last = math.max(last, tonumber(others[i + 1])) end
+  end
+  if last > now_ms then
+    -- The lock ends with the last of them. This acquisition may have made it longer.
+    if call('PTTL', KEYS[1]) > last - now_ms then call('PEXPIRE', KEYS[1], last - now_ms) end
+    return false
   end
   call('DEL', KEYS[5])
   return true
