@@ -42,8 +42,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
 
 
-def pytest_collection_finish() -> None:
-    """Tests that wait for a collection would wait for that of all test modules, which takes a second."""
+@pytest.fixture
+def small_heap() -> None:
+    """A collection looks only at what the test makes: with all that other tests have left it takes a second."""
     gc.collect()
     gc.freeze()
 

@@ -16,6 +16,7 @@ from tests.support.eventually import eventually, eventually_async
 from tests.support.programs import program
 from tests.support.sync_and_async import Awaited, both, connected, plain
 
+pytestmark = pytest.mark.usefixtures("small_heap")
 needs_server = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
 DROPPING = """

@@ -28,7 +28,7 @@ from sim.faults import SIMULATED, missing
 from sim.observer import INVARIANTS
 from sim.plan import FAULTS, Plan, draw
 
-SEEDS = 100
+SEEDS = 60
 """About 20 s of CPU. `make soak` runs more."""
 CHUNK = 10
 ON_THE_WAY = 0.001

@@ -163,7 +163,7 @@ QUEUES: tuple[Bug, ...] = (
         "the look at another program's key does not ask to be told of its end",
         (11,),
         ((commands.track, "(_TRACKED if tracked else _UNTRACKED) + read", "_UNTRACKED + read"),),
-        "tests/unit/test_queue.py::test_shared_key_is_acquired_when_it_is_deleted_and_nobody_polls",
+        "tests/unit/test_queue.py::test_deleted_shared_key_is_acquired_without_polling",
     ),
     Bug(
         "local-queue-not-woken",
