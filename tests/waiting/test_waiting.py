@@ -380,6 +380,7 @@ async def test_unfenced_holder_has_no_token(mode: str, one: Server) -> None:
         assert (holder.owner, holder.token) == (lease.owner, None)
 
 
+@pytest.mark.usefixtures("small_heap")
 @pytest.mark.parametrize("kind", KINDS)
 @both
 async def test_many_waits_leave_nothing_behind(mode: str, kind: str, one: Server) -> None:
