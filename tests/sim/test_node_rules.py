@@ -117,6 +117,17 @@ def test_a_lock_of_an_explicit_owner_ends_with_its_last_acquisition() -> None:
     assert script.holder is None
 
 
+def test_an_extension_after_a_clock_was_set_back_leaves_other_acquisitions_their_time() -> None:
+    script = Script()
+    outer, inner = Identity.explicit(b"job", b"outer"), Identity.explicit(b"job", b"inner")
+    script.claim(outer, 0, 10_000)
+    script.claim(inner, 0, 1_000)
+    script.node.step(-3600.0)
+    assert script.send(commands.extend([KEY], inner, b"1000", LONGEST)) == 1
+    script.world.now = 9.9
+    assert script.holder == b"job"
+
+
 def test_a_waiter_that_finds_its_own_vote_keeps_its_ticket() -> None:
     """On one node a ticket is the time of arrival. With a new one it would yield to later waiters."""
     script, holder, first, second = Script("holder", "first", "second"), *map(someone, ("holder", "first", "second"))

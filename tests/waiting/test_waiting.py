@@ -134,7 +134,9 @@ async def test_next_waiter_is_right_when_one_leaves(mode: str, how: str, leaver:
         lease = await other.lock("a", fair=fair, ttl=20.0).acquire()
         waiters = []
         for i in range(5):
-            waiters.append(attempt_in_background(lock, wait=0.15 if how == "late" and i == leaver else 10))
+            waiters.append(attempt_in_background(lock, wait=1.0 if how == "late" and i == leaver else 10))
+            # The server knows the first waiter before the client's own queue does.
+            await eventually_async(lambda: bool(queues_of(client)))
             await wait_for_waiters(lock, i + 1)
         left = waiters.pop(leaver)
         if how == "cancelled":

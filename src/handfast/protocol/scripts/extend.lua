@@ -1,5 +1,11 @@
+<<<<<<< HEAD
 -- extend: give n names another ttl, if this acquisition holds all of them. It never shortens a ttl: if one renewal
 -- overtakes another, the longer one must win. A ttl above the longest one shows a clock that was set back.
+=======
+-- extend: give n names another ttl, if this acquisition holds all of them. Never shortens what is there: of two renewals
+-- that pass each other on their way the longer one must stand. More than the longest ttl is a clock that was set back: it
+-- is cut to the longest ttl, because another acquisition of the same owner may have a longer one than this.
+>>>>>>> refs/heads/sim
 -- KEYS   1..n locks; then n generations, if there is a generation
 -- ARGV   1 owner  2 generation ('-': the owner is the acquisition's own)  3 ttl in ms  4 longest ttl in ms
 -- reply  1 extended, 0 the acquisition does not hold all names (nothing was changed)
@@ -9,14 +15,16 @@ for i = 1, n do
   if call('GET', KEYS[i]) ~= owner then return 0 end
   if generation ~= '-' and call('HEXISTS', KEYS[n + i], generation) == 0 then return 0 end
 end
+local function lengthen(key)
+  local left = call('PTTL', key)
+  if left > most then call('PEXPIRE', key, most) elseif left < ttl then call('PEXPIRE', key, ttl) end
+end
 for i = 1, n do
-  local left = call('PTTL', KEYS[i])
-  if left < ttl or left > most then call('PEXPIRE', KEYS[i], ttl) end
+  lengthen(KEYS[i])
   if generation ~= '-' then
     local time = call('TIME')
     call('HSET', KEYS[n + i], generation, time[1] * 1000 + math.floor(time[2] / 1000) + ttl)
-    left = call('PTTL', KEYS[n + i])
-    if left < ttl or left > most then call('PEXPIRE', KEYS[n + i], ttl) end
+    lengthen(KEYS[n + i])
   end
 end
 return 1
