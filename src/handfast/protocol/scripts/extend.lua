@@ -1,11 +1,6 @@
-<<<<<<< HEAD
 -- extend: give n names another ttl, if this acquisition holds all of them. It never shortens a ttl: if one renewal
--- overtakes another, the longer one must win. A ttl above the longest one shows a clock that was set back.
-=======
--- extend: give n names another ttl, if this acquisition holds all of them. Never shortens what is there: of two renewals
--- that pass each other on their way the longer one must stand. More than the longest ttl is a clock that was set back: it
--- is cut to the longest ttl, because another acquisition of the same owner may have a longer one than this.
->>>>>>> refs/heads/sim
+-- overtakes another, the longer one must win. A ttl above the longest one shows a clock that was set back. It is cut to the
+-- longest ttl, because another acquisition of the same owner may have a longer one than this.
 -- KEYS   1..n locks; then n generations, if there is a generation
 -- ARGV   1 owner  2 generation ('-': the owner is the acquisition's own)  3 ttl in ms  4 longest ttl in ms
 -- reply  1 extended, 0 the acquisition does not hold all names (nothing was changed)
