@@ -28,5 +28,6 @@ Several who want one lock:
 By itself:
 
     hold.py                 `python -m bench.hold`: many leases held for a long time
+    names.py                what many distinct names leave on a server
     topologies.py           `python -m bench.topologies`: what Sentinel and Cluster cost
 """
