@@ -190,11 +190,11 @@ def test_history_with_faulty_nodes_in_the_middle_of_hand_overs(fault: str, tmp_p
             began = history.now()
             for number in range(2):
                 NODE_FAULTS[fault](nodes[number], proxies[number])
-                workers.take_turns(TURNS // 5)
+                workers.take_turns(TURNS // 2)
             if fault == "black-holed":
                 for proxy in proxies[:2]:
                     proxy.heal()
-                workers.take_turns(TURNS // 5)
+                workers.take_turns(TURNS // 2)
             ended = history.now()
             found = workers.end()
         check(found, began, ended)
