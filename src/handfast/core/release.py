@@ -1,4 +1,4 @@
-"""Every release there is: of a hold, of a failed acquisition, and of a hold whose owner is gone.
+"""Every release that a client sends: of a hold, of a failed acquisition, and of a hold whose owner is gone.
 
 On each node a release leaves the queue and hands the vote over to the next waiter, in one step (scripts/pass.lua). It
 goes to all nodes, also to nodes that are not known to hold the lock. It is repeatable, and it never touches another
