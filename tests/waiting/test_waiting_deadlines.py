@@ -49,7 +49,7 @@ async def test_wait_ends_at_its_deadline_despite_any_server_fault(mode: str, cou
     async def lateness() -> float:
         with Servers(count) as servers, Relay(servers[0].url) as relay:
             urls: Any = servers.urls if count > 1 else relay.url if fault == "swallowed" else servers[0].url
-            async with connected(mode, urls, node_timeout=0.2) as client:
+            async with connected(mode, urls, **({"node_timeout": 0.5} if count > 1 else {})) as client:
                 if count > 1:
                     await bootstrap(client)
                 for node in servers:
