@@ -19,7 +19,6 @@ needs_spin = pytest.mark.skipif(check.missing_tool() is not None, reason=str(che
 
 @needs_spin
 @pytest.mark.timeout(600)
-@pytest.mark.timeout(300)
 def test_model_is_clean_and_every_quick_mutant_is_caught() -> None:
     done = subprocess.run([sys.executable, CHECKER, "--quick"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
