@@ -16,6 +16,7 @@ from typing import Any, Final
 from handfast.core.handshake import Steps
 from handfast.core.io import CLOSED, SILENT, Collector, Fault, Payloads, payload_for
 from handfast.core.nodes import NOT_CONNECTED, NodeGroup
+from handfast.core.votes import ask_by_broadcast
 from handfast.net.address import Address
 from handfast.net.connection import DISCARD, Connection, Discard, Subscription
 from handfast.net.link import CONNECT_TIMEOUT, GRACE, HUNG, NodeLink
@@ -284,6 +285,9 @@ class SimIO(PushRouter):
                 waiter.set_result(None)
 
     # -- requests --------------------------------------------------------------------------------------------------
+
+    def ask(self, payload: bytes, timeout: float) -> Awaitable[Any]:
+        return ask_by_broadcast(self, payload, timeout)
 
     async def broadcast(self, payloads: Payloads, collector: Collector, timeout: float) -> None:
         waiter = collector.waiter = Waiter()

@@ -100,7 +100,7 @@ class BaseClient(Generic[L, G]):
         self._reports = self._group.observer = Reports(self._call_on_lost)
         self._group.bootstrap_call = f"{self._bootstrap}(client)"
         self._queues = self._new_queues()
-        self._blocks: Blocks[G] = Blocks()
+        self._blocks = Blocks()
         self._configs: dict[tuple[Any, ...], LockConfig] = {}
         _clients.add(self)
         self._belongings = _Belongings(self._group, where)
@@ -273,7 +273,8 @@ class BaseClient(Generic[L, G]):
 
     def _released(self, hold: Hold) -> None:
         """Take a hold out of the schedule after its release, and report it."""
-        self._forget(hold)
+        if self._dog is not None:
+            self._dog.schedule.remove(hold)
         if hold.handed_over or self._queues.wanted:
             self._queues.released(hold)
         if self._reports.listeners:

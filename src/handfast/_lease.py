@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-import weakref
 from collections.abc import MutableMapping
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol
 
 from handfast import log
 from handfast.core import renew
@@ -18,8 +17,6 @@ from handfast.options import duration
 from handfast.protocol.keys import queue_keys
 
 __all__ = ["BaseLease", "BaseLock", "Block", "Blocks", "Reentry", "loss_of"]
-
-G = TypeVar("G", bound="BaseLease")
 
 
 class LeaseKeeper(Protocol):
@@ -58,28 +55,18 @@ class Reentry:
         return True
 
 
-class Block(Generic[G]):
-    """One open `with` block."""
+class Block:
+    """One open `with` block. It does not keep its lease alive: if an interrupt strikes before the first step of
+    `__exit__`, the block is never left, and its lease is released because it is dropped together with its lock."""
 
-    __slots__ = ("caller", "frame", "lease_or_none", "what")
+    __slots__ = ("caller", "frame", "hold")
 
-    def __init__(self, caller: Any, what: object, lease: G, frame: int) -> None:
+    def __init__(self, caller: Any, hold: Hold, frame: int) -> None:
         self.caller = caller
         """The thread or task that entered the block."""
-        # Nothing here may keep the lock or the lease alive. If an interrupt strikes before the first step of `__exit__`,
-        # the block is never left. Its lease is released because it is dropped together with its lock.
-        self.what = id(what)
-        """The id of the lock or lease behind `with`."""
-        self.lease_or_none = weakref.ref(lease)
-        """A weak reference to the lease."""
+        self.hold = hold
         self.frame = frame
         """The id of the frame that contains the block; 0 for asyncio, where it is not needed."""
-
-    @property
-    def lease(self) -> G:
-        lease = self.lease_or_none()
-        assert lease is not None, "the lock behind `with` keeps it"
-        return lease
 
     def encloses_this_call(self) -> bool:
         """Whether this call is made inside the block, directly or not.
@@ -102,51 +89,34 @@ def _runs_a_loop() -> bool:
     return events is not None and events._get_running_loop() is not None
 
 
-class Blocks(Generic[G]):
-    """The open blocks of a client, by caller.
+class Blocks:
+    """The open blocks of a client, by key. A waiter looks here whether it waits for itself.
 
-    They are needed at the end of a block, and at the beginning of a wait. No lock is needed, because callers touch only
-    their own lists. A caller may end a block of another caller, but only while that caller does not touch it.
+    A caller that has entered several times, as an explicit owner or by a reentrant lock, has its outermost block here. If
+    several callers have, it is the first one's. No lock is needed, because every step is atomic.
     """
 
     def __init__(self) -> None:
-        self._open: dict[Any, list[Block[G]]] = {}
+        self._by_key: dict[bytes, Block] = {}
 
-    def enter(self, caller: Any, what: object, lease: G, frame: int = 0) -> None:
-        block = Block(caller, what, lease, frame)
-        blocks = self._open.get(caller)
-        if blocks is None:
-            self._open[caller] = [block]
-            return
-        while blocks and blocks[-1].lease_or_none() is None:
-            blocks.pop()
-        blocks.append(block)
+    def enter(self, block: Block) -> None:
+        hold = block.hold
+        for key in hold.keys if len(hold.names) > 1 else (hold.key,):
+            before = self._by_key.setdefault(key, block)
+            if before is not block and before.hold.state != HELD:
+                self._by_key[key] = block
 
-    def find(self, caller: Any, what: object) -> Block[G] | None:
-        """The innermost block of `with what`: the caller's own or, if it has none, another caller's. Some test frameworks
-        enter a block in one task and end it in another, and a generator may move between threads."""
-        for block in reversed(self._open.get(caller, ())):
-            if block.what == id(what) and block.lease_or_none() is not None:
-                return block
-        others = [block for blocks in list(self._open.values()) for block in blocks if block.what == id(what)]
-        return next((block for block in reversed(others) if block.lease_or_none() is not None), None)
-
-    def leave(self, block: Block[G]) -> None:
-        blocks = self._open.get(block.caller, [])
-        if block in blocks:
-            blocks.remove(block)
-        if not blocks:
-            self._open.pop(block.caller, None)
+    def leave(self, block: Block) -> None:
+        hold = block.hold
+        for key in hold.keys if len(hold.names) > 1 else (hold.key,):
+            if self._by_key.get(key) is block:
+                self._by_key.pop(key, None)
 
     def held_around(self, caller: Any, request: LockRequest, at: float) -> str | None:
         """A requested name that the caller already holds in a block around this call, or None."""
-        for block in self._open.get(caller, ()):
-            lease = block.lease_or_none()
-            if lease is None or not lease._hold.held_at(at):
-                continue
-            held = lease._hold.keys
-            name = next((name for name, key in zip(request.names, request.keys, strict=True) if key in held), None)
-            if name is not None and block.encloses_this_call():
+        for name, key in zip(request.names, request.keys, strict=True):
+            block = self._by_key.get(key)
+            if block is not None and block.caller == caller and block.hold.held_at(at) and block.encloses_this_call():
                 return name
         return None
 
@@ -154,7 +124,7 @@ class Blocks(Generic[G]):
 class BaseLease:
     """A lease: the right to act until `remaining()` is 0. It belongs to no thread or task: any of them may release it."""
 
-    __slots__ = ("__dict__", "__weakref__", "_client", "_hold", "_reentry")
+    __slots__ = ("__dict__", "__weakref__", "_block", "_body", "_client", "_hold", "_reentry")
 
     _left = False
     """This lease of a reentrant lock was released. The hold may go on."""
@@ -166,6 +136,19 @@ class BaseLease:
         self._client = client
         self._hold = hold
         self._reentry = reentry
+        self._block: Block | None = None
+        """The open `with` block of this lease."""
+        self._body: Any = None
+        """Interrupts the body of that block when the lease is lost."""
+
+    def _enter_block(self, caller: Any, frame: int = 0) -> None:
+        self._block = block = Block(caller, self._hold, frame)
+        self._client._blocks.enter(block)
+
+    def _leave_block(self) -> None:
+        block, self._block = self._block, None
+        if block is not None:
+            self._client._blocks.leave(block)
 
     @property
     def name(self) -> str:
@@ -294,11 +277,7 @@ def _shown(seconds: float) -> str:
 class BaseLock(LockRequest):
     """A lock: the names to acquire, and the settings."""
 
-    # `__dict__` is for attributes that few locks need. Python makes it when it is first used.
-    __slots__ = ("__dict__", "_client", "_reentrant")
-
-    _leases: list[Any] | None = None
-    """The leases of the open `with` blocks of this lock."""
+    __slots__ = ("__weakref__", "_client", "_leases", "_reentrant")
 
     def __init__(
         self, client: Any, config: LockConfig, names: tuple[str, ...], owner: bytes | None, *, reentrant: bool = False
@@ -311,16 +290,19 @@ class BaseLock(LockRequest):
         self.owner = owner
         self._client = client
         self._reentrant = reentrant
+        self._leases: list[Any] = []
+        """The leases of the open `with` blocks of this lock. They live as long as the lock, unless a block ends first."""
 
-    def _keep(self, lease: Any) -> None:
-        """Keep the lease of a new block alive for as long as the lock, unless the block ends first."""
-        if self._leases is None:
-            self._leases = []
-        self._leases.append(lease)
-
-    def _drop(self, lease: Any) -> None:
-        if self._leases is not None and lease in self._leases:
-            self._leases.remove(lease)
+    def _innermost(self) -> Any:
+        """The lease of the innermost open block of this lock: the caller's own or, if it has none, another caller's.
+        Some test frameworks enter a block in one task and end it in another, and a generator may move between threads."""
+        leases = self._leases
+        if len(leases) > 1:
+            caller = self._client._caller()
+            for lease in reversed(leases):
+                if lease._block is not None and lease._block.caller == caller:
+                    return lease
+        return leases[-1]
 
     def _timing(self, ttl: object) -> Timing:
         config = self.config

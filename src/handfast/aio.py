@@ -49,7 +49,7 @@ class Lease(BaseLease):
     __slots__ = ()
 
     _client: Client
-    _body: _Body | None = None
+    _body: _Body | None
 
     async def extend(self, ttl: Seconds | None = None) -> None:
         """Renew now. `ttl` replaces the lease's ttl, also for later renewals. Raises LeaseLost if the lease has ended, or
@@ -80,26 +80,27 @@ class Lease(BaseLease):
         return event
 
     async def __aenter__(self) -> Lease:
-        self._begin_block(self)
+        self._begin_block()
         return self
 
-    def _begin_block(self, what: object) -> None:
+    def _begin_block(self) -> None:
         task = asyncio.current_task()
         if self._hold.config.policy.on_lost == "cancel":
             self._body = _Body(self._hold, task)
-        self._client._blocks.enter(task, what, self)
+        self._enter_block(task)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        block = self._client._blocks.find(asyncio.current_task(), self)
-        if block is not None:
-            self._client._blocks.leave(block)
         await self._end_block(kind, error)
 
     async def _end_block(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         cancelled = self._body is not None and self._body.leave()
-        await self.release()
+        self._leave_block()
+        if self._reentry is None:
+            await self._client._release(self._hold)
+        else:
+            await self.release()
         reason = self._hold.reason
         if kind is None and reason:
             raise self._loss(reason)
@@ -193,18 +194,15 @@ class Lock(BaseLock):
 
     async def __aenter__(self) -> Lease:
         lease = await self.acquire()
-        self._keep(lease)
-        lease._begin_block(self)
+        self._leases.append(lease)
+        lease._begin_block()
         return lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        block = self._client._blocks.find(asyncio.current_task(), self)
-        assert block is not None
-        lease = block.lease
-        self._client._blocks.leave(block)
-        self._drop(lease)
+        lease = self._innermost()
+        self._leases.remove(lease)
         await lease._end_block(kind, error)
 
 

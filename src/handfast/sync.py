@@ -13,7 +13,7 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
 from handfast._client import BaseClient, wait_of
-from handfast._lease import BaseLease, BaseLock, Block, Reentry, loss_of
+from handfast._lease import BaseLease, BaseLock, Reentry, loss_of
 from handfast._reports import OnLostCalls
 from handfast.core import guard, inspect
 from handfast.core.acquire import acquire
@@ -57,7 +57,7 @@ class Lease(BaseLease):
     __slots__ = ()
 
     _client: Client
-    _body: ThreadBody | None = None
+    _body: ThreadBody | None
 
     def extend(self, ttl: Seconds | None = None) -> None:
         """Renew now. `ttl` replaces the lease's ttl, also for later renewals. Raises LeaseLost if the lease has ended, or
@@ -88,12 +88,12 @@ class Lease(BaseLease):
         return event
 
     def __enter__(self) -> Lease:
-        self._begin_block(self, id(sys._getframe(1)))
+        self._begin_block(id(sys._getframe(1)))
         return self
 
-    def _begin_block(self, what: object, frame: int) -> None:
+    def _begin_block(self, frame: int) -> None:
         hold, thread = self._hold, threading.get_ident()
-        self._client._blocks.enter(thread, what, self, frame)
+        self._enter_block(thread, frame)
         if hold.config.policy.on_lost == "interrupt":
             from handfast._interrupt import ThreadBody
 
@@ -102,13 +102,7 @@ class Lease(BaseLease):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        blocks = self._client._blocks
-        block = blocks.find(threading.get_ident(), self)
-        try:
-            self._end_block(kind, error)
-        finally:
-            if block is not None:
-                blocks.leave(block)
+        self._end_block(kind, error)
 
     def _end_block(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         if self._body is not None:
@@ -118,6 +112,8 @@ class Lease(BaseLease):
         except BaseException:
             self._give_up()  # an interrupt struck before anything was sent
             raise
+        finally:
+            self._leave_block()
         reason = self._hold.reason
         if not reason:
             return
@@ -186,8 +182,8 @@ class Lock(BaseLock):
     def __enter__(self) -> Lease:
         lease = self.acquire()
         try:
-            self._keep(lease)
-            lease._begin_block(self, id(sys._getframe(1)))
+            self._leases.append(lease)
+            lease._begin_block(id(sys._getframe(1)))
             return lease
         except BaseException:
             lease.release()
@@ -196,24 +192,17 @@ class Lock(BaseLock):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # The block stays registered until it has ended: after an interrupt, its lease must still be found.
-        block: Block[Lease] | None = None
+        # The lease stays in `_leases` until its block has ended: after an interrupt, it must still be found.
+        lease: Lease | None = None
         try:
-            block = self._innermost()
-            block.lease._end_block(kind, error)
+            lease = self._innermost()
+            lease._end_block(kind, error)
         except BaseException:
-            block = self._innermost()
-            block.lease._give_up()
+            lease = lease or self._innermost()
+            lease._give_up()
             raise
         finally:
-            block = block or self._innermost()
-            self._drop(block.lease)
-            self._client._blocks.leave(block)
-
-    def _innermost(self) -> Block[Lease]:
-        block = self._client._blocks.find(threading.get_ident(), self)
-        assert block is not None
-        return block
+            self._leases.remove(lease or self._innermost())
 
 
 def _in_event_loop(lock: Lock) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -24,6 +24,7 @@ from handfast.core.io import CLOSED, Collector, Fault, Payloads, PushListener, p
 from handfast.core.local_queue import Waiter, WaitQueues
 from handfast.core.nodes import NodeGroup
 from handfast.core.schedule import Schedule
+from handfast.core.votes import ask_by_broadcast
 from handfast.discovery.endpoints import locate
 from handfast.net import clock
 from handfast.net.link import CONNECT_TIMEOUT
@@ -282,6 +283,9 @@ class FakeIO(PushRouter):
         return lambda push: self._answers[i].append((None, push))
 
     # -- requests
+
+    def ask(self, payload: bytes, timeout: float) -> Awaitable[Any]:
+        return ask_by_broadcast(self, payload, timeout)
 
     async def broadcast(self, payloads: Payloads, collector: Collector, timeout: float) -> None:
         strikes = self._strikes()

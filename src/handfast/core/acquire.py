@@ -94,12 +94,24 @@ async def take(
     `waiter`: the caller's waiter at the head of its queue; None if it is in no queue.
     """
     done = False
+    request = acquisition.request
     try:
-        hold = await _take(io, access, queues, acquisition, waiter)
+        if not io.ready or not request.group.quorum_can_vote:
+            await prepare(io, acquisition)
+        ballot: Ballot | None = None
+        if request.group.n == 1 or not _claims_first(io, queues, acquisition):
+            channel = b""
+            # On one node, a refused attempt for one name is in the queue at once.
+            if request.config.queues_on_arrival and acquisition.wait != 0 and len(request.names) == 1:
+                channel = io.channels[0] or await _subscribe(io, acquisition)
+            ballot = await attempt(io, acquisition, channel)
+        hold = acquisition.hold
+        if hold is None:
+            hold = await _wait(io, access, queues, acquisition, waiter, ballot)
         if queues.closed:
             queues.check_open()
-        done = hold is not None and hold.who is acquisition.who
-        if hold is not None and done:
+        if hold is not None and hold.who is acquisition.who:
+            done = True
             acquisition.hold = hold
             hold.carrier, hold.asked = io, acquisition.touched
         return hold
@@ -110,18 +122,11 @@ async def take(
             withdraw(io, acquisition)
 
 
-async def _take(
-    io: IO, access: Access, queues: WaitQueues, acquisition: Acquisition, waiter: Waiter | None
+async def _wait(
+    io: IO, access: Access, queues: WaitQueues, acquisition: Acquisition, waiter: Waiter | None, ballot: Ballot | None
 ) -> Hold | None:
-    group = acquisition.request.group
-    if not io.ready or not group.quorum_can_vote:
-        await prepare(io, acquisition)
-    ballot: Ballot | None = None
-    if group.n == 1 or not _claims_first(io, queues, acquisition):
-        queueing = _queues_on_arrival(acquisition) and (bool(io.channels[0]) or await _subscribed(io, acquisition))
-        ballot = await attempt(io, acquisition, queue=queueing)
-        if ballot is None:
-            return acquisition.hold
+    """Wait after an attempt that was refused. `ballot`: its votes; None if no attempt was made."""
+    if ballot is not None:
         await _raise_unless_worth_waiting(io, acquisition, ballot)
     if waiter is not None:
         return await _wait_at_head(io, queues, waiter, ballot)
@@ -148,18 +153,11 @@ def _claims_first(io: IO, queues: WaitQueues, acquisition: Acquisition) -> bool:
     return config.tries is None and not config.exact and len(request.names) == 1 and all(io.channels)
 
 
-def _queues_on_arrival(acquisition: Acquisition) -> bool:
-    """Whether a refused first attempt is in the queue at once: on one node, for one name."""
-    config = acquisition.request.config
-    return config.queues_on_arrival and acquisition.wait != 0 and len(acquisition.request.names) == 1
-
-
-async def _subscribed(io: IO, acquisition: Acquisition) -> bool:
-    """Subscribe if necessary. True if the node has a channel for pushes."""
-    node = acquisition.request.group.nodes[0]
-    if node.no_push is None:
+async def _subscribe(io: IO, acquisition: Acquisition) -> bytes:
+    """Subscribe on a single node. Returns the channel, which is empty if the node cannot push."""
+    if acquisition.request.group.nodes[0].no_push is None:
         await io.subscribe(acquisition.timeout(acquisition.timing.timeout, io.now()))
-    return bool(io.channels[0])
+    return io.channels[0]
 
 
 async def _raise_unless_worth_waiting(io: IO, acquisition: Acquisition, ballot: Ballot) -> None:

@@ -12,11 +12,11 @@ from typing import Any, Final
 from handfast.core import guard, tokens
 from handfast.core.config import LockConfig
 from handfast.core.hold import Hold
-from handfast.core.io import IO, Fault, Payloads, PushListener
+from handfast.core.io import IO, SILENT, Fault, Payloads, PushListener
 from handfast.core.local_queue import Acquisition
 from handfast.core.nodes import Node, NodeGroup
 from handfast.core.release import take_back
-from handfast.core.votes import Ballot, MultiReplyBallot, OneReply, is_grant
+from handfast.core.votes import Ballot, MultiReplyBallot, is_grant
 from handfast.errors import ConfigError
 from handfast.protocol import commands
 from handfast.protocol.claims import Granted, Refused, decode_vote, token_in
@@ -29,6 +29,8 @@ OUTAGE: Final = 5.0
 contended lock for ever; to wait for ever in an outage would be a hang."""
 ARRIVAL: Final = b"0"
 """The ticket of a claim on a single node: the server uses the time of arrival."""
+SET: Final = b"OK"
+"""The reply to a published acquisition (SET NX) that was granted. It is nil if it was refused."""
 
 
 class EarlyPushes:
@@ -78,17 +80,15 @@ async def admit(io: IO, group: NodeGroup, until: float | None) -> None:
         raise ConfigError(error)
 
 
-def attempt(io: IO, acquisition: Acquisition, *, queue: bool = False) -> Coroutine[Any, Any, Ballot | None]:
+def attempt(io: IO, acquisition: Acquisition, channel: bytes = b"") -> Coroutine[Any, Any, Ballot | None]:
     """Make one attempt. If it succeeds, set `acquisition.hold` and return None; otherwise return the ballot.
 
-    `queue`: on a single node, a refused attempt is in the node's queue at once.
+    `channel`: of a single node. A refused attempt is in the node's queue at once, and the node pushes to this channel.
     """
-    request, timing = acquisition.request, acquisition.timing
-    channel = io.channels[0] if queue else b""
     if channel:
         # Listen before the claim is sent: a push may come in the same packet as its reply.
         io.mailbox[acquisition.identify(io.nonce).id] = EarlyPushes()
-    if request.config.alone and len(request.names) == 1 and timing.copies is None:
+    if acquisition.request.config.alone and len(acquisition.request.names) == 1 and acquisition.timing.copies is None:
         return _ask_one(io, acquisition, channel)
     return _ask_all(io, acquisition, channel)
 
@@ -112,18 +112,20 @@ async def _ask_one(io: IO, acquisition: Acquisition, channel: bytes) -> Ballot |
     config, group = request.config, request.group
     who = acquisition.who or acquisition.identify(io.nonce)
     acquisition.touched = 1
-    collected = OneReply()
-    payload = claim_payload(acquisition, who, group.nodes[0], b"0", ARRIVAL if channel else b"", channel)
+    if config.exact and request.owner is None:
+        payload = commands.set_nx(request.key, who.owner, timing.ttl_ms)
+    else:
+        payload = claim_payload(acquisition, who, group.nodes[0], b"0", ARRIVAL if channel else b"", channel)
     acquisition.sent = sent = io.now()
     standstills = group.standstills
     timeout = timing.timeout if acquisition.until is None else acquisition.timeout(timing.timeout, sent)
-    await io.broadcast(payload, collected, timeout)
-    reply, deadline = collected.reply, sent + timing.validity
-    if type(reply) is int and io.now() < deadline and group.standstills == standstills:
+    reply = await io.ask(payload, timeout)
+    deadline = sent + timing.validity
+    if (type(reply) is int or reply == SET) and io.now() < deadline and group.standstills == standstills:
         acquisition.hold = make_hold(acquisition, deadline, sent, 1, reply if config.fence else 0, standstills)
         return None
     ballot = Ballot(1, 1, reduce=_read_unguarded)
-    if collected.decided:
+    if reply is not SILENT:
         ballot.add(0, reply)
     _forget_refusals(acquisition, ballot, queued=bool(channel))
     if ballot.won:  # an explicit owner holds the lock already, or a repeated claim has found its own vote
@@ -187,6 +189,8 @@ def claim_payload(
 
 def _read_unguarded(_: int, reply: Any) -> Any:
     """Decode a vote of an unguarded node. The usual grant is an integer, the token, and needs no decoding."""
+    if reply is None:
+        return Refused(0, b"", True, 0, None)  # the published protocol does not name the holder
     return reply if type(reply) is int else decode_vote(reply)
 
 

@@ -128,7 +128,7 @@ class LockConfig:
         self.timing = self.timing_for(policy.ttl)
         self.queues_on_arrival = group.n == 1 and not self.exact and policy.tries is None and self.timing.copies is None
         """An attempt is a claim as well: there is a single node, and the ticket is the time of arrival there."""
-        self.alone = group.n == 1 and not group.guard and not self.exact
+        self.alone = group.n == 1 and not group.guard
         """One reply decides: there is a single node without a guard."""
         self._key_start = policy.prefix.encode() + b"{"
 

@@ -79,7 +79,7 @@ def handshake(
     about = replies[-ABOUT_REPLIES:]
     info = eviction.fields(about)
     eviction.note(node, info, warn)
-    node.ladder = "delifeq" if knows(replies[0]) else "delex" if knows(replies[1]) else ""
+    node.deletes_by = "delifeq" if knows(replies[0]) else "delex" if knows(replies[1]) else ""
     node.tracks = node.no_push is None and type(replies[2]) is not Fault
     _refuse(replies[3:-ABOUT_REPLIES])
     if moves:

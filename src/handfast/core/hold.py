@@ -6,7 +6,7 @@
 
 RELEASED, LOST and REVOKED are final: such a hold is never renewed or held again, even if its key is still there. Nothing
 is sent for a LOST hold. A hold is REVOKED when its client closes: to the holder this looks like a loss, and the client
-releases the keys. `TRANSITIONS` is the table that `Hold._move` looks up.
+releases the keys.
 
 The caller's thread and the watchdog's may try to leave HELD at the same moment, one to release and one to declare a
 loss. There is one permit to leave HELD, and taking it is atomic.
@@ -21,22 +21,13 @@ from typing import Any, Final
 from handfast.core.config import LockKeys
 from handfast.protocol.commands import NO_GENERATION, Identity
 
-__all__ = ["HELD", "LOST", "RELEASED", "RELEASING", "REVOKED", "TRANSITIONS", "CohortTurn", "Hold"]
+__all__ = ["HELD", "LOST", "RELEASED", "RELEASING", "REVOKED", "CohortTurn", "Hold"]
 
 HELD: Final = "held"
 RELEASING: Final = "releasing"
 RELEASED: Final = "released"
 LOST: Final = "lost"
 REVOKED: Final = "revoked"
-
-TRANSITIONS: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
-    {
-        (HELD, "begin_release"): RELEASING,
-        (RELEASING, "finish_release"): RELEASED,
-        (HELD, "mark_lost"): LOST,
-        (HELD, "revoke"): REVOKED,
-    }
-)
 
 
 class CohortTurn:
@@ -55,14 +46,19 @@ class CohortTurn:
 class Hold(LockKeys):
     """One lock that is held: its keys, its deadline and its nodes. Times are on the driver's `now` clock."""
 
-    # There may be 100,000 holds. So only attributes that every hold sets have a slot; the others are class attributes
+    # There may be 100,000 holds. So only attributes that most holds set have a slot; the others are class attributes
     # until a hold needs another value.
     __slots__ = (
         "__dict__",
         "__weakref__",
         "_permit",
+        "asked",
+        "carrier",
         "deadline",
         "granted_at",
+        "handed_over",
+        "on_lost",
+        "release_unconfirmed",
         "renew_from",
         "slot",
         "state",
@@ -88,24 +84,14 @@ class Hold(LockKeys):
     """Nodes, as bits, that said "not yours" too late to be healed at once."""
     healed = False
     """The watchdog has restored a vote. The release must follow it on the watchdog's connections as well."""
-    release_unconfirmed = False
-    """A node may not have carried out the release, so the watchdog repeats it."""
-    carrier: Any = None
-    """The connections that carried the acquisition. A release on others may overtake a request that is under way."""
-    asked = 0
-    """Nodes, as bits, that were asked for a vote."""
     may_arrive_late = False
     """The claim may still be under way on a connection that was closed, so the watchdog releases it twice."""
     repeat_release: Callable[[Hold], Any] | None = None
     """Makes the watchdog repeat the release. Called if a node fails after a majority has confirmed it."""
-    handed_over = False
-    """The release has given a vote to a waiter, so other clients want this lock."""
     abandoned = False
     """The hold was a lease that its caller can no longer release, so the watchdog releases it."""
     claimed = 0
     """Nodes, as bits, in whose queues the acquisition waited: a claim may be left there."""
-    on_lost: tuple[Callable[[], Any], ...] = ()
-    """Called, in the thread that notices, when the hold is lost or revoked."""
     reserved_tokens = 0
     """In a cohort: tokens beyond its own, for the holds that follow it."""
     handovers = 0
@@ -138,6 +124,16 @@ class Hold(LockKeys):
         """The slot in the schedule. Only the schedule uses it."""
         self.state = HELD
         self._permit = [True]
+        self.carrier: Any = None
+        """The connections that carried the acquisition. A release on others may overtake a request that is under way."""
+        self.asked = 0
+        """Nodes, as bits, that were asked for a vote."""
+        self.on_lost: tuple[Callable[[], Any], ...] = ()
+        """Called, in the thread that notices, when the hold is lost or revoked."""
+        self.release_unconfirmed = False
+        """A node may not have carried out the release, so the watchdog repeats it."""
+        self.handed_over = False
+        """The release has given a vote to a waiter, so other clients want this lock."""
 
     @property
     def explicit_owner(self) -> bool:
@@ -151,44 +147,40 @@ class Hold(LockKeys):
 
     # -- transitions
 
-    def _move(self, event: str) -> bool:
-        """Make a transition. False if the table has none, or another thread was first."""
-        state = self.state  # read once: another thread may change it between two reads
-        target = TRANSITIONS.get((state, event))
-        if target is None:
+    def _leave_held(self, state: str) -> bool:
+        """Move from HELD to `state`. False if the hold is not held any more, or another thread was first."""
+        try:
+            self._permit.pop()
+        except IndexError:
             return False
-        if state == HELD:
-            try:
-                self._permit.pop()
-            except IndexError:
-                return False
-        self.state = target
+        self.state = state
         return True
 
     def begin_release(self) -> bool:
         """Begin the release. True for the one caller that made the transition."""
-        return self._move("begin_release")
+        return self._leave_held(RELEASING)
 
     def finish_release(self) -> None:
-        self._move("finish_release")
+        if self.state == RELEASING:
+            self.state = RELEASED
 
     def mark_lost(self, reason: str) -> bool:
         """Mark the hold lost. True for the one caller that made the transition, after all listeners were called."""
-        return self._end_early("mark_lost", reason)
+        return self._end_early(LOST, reason)
 
     def revoke(self, reason: str) -> bool:
         """Take the hold from its holder, to whom this looks like a loss. True for the one caller that made the
         transition. That caller must release it on the servers."""
-        return self._end_early("revoke", reason)
+        return self._end_early(REVOKED, reason)
 
     def forget(self, reason: str) -> None:
         """Mark the hold lost in the child after a fork. No listener is called: it might wait for a lock for ever."""
         self.on_lost = ()
-        self._end_early("mark_lost", reason, silently=True)
+        self._end_early(LOST, reason, silently=True)
 
-    def _end_early(self, event: str, reason: str, *, silently: bool = False) -> bool:
+    def _end_early(self, state: str, reason: str, *, silently: bool = False) -> bool:
         before, self.reason = self.reason, reason
-        if not self._move(event):
+        if not self._leave_held(state):
             self.reason = before
             return False
         for listener in self.on_lost:

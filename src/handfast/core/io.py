@@ -185,6 +185,13 @@ class IO(Protocol):
         """
         ...
 
+    def ask(self, payload: bytes, timeout: float) -> Awaitable[Any]:
+        """A round trip with the only node of a group: returns its reply or Fault, or SILENT after `timeout` seconds.
+
+        This is `broadcast` without a collector, because nothing has to be counted.
+        """
+        ...
+
     def send(self, payloads: Payloads, collector: Collector) -> None:
         """Send, and return at once. Replies and Faults reach the collector during later calls of `wait`."""
 

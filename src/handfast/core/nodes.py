@@ -47,7 +47,7 @@ class Node:
         "incarnation",
         "index",
         "label",
-        "ladder",
+        "deletes_by",
         "marker",
         "no_push",
         "opens_at",
@@ -64,7 +64,7 @@ class Node:
         """The node's address without secrets, as errors and `lease.votes` show it."""
         self.fault: Fault | None = NOT_CONNECTED
         """Why the last connection failed or ended; None while connected."""
-        self.ladder = ""
+        self.deletes_by = ""
         """How the node compares and deletes: 'delifeq' (Valkey), 'delex' (Redis 8.4) or '' (a script)."""
         self.run_id = ""
         """The id of the server's process; empty if the server does not tell it."""

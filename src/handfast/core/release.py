@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from handfast.core.config import LockKeys
 from handfast.core.hold import Hold
-from handfast.core.io import IO, Fault, Payloads, payload_for
-from handfast.core.votes import Ballot, MultiReplyBallot, OneReply
+from handfast.core.io import IO, SILENT, Fault, Payloads, payload_for
+from handfast.core.votes import Ballot, MultiReplyBallot
 from handfast.protocol import commands
 from handfast.protocol.commands import Identity
 from handfast.protocol.keys import queue_keys
@@ -43,13 +43,12 @@ def payloads(target: LockKeys, who: Identity, floor: int = 0) -> Payloads:
 
 def _published(target: LockKeys, who: Identity) -> Payloads:
     """The commands of the published protocol. Nodes differ in how they compare and delete."""
-    ladders = {
-        ladder: b"".join(commands.delete_owned(ladder, key, who.owner) for key in target.keys)
-        for ladder in {node.ladder for node in target.group.nodes}
-    }
-    if len(ladders) == 1:
-        return next(iter(ladders.values()))
-    return [ladders[node.ladder] for node in target.group.nodes]
+    ways = [node.deletes_by for node in target.group.nodes]
+
+    def payload(way: str) -> bytes:
+        return b"".join([commands.delete_owned(way, key, who.owner) for key in target.keys])
+
+    return payload(ways[0]) if ways.count(ways[0]) == len(ways) else [payload(way) for way in ways]
 
 
 def _ballot(target: LockKeys, need: int, asked: int = 0) -> Ballot:
@@ -80,31 +79,36 @@ async def release(io: IO, hold: Hold) -> bool:
 
     Afterwards `hold.release_unconfirmed` says whether the watchdog must repeat the release.
     """
-    config = hold.config
-    group = config.group
+    config, timeout = hold.config, hold.config.timing.timeout
     in_time = io.now() < hold.deadline
     if not hold.begin_release():
         return False
     hold.release_unconfirmed = True
     if not io.ready:
-        await io.connect(group.need, max(0.5, config.timing.timeout))
-    words = payloads(hold, hold.who, hold.token_floor if group.n > 1 else 0)
+        await io.connect(config.group.need, max(0.5, timeout))
     if not config.alone or len(hold.names) > 1:
-        ballot = _ballot(hold, group.need)
-        await io.broadcast(words, ballot, config.timing.timeout)
+        ballot = _ballot(hold, config.group.need)
+        await io.broadcast(payloads(hold, hold.who, hold.token_floor), ballot, timeout)
         return await _conclude(io, hold, ballot, in_time)
     # A single node: its reply decides, and no ballot is needed unless it is unusual.
-    collected = OneReply()
-    await io.broadcast(words, collected, config.timing.timeout)
-    if collected.reply in (RELEASED, HANDED_OVER) and in_time and not hold.healed:
+    reply = await io.ask(_payload(hold), timeout)
+    if (reply == RELEASED or reply == HANDED_OVER) and in_time and not hold.healed:
         hold.release_unconfirmed = False
-        hold.handed_over = collected.reply == HANDED_OVER
+        hold.handed_over = reply == HANDED_OVER
         hold.finish_release()
         return True
     ballot = _ballot(hold, 1)
-    if collected.decided:
-        ballot.add(0, collected.reply)
+    if reply is not SILENT:
+        ballot.add(0, reply)
     return await _conclude(io, hold, ballot, in_time)
+
+
+def _payload(hold: Hold) -> bytes:
+    """The command that releases one name on a single node."""
+    config = hold.config
+    if config.exact:
+        return commands.delete_owned(hold.group.nodes[0].deletes_by, hold.key, hold.who.owner)
+    return commands.pass_on(hold.queue_keys, config.guard_keys, hold.who, b"0", config.retention_arg)
 
 
 async def _conclude(io: IO, hold: Hold, ballot: Ballot, in_time: bool) -> bool:

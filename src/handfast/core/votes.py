@@ -10,10 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from handfast.core.io import Fault
+from handfast.core.io import IO, SILENT, Fault
 from handfast.protocol.claims import Granted
 
-__all__ = ["AllReplies", "Ballot", "BatchBallot", "MultiReplyBallot", "OneReply", "is_grant", "majority"]
+__all__ = [
+    "AllReplies",
+    "Ballot",
+    "BatchBallot",
+    "MultiReplyBallot",
+    "OneReply",
+    "ask_by_broadcast",
+    "is_grant",
+    "majority",
+]
 
 
 def majority(nodes: int) -> int:
@@ -32,18 +41,29 @@ def is_grant(answer: Any) -> bool:
 class OneReply:
     """Collects the reply of a single node. Nothing has to be counted."""
 
+    __slots__ = ("decided", "over", "reply", "waiter")
+
     width = 1
-    decided = False
-    over = False
     until = float("inf")
-    waiter: Any = None
-    reply: Any = None
+
+    def __init__(self) -> None:
+        self.decided = False
+        self.over = False
+        self.waiter: Any = None
+        self.reply: Any = None
 
     def add(self, node: int, reply: Any) -> bool:
         if self.decided:
             return False  # the reply of a node that was given up comes too late
         self.decided, self.reply = True, reply
         return True
+
+
+async def ask_by_broadcast(io: IO, payload: bytes, timeout: float) -> Any:
+    """`IO.ask` for drivers that have no quicker way."""
+    collected = OneReply()
+    await io.broadcast(payload, collected, timeout)
+    return collected.reply if collected.decided else SILENT
 
 
 class Ballot:

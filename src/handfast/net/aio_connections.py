@@ -207,6 +207,30 @@ class AioConnections(PushRouter, RequestTimeouts):
                 raise asyncio.CancelledError  # see ReplyFuture.cancel
 
     @types.coroutine
+    def ask(self, payload: bytes, timeout: float) -> Generator[ReplyFuture, None, Any]:
+        """See IO.ask. The future that the task awaits is the collector as well."""
+        future = self._future()
+        if self.up:
+            self._shared.append(payload)
+            self._collectors.append(future)
+            if not self.turning:
+                self.turning = True
+                self._call_soon(self._flush)
+        else:
+            collector: Any = future
+            self._send_each(payload, collector)
+        if timeout != self._timeout:
+            self._regroup(timeout)
+        self._fresh.append(future)
+        if type(timeout) is CappedTimeout:
+            self.loop.call_later(timeout.most, self._silence, future)
+        if not future.over:
+            yield future
+            if not hasattr(future, "reply"):
+                raise asyncio.CancelledError  # see ReplyFuture.cancel
+        return future.reply
+
+    @types.coroutine
     def wait_for(self, wakeup: TaskWakeup, seconds: float | None) -> Generator[ReplyFuture, None, None]:
         """See IO.wait."""
         if not wakeup.is_set:

@@ -113,32 +113,27 @@ class Connection:
                 if kind is _Push:
                     if self.on_push is not None:
                         self.on_push(self.index, reply)
-                elif not self.pending:
+                elif self.pending:
+                    self._collect(from_reply(str(reply)) if kind is _ReplyError else reply)
+                else:
                     self.fail(Fault("protocol", f"sent a reply that nobody asked for: {reply!r}"[:200]))
                     return
-                else:
-                    self._collect(from_reply(str(reply)) if kind is _ReplyError else reply)
         except (hiredis.ProtocolError, TypeError) as error:
             # The parser raises TypeError for a map with an unhashable key.
             self.fail(Fault("protocol", f"does not speak Redis' protocol ({error})", lasting=True))
 
     def _collect(self, reply: Any) -> None:
         """Give a reply to the first collector in `pending`."""
-        collector = self.pending[0]
-        if collector.width > 1:
+        width = self.pending[0].width
+        if width > 1:
             self._partial.append(reply)
-            if len(self._partial) < collector.width:
+            if len(self._partial) < width:
                 return
             reply, self._partial = self._partial, []
-        self.pending.popleft()
+        collector = self.pending.popleft()
         payload = self.sent.popleft()
-        if (type(reply) is Fault or collector.width > 1) and self._again(collector, payload, reply):
-            return
-        # This is `answer`, inlined: it runs for each reply of each node.
-        if collector.add(self.index, reply):
-            waiter = collector.waiter
-            if waiter is not None and not waiter.over:
-                waiter.set_result(None)
+        if (width == 1 and type(reply) is not Fault) or not self._again(collector, payload, reply):
+            self.answer(collector, reply)
 
     def answer(self, collector: Any, reply: Any) -> None:
         """Give a reply to its collector."""

@@ -27,12 +27,18 @@ class Waker(Protocol):
 
 
 class ReplyFuture:
-    """A future for one waiting task. Each waker has a subclass of its own: see `reply_futures_of`."""
+    """A future for one waiting task. Each waker has a subclass of its own: see `reply_futures_of`.
+
+    It is the collector of a request to a single node as well: the node's reply is its result.
+    """
 
     __slots__ = ("_asyncio_future_blocking", "callback", "context", "over", "reply")
 
     _loop: asyncio.AbstractEventLoop
     _waker: Waker
+    width = 1
+    until = float("inf")
+    decided = False
 
     def __init__(self) -> None:
         self._asyncio_future_blocking = True
@@ -49,6 +55,16 @@ class ReplyFuture:
         if not woken:
             self._waker.wake_soon()
         woken.append(self)
+
+    @property
+    def waiter(self) -> Any:
+        return self
+
+    def add(self, node: int, reply: Any) -> bool:
+        """See Collector."""
+        if not self.over:
+            self.set_result(reply)
+        return False
 
     # -- what asyncio.Task asks of a future ------------------------------------------------------------------------
 

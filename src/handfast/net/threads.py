@@ -8,7 +8,8 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, Final, TypeVar
 
-from handfast.core.io import Collector, Payloads
+from handfast.core.io import SILENT, Collector, Payloads
+from handfast.core.votes import OneReply
 from handfast.net import clock
 from handfast.net.threads_connections import ThreadConnections
 from handfast.net.wakeup import ThreadWakeup
@@ -44,6 +45,14 @@ class ThreadIO(ThreadConnections, clock.MachineClock):
     def broadcast(self, payloads: Payloads, collector: Collector, timeout: float) -> Awaitable[None]:
         self.round_trip(payloads, collector, timeout)
         return DONE
+
+    @types.coroutine
+    def ask(self, payload: bytes, timeout: float) -> Generator[Any, None, Any]:
+        """See IO.ask."""
+        collected = OneReply()
+        self.round_trip(payload, collected, timeout)
+        return collected.reply if collected.decided else SILENT
+        yield
 
     @types.coroutine
     def wait(self, wakeup: ThreadWakeup, until: float | None) -> Generator[Any, None, None]:

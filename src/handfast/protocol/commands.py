@@ -193,8 +193,8 @@ def set_nx(key: bytes, owner: bytes, ttl_ms: bytes) -> bytes:
     return b"*6\r\n$3\r\nSET\r\n%b%b$2\r\nNX\r\n$2\r\nPX\r\n%b" % (bulk(key), bulk(owner), bulk(ttl_ms))
 
 
-def delete_owned(ladder: str, key: bytes, owner: bytes) -> bytes:
-    return DELETE_OWNED[ladder] % (len(key), key, len(owner), owner)
+def delete_owned(way: str, key: bytes, owner: bytes) -> bytes:
+    return DELETE_OWNED[way] % (len(key), key, len(owner), owner)
 
 
 def seal(marker_key: bytes) -> bytes:
