@@ -15,7 +15,6 @@ from handfast.core.io import Fault
 from handfast.core.nodes import Node, NodeGroup
 from handfast.core.votes import majority
 from handfast.options import policy
-from handfast.protocol.claims import Proof
 
 US = 1_000_000
 VOTER, FORGOT, SILENT = "voter", "forgot", "silent"
@@ -167,22 +166,22 @@ def guarded() -> NodeGroup:
     return group
 
 
-def check(group: NodeGroup, proof: Proof | None, server_us: int = 5 * US) -> Fault | None:
+def check(group: NodeGroup, proof: bytes, server_us: int = 5 * US) -> Fault | None:
     return guard.check_vote(group, 1, proof, server_us, SENT, RECEIVED)
 
 
 def test_vote_with_the_expected_marker_counts() -> None:
     group = guarded()
-    assert check(group, Proof(b"0", MARKER)) is None
+    assert check(group, b"0 " + MARKER) is None
     assert group.closed(group.nodes[1], 10.0) is None
 
 
 @pytest.mark.parametrize(
     "proof",
-    [Proof(b"0", b"1 another:0 17 30000 0"), Proof(b"0", b""), Proof(b"5f", MARKER), None],
+    [b"0 1 another:0 17 30000 0", b"0 ", b"5f " + MARKER, b""],
     ids=["another marker", "no marker", "another promotion", "no proof"],
 )
-def test_vote_without_the_expected_proof_is_a_fault_and_closes_the_node(proof: Proof | None) -> None:
+def test_vote_without_the_expected_proof_is_a_fault_and_closes_the_node(proof: bytes) -> None:
     group = guarded()
     fault = check(group, proof)
     assert fault is not None
@@ -192,9 +191,9 @@ def test_vote_without_the_expected_proof_is_a_fault_and_closes_the_node(proof: P
 
 def test_vote_of_a_node_whose_clock_stepped_forward_is_a_fault_and_makes_it_a_suspect() -> None:
     group = guarded()
-    assert check(group, Proof(b"0", MARKER)) is None
-    assert check(group, Proof(b"0", MARKER)) is None
-    fault = check(group, Proof(b"0", MARKER), 9 * US)
+    assert check(group, b"0 " + MARKER) is None
+    assert check(group, b"0 " + MARKER) is None
+    fault = check(group, b"0 " + MARKER, 9 * US)
     assert fault is not None
     assert fault.kind == "clock"
     assert group.suspects == {1}
@@ -203,7 +202,7 @@ def test_vote_of_a_node_whose_clock_stepped_forward_is_a_fault_and_makes_it_a_su
 
 def test_any_proof_counts_without_a_guard() -> None:
     group = NodeGroup(["node-0"], policy({}), guard=False)
-    assert guard.check_vote(group, 0, None, 0, SENT, RECEIVED) is None
+    assert guard.check_vote(group, 0, b"", 0, SENT, RECEIVED) is None
 
 
 # -- Q -------------------------------------------------------------------------------------------------------------

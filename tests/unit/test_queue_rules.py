@@ -46,7 +46,7 @@ class Waiting:
         """The first attempt was refused, by nodes whose server times were these (0: granted, without a time)."""
         ballot = Ballot(len(times), len(times) // 2 + 1)
         for i, time in enumerate(times):
-            ballot.add(i, Refused(9000, SOMEBODY, False, time, None) if time else Granted(-1, 5, 0, False, 0, None))
+            ballot.add(i, Refused(9000, SOMEBODY, False, time, b"") if time else Granted(-1, 5, 0, False, 0, b""))
         self.queue.seed(ballot, self.io.time, queued=False)
 
     def queued(self) -> None:
@@ -55,7 +55,7 @@ class Waiting:
         self.refused(*times)
         self.sent()
         for i, time in enumerate(times):
-            self.queue.on_reply(i, Refused(9000, SOMEBODY, False, time, None), self.io.time)
+            self.queue.on_reply(i, Refused(9000, SOMEBODY, False, time, b""), self.io.time)
 
     def granted(self, node: int, stamp: int, *, left_ms: int = 1000, age: float = 0.0, inquired: bool = False) -> None:
         """A node's reply to a claim that was sent `age` seconds ago."""

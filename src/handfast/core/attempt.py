@@ -19,7 +19,7 @@ from handfast.core.release import take_back
 from handfast.core.votes import Ballot, MultiReplyBallot, is_grant
 from handfast.errors import ConfigError
 from handfast.protocol import commands
-from handfast.protocol.claims import Granted, Refused, decode_vote, token_in
+from handfast.protocol.claims import Refused, decode_vote, token_in
 from handfast.protocol.commands import Identity
 
 __all__ = ["OUTAGE", "EarlyPushes", "admit", "attempt", "claim_payload", "prepare", "read_vote", "withdraw"]
@@ -167,8 +167,9 @@ def _attempt_payload(acquisition: Acquisition, who: Identity, node: Node, propos
     request, timing = acquisition.request, acquisition.timing
     config = request.config
     if config.exact and len(request.names) == 1 and request.owner is None:
-        payload = commands.set_nx(request.key, who.owner, timing.ttl_ms)
-        return payload + commands.seal(config.group.marker_key) if config.group.guard else payload
+        if config.group.guard:
+            return commands.set_guarded(request.key, config.group.marker_key, who.owner, timing.ttl_ms)
+        return commands.set_nx(request.key, who.owner, timing.ttl_ms)
     if len(request.names) > 1:
         return commands.acquire_all(
             request.keys, config.guard_key_list, who, timing.ttl_ms, config.step, proposal, node.floor,
@@ -190,7 +191,7 @@ def claim_payload(
 def _read_unguarded(_: int, reply: Any) -> Any:
     """Decode a vote of an unguarded node. The usual grant is an integer, the token, and needs no decoding."""
     if reply is None:
-        return Refused(0, b"", True, 0, None)  # the published protocol does not name the holder
+        return Refused(0, b"", True, 0, b"")  # the published protocol does not name the holder
     return reply if type(reply) is int else decode_vote(reply)
 
 
@@ -202,53 +203,32 @@ def read_vote(io: IO, group: NodeGroup, sent: float) -> Callable[[int, Any], Any
     def read(node: int, reply: Any) -> Any:
         vote = decode_vote(reply)
         if type(vote) is Fault:
-            return vote
+            return vote  # one of several replies may be a fault
         return guard.check_vote(group, node, vote.proof, vote.server_us, sent, io.now()) or vote
 
     return read
 
 
 def _ballot(io: IO, acquisition: Acquisition, sent: float) -> Ballot:
-    """The ballot of an attempt. It reads the votes, the seal of a published command, and the copies."""
-    request, copies = acquisition.request, acquisition.timing.copies
-    group = request.group
+    """The ballot of an attempt. It reads the votes and, if copies are needed, their number."""
+    copies, group = acquisition.timing.copies, acquisition.request.group
     read = read_vote(io, group, sent)
-    published = request.config.exact and len(request.names) == 1 and request.owner is None
-    width = 1 + (commands.SEAL_REPLIES if published and group.guard else 0) + (copies is not None)
-    if published:
-        read = _read_published(io, group, sent)
-    if width == 1:
+    if copies is None:
         return Ballot(group.n, group.need, reduce=read)
 
-    def read_all(node: int, replies: list[Any]) -> Any:
-        body = replies[:-1] if copies is not None else replies
-        vote = read(node, body if len(body) > 1 else body[0])
-        if copies is not None and is_grant(vote):
-            return copies.missing(replies[-1]) or vote
-        return vote
+    def read_both(node: int, replies: list[Any]) -> Any:
+        vote = read(node, replies[0])
+        return copies.missing(replies[1]) or vote if is_grant(vote) else vote
 
-    return MultiReplyBallot(group.n, group.need, width, read_all)
-
-
-def _read_published(io: IO, group: NodeGroup, sent: float) -> Callable[[int, Any], Any]:
-    def read(node: int, reply: Any) -> Any:
-        status, *shown = reply if group.guard else (reply,)
-        fault = next((each for each in (status, *shown) if type(each) is Fault), None)
-        if fault is None and shown:
-            proof, server_us = guard.sealed_proof(shown)
-            fault = guard.check_vote(group, node, proof, server_us, sent, io.now())
-        if fault is not None:
-            return fault
-        return Refused(0, b"", True, 0, None) if status is None else Granted(-1, 0, 0, False, 0, None)
-
-    return read
+    return MultiReplyBallot(group.n, group.need, 2, read_both)
 
 
 def _forget_refusals(acquisition: Acquisition, ballot: Ballot, *, queued: bool) -> None:
     """Forget the nodes that have clearly refused: they have no vote to take back, and no claim unless it was `queued`."""
-    for node, answer in enumerate(ballot.answers):
-        if type(answer) is Refused and not queued:
-            acquisition.touched &= ~(1 << node)
+    if ballot.noes and not queued:
+        for node, answer in enumerate(ballot.answers):
+            if type(answer) is Refused:
+                acquisition.touched &= ~(1 << node)
 
 
 async def _conclude(
@@ -257,11 +237,13 @@ async def _conclude(
     """Agree on a token after a majority has granted, and make the hold if the deadline is still ahead. Returns a function
     that takes late votes."""
     request, timing = acquisition.request, acquisition.timing
-    counters = {node: token_in(answer) for node, answer in enumerate(ballot.answers) if is_grant(answer)}
     token: int | None = 0
     if request.config.fence:
-        who = acquisition.identify(io.nonce)
-        token, _ = await tokens.agree(io, request, who, counters, acquisition.timeout(timing.timeout, io.now()))
+        counters = {node: token_in(answer) for node, answer in enumerate(ballot.answers) if ballot.votes >> node & 1}
+        token = tokens.agreed(request.group, counters)
+        if token is None:
+            who = acquisition.identify(io.nonce)
+            token, _ = await tokens.agree(io, request, who, counters, acquisition.timeout(timing.timeout, io.now()))
     deadline = sent + timing.validity
     if token is None or io.now() >= deadline or request.group.standstills != standstills:
         return None

@@ -51,12 +51,15 @@ def clock_stepped(node: Node, sent: float, received: float, server_us: int, drif
         return False
     # Between two readings the offset may move as far as the rates may differ. A slow round trip gives wide bounds, so the
     # earlier bounds may still be better.
-    moved = drift * max(0.0, received - known[2])
-    most = known[1] + moved
+    known_low, known_high, read_at = known
+    moved = drift * (received - read_at) if received > read_at else 0.0
+    most = known_high + moved
     stepped = low > most + STEP_MARGIN
     if stepped:
-        node.step = ClockStep(low - most, high - known[0] + moved, known[2], received)
-    node.clock = (low, high if stepped else min(high, most), received)
+        node.step = ClockStep(low - most, high - known_low + moved, read_at, received)
+    elif most < high:
+        high = most
+    node.clock = (low, high, received)
     return stepped
 
 

@@ -40,7 +40,6 @@ from handfast.core.nodes import Node, NodeGroup
 from handfast.core.votes import AllReplies, Ballot
 from handfast.errors import ConfigError
 from handfast.protocol import commands
-from handfast.protocol.claims import Proof
 from handfast.protocol.resp import encode
 
 __all__ = [
@@ -51,7 +50,6 @@ __all__ = [
     "incarnation",
     "quarantine",
     "repair",
-    "sealed_proof",
     "server_time",
 ]
 
@@ -187,27 +185,15 @@ STEPPED: Final = Fault(
 )
 
 
-def check_vote(
-    group: NodeGroup, index: int, proof: Proof | None, server_us: int, sent: float, received: float
-) -> Fault | None:
+def check_vote(group: NodeGroup, index: int, proof: bytes, server_us: int, sent: float, received: float) -> Fault | None:
     """Why a vote does not count, or None. The node has read `proof` in the same step in which it gave the vote."""
     if not group.guard:
         return None
     node = group.nodes[index]
-    promotion = node.incarnation.partition(b":")[2]
-    if proof is None or not node.marker or proof != (promotion, node.marker):
+    if not proof or proof != node.proof:
         group.set_marker(node, b"")
         return UNREADY
     return STEPPED if read_clock(group, index, sent, received, server_us) else None
-
-
-def sealed_proof(replies: list[Any]) -> tuple[Proof, int]:
-    """Read proof and server time from the replies to `commands.seal`."""
-    marker, time, info = replies
-    fields = incarnation("", info)
-    if b"role:master" not in info:
-        marker = b""
-    return Proof(fields.partition(b":")[2], marker or b""), server_time(time)
 
 
 def incarnation(run_id: str, info: bytes) -> bytes:

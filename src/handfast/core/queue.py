@@ -247,7 +247,7 @@ class ServerQueue:
             vote.answer = fault
             self._failed(vote, fault)
             return
-        vote.answer, self.seen_at = Granted(-1, push.token, push.stamp, False, push.server_us, None), now
+        vote.answer, self.seen_at = Granted(-1, push.token, push.stamp, False, push.server_us, b""), now
         self._count(node, push.stamp, push.token, since + self.acquisition.timing.validity)
 
     def _count(self, node: int, stamp: int, token: int, deadline: float) -> None:
@@ -464,7 +464,7 @@ class ServerQueue:
         """Why a granted vote is not enough: votes of other nodes are missing, or copies."""
         if self.acquisition.timing.copies is not None:
             return Fault("copies", "its copies are not confirmed")
-        return Refused(0, b"", False, 0, None)
+        return Refused(0, b"", False, 0, b"")
 
     def next_look(self) -> float:
         return self.acquisition.earlier(min(vote.due for vote in self.votes))

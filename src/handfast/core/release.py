@@ -92,7 +92,7 @@ async def release(io: IO, hold: Hold) -> bool:
         return await _conclude(io, hold, ballot, in_time)
     # A single node: its reply decides, and no ballot is needed unless it is unusual.
     reply = await io.ask(_payload(hold), timeout)
-    if (reply == RELEASED or reply == HANDED_OVER) and in_time and not hold.healed:
+    if reply in (RELEASED, HANDED_OVER) and in_time and not hold.healed:
         hold.release_unconfirmed = False
         hold.handed_over = reply == HANDED_OVER
         hold.finish_release()
@@ -114,11 +114,13 @@ def _payload(hold: Hold) -> bytes:
 async def _conclude(io: IO, hold: Hold, ballot: Ballot, in_time: bool) -> bool:
     """Read the replies to a release. True if the hold still had the lock."""
     config, group = hold.config, hold.group
-    if _slot_moves(hold, ballot):
-        ballot = _ballot(hold, group.need)
-        await io.broadcast(_published(hold, hold.who), ballot, config.timing.timeout)
-    gone = not ballot.won and ballot.refused() > group.n - group.need
-    failed = any(type(answer) is Fault and hold.is_on(node) for node, answer in enumerate(ballot.answers))
+    gone = failed = False
+    if ballot.noes:
+        if _slot_moves(hold, ballot):
+            ballot = _ballot(hold, group.need)
+            await io.broadcast(_published(hold, hold.who), ballot, config.timing.timeout)
+        gone = not ballot.won and ballot.refused() > group.n - group.need
+        failed = any(type(answer) is Fault and hold.is_on(node) for node, answer in enumerate(ballot.answers))
     hold.release_unconfirmed = hold.healed or failed or not (ballot.won or gone)
     hold.handed_over = HANDED_OVER in ballot.answers
     ballot.failed = hold.release_failed

@@ -103,24 +103,24 @@ class Ballot:
         if reply is None:
             reply = 0
         self.answers[node] = reply
-        if is_grant(reply):
+        yes = is_grant(reply)
+        if yes:
             self.yeses += 1
             self.votes |= 1 << node
-            if self.decided and self.late is not None:
-                self.late(node)
-            certain = self.yeses >= self.need
         else:
             self.noes += 1
-            if self.decided:
-                self._late_no(node, reply)
-            certain = self.asked - self.noes < self.need
-        if self.decided or not certain:
+        if self.decided:
+            self._late(node, reply, yes)
             return False
-        self.decided = True
-        return True
+        self.decided = self.yeses >= self.need if yes else self.asked - self.noes < self.need
+        return self.decided
 
-    def _late_no(self, node: int, reply: Any) -> None:
-        if type(reply) is Fault:
+    def _late(self, node: int, reply: Any, yes: bool) -> None:
+        """Tell of an answer after the decision."""
+        if yes:
+            if self.late is not None:
+                self.late(node)
+        elif type(reply) is Fault:
             if self.failed is not None:
                 self.failed(node)
         elif self.missed is not None and reply == 0:

@@ -106,21 +106,36 @@ class Connection:
     def feed(self, data: bytes) -> None:
         """Parse received bytes and give each reply to its collector."""
         self.reader.feed(data)
-        gets = self.reader.gets
+        gets, pending, sent = self.reader.gets, self.pending, self.sent
         try:
             while (reply := gets()) is not _NOTHING:
                 kind = type(reply)
-                if kind is _Push:
-                    if self.on_push is not None:
-                        self.on_push(self.index, reply)
-                elif self.pending:
-                    self._collect(from_reply(str(reply)) if kind is _ReplyError else reply)
-                else:
-                    self.fail(Fault("protocol", f"sent a reply that nobody asked for: {reply!r}"[:200]))
-                    return
+                if kind is _Push or kind is _ReplyError or not pending or pending[0].width > 1:
+                    if not self._unusual(kind, reply):
+                        return
+                    continue
+                # The usual case, without a further call: one reply, no error. It runs for each reply of each node.
+                sent.popleft()
+                collector = pending.popleft()
+                if collector.add(self.index, reply):
+                    waiter = collector.waiter
+                    if waiter is not None and not waiter.over:
+                        waiter.set_result(None)
         except (hiredis.ProtocolError, TypeError) as error:
             # The parser raises TypeError for a map with an unhashable key.
             self.fail(Fault("protocol", f"does not speak Redis' protocol ({error})", lasting=True))
+
+    def _unusual(self, kind: type, reply: Any) -> bool:
+        """Handle a push, an error, or one of several replies to a payload. False if the connection has failed."""
+        if kind is _Push:
+            if self.on_push is not None:
+                self.on_push(self.index, reply)
+        elif self.pending:
+            self._collect(from_reply(str(reply)) if kind is _ReplyError else reply)
+        else:
+            self.fail(Fault("protocol", f"sent a reply that nobody asked for: {reply!r}"[:200]))
+            return False
+        return True
 
     def _collect(self, reply: Any) -> None:
         """Give a reply to the first collector in `pending`."""

@@ -21,7 +21,6 @@ __all__ = [
     "Granted",
     "Inquiry",
     "Look",
-    "Proof",
     "Push",
     "QueuedClaim",
     "Refused",
@@ -33,13 +32,6 @@ __all__ = [
     "decode_vote",
     "token_in",
 ]
-
-
-class Proof(NamedTuple):
-    """The promotion and the marker that a guarded node shows with a vote: see core/guard.py."""
-
-    promotion: bytes
-    marker: bytes
 
 
 class Granted(NamedTuple):
@@ -54,7 +46,8 @@ class Granted(NamedTuple):
     """A lower ticket waits for this vote."""
     server_us: int
     """The node's time in µs; 0 if it did not tell it."""
-    proof: Proof | None
+    proof: bytes
+    """The promotion and the marker that a guarded node shows with a vote; empty without a guard. See core/guard.py."""
 
 
 class Refused(NamedTuple):
@@ -66,7 +59,7 @@ class Refused(NamedTuple):
     plain: bool
     """The holder has only the key, and no record of a vote: it may be another program."""
     server_us: int
-    proof: Proof | None
+    proof: bytes
 
 
 class Yours(NamedTuple):
@@ -76,7 +69,7 @@ class Yours(NamedTuple):
     stamp: int
     token: int
     server_us: int
-    proof: Proof | None
+    proof: bytes
 
 
 class Inquiry(NamedTuple):
@@ -113,28 +106,17 @@ class VoteRecord(NamedTuple):
     claim: QueuedClaim
 
 
-def _proof(text: bytes) -> Proof | None:
-    if not text:
-        return None
-    promotion, _, marker = text.partition(b" ")
-    return Proof(promotion, marker)
-
-
-def _micros(seconds: bytes, micros: bytes) -> int:
-    return int(seconds) * 1_000_000 + int(micros)
-
-
 def decode_vote(reply: Any) -> Any:
     """Decode a node's reply to Granted or Refused. A reply that is no vote (a fault, a status) is returned unchanged."""
     if type(reply) is int:
-        return Granted(-1, reply, 0, False, 0, None)
+        return Granted(-1, reply, 0, False, 0, b"")
     if type(reply) is not list:
         return reply
-    granted, left, third, fourth, seconds, micros, proof, *rest = reply
-    if granted:
-        inquired = bool(rest and rest[0])
-        return Granted(left, int(third), int(fourth), inquired, _micros(seconds, micros), _proof(proof))
-    return Refused(left, third, bool(fourth), _micros(seconds, micros), _proof(proof))
+    if reply[0]:
+        _, left, token, stamp, seconds, micros, proof, inquired = reply
+        return Granted(left, int(token), int(stamp), inquired == 1, int(seconds) * 1_000_000 + int(micros), proof)
+    _, left, holder, plain, seconds, micros, proof = reply
+    return Refused(left, holder, plain == 1, int(seconds) * 1_000_000 + int(micros), proof)
 
 
 def token_in(answer: Any) -> int:
@@ -155,8 +137,8 @@ def decode_push(text: bytes) -> Push | None:
         if words[0] == b"look":
             return Look(words[1])
         if words[0] == b"yours":
-            proof = _proof(words[6]) if len(words) > 6 else None
-            return Yours(words[1], int(words[2]), int(words[3]), _micros(words[4], words[5]), proof)
+            server_us = int(words[4]) * 1_000_000 + int(words[5])
+            return Yours(words[1], int(words[2]), int(words[3]), server_us, words[6] if len(words) > 6 else b"")
     except (IndexError, ValueError):
         pass
     return None

@@ -16,7 +16,6 @@ from handfast.protocol.scripts import SHA
 __all__ = [
     "INFO_REPLICATION",
     "NO_GENERATION",
-    "SEAL_REPLIES",
     "Identity",
     "acquire_all",
     "claim",
@@ -30,7 +29,7 @@ __all__ = [
     "raise_token",
     "restore_vote",
     "script",
-    "seal",
+    "set_guarded",
     "set_marker",
     "set_nx",
     "track",
@@ -183,8 +182,6 @@ DELETE_OWNED: Final = {
 }
 """The commands that compare and delete in one step, for Valkey, for Redis 8.4 and for any server. The handshake finds out
 which of them a server has."""
-SEAL_REPLIES: Final = 3
-"""The number of replies to `seal`."""
 INFO_REPLICATION: Final = encode(b"INFO", b"replication")
 
 
@@ -193,13 +190,13 @@ def set_nx(key: bytes, owner: bytes, ttl_ms: bytes) -> bytes:
     return b"*6\r\n$3\r\nSET\r\n%b%b$2\r\nNX\r\n$2\r\nPX\r\n%b" % (bulk(key), bulk(owner), bulk(ttl_ms))
 
 
+def set_guarded(key: bytes, marker_key: bytes, owner: bytes, ttl_ms: bytes) -> bytes:
+    """The same on a guarded node, which shows its proof."""
+    return script("set_guarded", (key, marker_key), owner, ttl_ms)
+
+
 def delete_owned(way: str, key: bytes, owner: bytes) -> bytes:
     return DELETE_OWNED[way] % (len(key), key, len(owner), owner)
-
-
-def seal(marker_key: bytes) -> bytes:
-    """Read the proof and the time of a guarded node after a published command, which cannot show them itself."""
-    return encode(b"GET", marker_key) + encode(b"TIME") + INFO_REPLICATION
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------

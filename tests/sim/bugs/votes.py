@@ -40,11 +40,8 @@ VOTES: tuple[Bug, ...] = (
         "a failed attempt is undone only on nodes that were heard to grant it",
         (9, 11),
         (
-            (
-                attempt._forget_refusals,
-                "if type(answer) is Refused and not queued:",
-                "if type(answer) is not Granted and not queued:",
-            ),
+            (attempt._forget_refusals, "if ballot.noes and not queued:", "if not queued:"),
+            (attempt._forget_refusals, "if type(answer) is Refused:", "if not is_grant(answer):"),
         ),
     ),
     Bug(
@@ -142,14 +139,14 @@ GUARD: tuple[Bug, ...] = (
         (
             (guard.quarantine, "group.max_ttl_ms, memory(seen))", 'group.max_ttl_ms, b"0")'),
             (guard.period, "return group.policy.max_ttl * (1 + 2 * group.policy.drift) + MARGIN", "return 0.0"),
-            (guard.check_vote, "if proof is None or not node.marker or proof != (promotion, node.marker):", "if False:"),
+            (guard.check_vote, "if not proof or proof != node.proof:", "if False:"),
         ),
     ),
     Bug(
         "flush-unnoticed",
         "the marker behind the votes is not compared: FLUSHALL on a live connection goes unseen",
         (1, 2, 3, 4, 5, 10),
-        ((guard.check_vote, "if proof is None or not node.marker or proof != (promotion, node.marker):", "if False:"),),
+        ((guard.check_vote, "if not proof or proof != node.proof:", "if False:"),),
     ),
     Bug(
         "any-incarnation",

@@ -1,7 +1,7 @@
--- _vote: part of other scripts. Gives the vote of this node, and makes the proof that a guarded node shows with it.
+-- _vote: part of other scripts. Gives the vote of this node.
 -- An explicit owner may hold the lock several times at once. Each acquisition has a generation of its own in the hash
 -- KEYS[5], with the millisecond at which it ends; field `t` is the token that they share.
--- KEYS   1 lock  5 generations  6 guard marker (guarded only)
+-- KEYS   1 lock  5 generations
 -- needs  call, time, now_ms
 local function take(owner, generation, ttl, token)
   call('SET', KEYS[1], owner, 'PX', ttl)
@@ -26,14 +26,4 @@ local function leave(generation)
   end
   call('DEL', KEYS[5])
   return true
-end
--- The part of the node's incarnation that a script can see: 0, or the replication id that it took at its promotion.
-local function promotion()
-  local info = call('INFO', 'replication')
-  if string.find(info, 'master_replid2:0+\r') then return '0' end
-  return string.match(info, 'master_replid:(%x+)') or '?'
-end
-local function proof()
-  if not KEYS[6] then return '' end
-  return promotion() .. ' ' .. (call('GET', KEYS[6]) or '')
 end

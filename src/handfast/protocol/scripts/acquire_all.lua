@@ -19,6 +19,7 @@ local function name(i)
 end
 name(1)
 --@ _token
+--@ _proof
 --@ _vote
 local id = ''
 --@ _give

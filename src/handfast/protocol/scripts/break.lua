@@ -11,6 +11,7 @@ if token ~= ARGV[2] then return 0 end
 local time, id = call('TIME'), ''
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 --@ _token
+--@ _proof
 --@ _vote
 --@ _give
 call('DEL', KEYS[5]) -- all acquisitions of an explicit owner

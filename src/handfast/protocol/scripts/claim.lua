@@ -13,12 +13,17 @@ local id, owner, generation, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local step, retention, ticket = tonumber(ARGV[5]), tonumber(ARGV[8]), ARGV[10]
 local time = call('TIME')
 --@ _token
--- The usual case: the lock is free and has no waiters, the owner is not explicit, and there is no guard.
+--@ _proof
+local function granted(token)
+  if not KEYS[6] then return tonumber(token) end
+  return {1, ttl, token, '0', time[1], time[2], proof(), 0}
+end
+-- The usual case: the lock is free and has no waiters, and the owner is not explicit.
 local overtakes = ARGV[12] == '1'
-if generation == '-' and not KEYS[6] and (ticket == '' or ticket == '0')
+if generation == '-' and (ticket == '' or ticket == '0')
     and (overtakes or call('EXISTS', KEYS[2]) == 0) and call('SET', KEYS[1], owner, 'NX', 'PX', ttl) then
-  if step == 0 then return 1 end
-  return tonumber(next_token(step, tonumber(ARGV[6]), tonumber(ARGV[7])))
+  if step == 0 then return granted('1') end
+  return granted(next_token(step, tonumber(ARGV[6]), tonumber(ARGV[7])))
 end
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 --@ _vote
@@ -27,8 +32,7 @@ local function grant()
   local token = '1'
   if step > 0 then token = next_token(step, tonumber(ARGV[6]), tonumber(ARGV[7])) end
   take(owner, generation, ttl, token)
-  if not KEYS[6] then return tonumber(token) end
-  return {1, ttl, token, '0', time[1], time[2], proof(), 0}
+  return granted(token)
 end
 if not holder and (ticket == '' or ticket == '0') and (overtakes or call('EXISTS', KEYS[2]) == 0) then
   return grant()

@@ -15,6 +15,7 @@ end
 local time = call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 --@ _token
+--@ _proof
 --@ _vote
 --@ _give
 if call('ZREM', KEYS[2], id) == 1 then

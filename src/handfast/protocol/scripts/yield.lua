@@ -7,6 +7,7 @@ local id, owner, generation, retention = ARGV[1], ARGV[2], ARGV[3], tonumber(ARG
 local time = call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 --@ _token
+--@ _proof
 --@ _vote
 --@ _give
 local holder = call('GET', KEYS[1])
