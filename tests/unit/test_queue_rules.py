@@ -89,7 +89,9 @@ class Waiting:
         return [i for i, vote in enumerate(self.queue.votes) if vote.deadline > self.io.time]
 
     def hold(self) -> Hold | None:
-        return run(self.queue.hold_if_won())
+        now = self.queue.io.now()
+        counted = self.queue.counted(now)
+        return run(self.queue.conclude(counted, now)) if len(counted) >= self.queue.group.need else None
 
 
 # -- rule 1 ------------------------------------------------------------------------------------------------------------

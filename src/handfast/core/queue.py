@@ -59,8 +59,10 @@ __all__ = ["CopiesMissing", "ServerQueue", "begin_again", "can_queue", "wait_in_
 NEVER: Final = float("inf")
 LOOK_AGAIN: Final = 5.0
 """Seconds after which to look again in any case: the key may have no ttl, or a new holder with a shorter ttl may hang."""
-OVERDUE: Final = 0.001
-"""Seconds after the end of a ttl at which the key is certainly gone: servers count whole milliseconds."""
+TOGETHER: Final = 0.0005
+"""Claims that are due within so many seconds are sent together."""
+OVERDUE: Final = 0.001 + TOGETHER
+"""Seconds after the end of a ttl at which to look again. Servers count whole milliseconds, so the key is gone then."""
 RETRY: Final = 0.1
 """Seconds after which to claim again on a node that is unreachable, or may not vote."""
 FOREIGN_LOOK: Final = 0.05
@@ -308,7 +310,7 @@ class ServerQueue:
     async def send_due(self) -> None:
         """Send the claims and yields that are due."""
         io, now = self.io, self.io.now()
-        due = [node for node, vote in enumerate(self.votes) if vote.to_yield or now >= vote.due]
+        due = [node for node, vote in enumerate(self.votes) if vote.to_yield or now + TOGETHER >= vote.due]
         if not due:
             return
         timeout = self.acquisition.timeout(self.acquisition.timing.timeout, now)
@@ -378,15 +380,15 @@ class ServerQueue:
         channel = self.io.channels[node]
         return claim_payload(self.acquisition, self.who, state, self.proposal, self.ticket, channel)
 
-    async def hold_if_won(self) -> Hold | None:
-        """Make the hold if a majority of votes counts now and the nodes agree on a token."""
+    def counted(self, now: float) -> list[int]:
+        """The nodes whose votes count now."""
         if self.standstills != self.group.standstills:
             self.standstills = self.group.standstills
             self._uncount(list(range(self.group.n)))
-        now = self.io.now()
-        counted = [node for node, vote in enumerate(self.votes) if vote.deadline > now]
-        if len(counted) < self.group.need:
-            return None
+        return [node for node, vote in enumerate(self.votes) if vote.deadline > now]
+
+    async def conclude(self, counted: list[int], now: float) -> Hold | None:
+        """Make the hold with a majority of votes, if the nodes agree on a token."""
         self.holds = True
         acquisition, timing = self.acquisition, self.acquisition.timing
         token = 0
@@ -445,6 +447,9 @@ class ServerQueue:
         """Raise if no majority can be reached, and none is expected soon."""
         answers = [vote.answer for vote in self.votes]
         faults = [answer for answer in answers if type(answer) is Fault]
+        if not faults:
+            self.unreachable_since = None
+            return
         if explain.cannot_succeed(self.group, answers) or any(fault.kind == "config" for fault in faults):
             raise self.explain(now)
         if len(faults) <= self.group.n - self.group.need:
@@ -492,11 +497,14 @@ async def wait_in_queue(
             given = waiter.usable(now)
             if given is not None:
                 return given
-            hold = await queue.hold_if_won()
-            if hold is not None:
-                return hold
+            counted = queue.counted(now)
+            if len(counted) >= queue.group.need:
+                hold = await queue.conclude(counted, now)
+                if hold is not None:
+                    return hold
             queue.check_reachable(now)
-            await _reconnect(io, acquisition, queue)
+            if not (io.ready and queue.group.quorum_can_vote and queue.group.all_nodes_vote):
+                await _reconnect(io, acquisition, queue)
             await queue.send_due()
             await io.wait(waiter.wakeup, min(queue.next_look(), waiter.report_at))
     finally:

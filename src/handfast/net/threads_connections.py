@@ -195,7 +195,7 @@ class ThreadConnections(PushRouter):
         now = _clock()
         self._inspect(now)
         for link in self.links:
-            payload = payload_for(payloads, link.index)
+            payload = payloads if type(payloads) is bytes else payload_for(payloads, link.index)
             if payload is None:
                 continue
             if link.connection is not None:
@@ -294,10 +294,10 @@ class ThreadConnections(PushRouter):
         self.inconsistent = before
 
     def _flush(self, link: ThreadLink, connection: Connection) -> None:
-        sock = link.sock
+        sock, out = link.sock, connection.out
         assert sock is not None
-        data = connection.out[0] if len(connection.out) == 1 else b"".join(connection.out)
-        connection.out.clear()
+        data = out.pop() if len(out) == 1 else b"".join(out)
+        out.clear()
         try:
             sent = sock.send(data, link.flags)
         except OSError as error:
@@ -345,12 +345,8 @@ class ThreadConnections(PushRouter):
             return
         if data:
             connection.feed(data)
-        self._after(link, connection, CLOSED if not data else connection.fault)
-
-    def _after(self, link: ThreadLink, connection: Connection, fault: Fault | None) -> None:
-        """Update the link after a read; `fault` if the connection has ended."""
-        if fault is not None:
-            self._down(link, fault)
+        if not data or connection.fault is not None:
+            self._down(link, connection.fault or CLOSED)
             return
         link.asked_at = _clock() if connection.pending else 0.0
         if connection.out:

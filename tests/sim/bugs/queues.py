@@ -81,15 +81,15 @@ QUEUES: tuple[Bug, ...] = (
         (1, 5, 6, 18),
         (
             (ServerQueue._count, "elif now >= deadline:", "elif False:"),
-            (ServerQueue.hold_if_won, "if vote.deadline > now]", "if vote.deadline > 0.0]"),
-            (ServerQueue.hold_if_won, "if self.io.now() >= deadline:", "if False:"),
+            (ServerQueue.counted, "if vote.deadline > now]", "if vote.deadline > 0.0]"),
+            (ServerQueue.conclude, "if self.io.now() >= deadline:", "if False:"),
         ),
     ),
     Bug(
         "until-the-latest-deadline",
         "a lease lasts as long as the last of its votes",
         (1, 5),
-        ((ServerQueue.hold_if_won, "deadline = deadlines[self.group.need - 1]", "deadline = deadlines[0]"),),
+        ((ServerQueue.conclude, "deadline = deadlines[self.group.need - 1]", "deadline = deadlines[0]"),),
     ),
     Bug(
         "pass-keeps-the-claim",
