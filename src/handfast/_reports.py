@@ -146,7 +146,7 @@ class Reports:
         with self._lock:
             return set(self._down)
 
-    def node_up(self, address: str, run_id: str) -> None:
+    def node_up(self, address: str, run_id: str, moved_to: str) -> None:
         """See Observer."""
         with self._lock:
             since = self._down.pop(address, None)
@@ -155,7 +155,7 @@ class Reports:
                 self._run_ids[address] = run_id
         if since is not None:
             seconds = clock.now() - since
-            log.info("%s is back after %.1f s", address, seconds)
+            log.info("%s is %s after %.1f s", address, f"replaced by {moved_to}" if moved_to else "back", seconds)
         elif before and run_id and run_id != before:
             # The node went down and came back while no request was under way.
             seconds = 0.0

@@ -114,6 +114,8 @@ class Lease(BaseLease):
             raise
         finally:
             self._leave_block()
+        if self._body is not None:
+            self._body.left()
         reason = self._hold.reason
         if not reason:
             return
@@ -193,13 +195,12 @@ class Lock(BaseLock):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # The lease stays in `_leases` until its block has ended: after an interrupt, it must still be found.
-        lease: Lease | None = None
+        lease: Any = None
         try:
             lease = self._innermost()
             lease._end_block(kind, error)
         except BaseException:
-            lease = lease or self._innermost()
-            lease._give_up()
+            (lease or self._innermost())._give_up()
             raise
         finally:
             self._leases.remove(lease or self._innermost())

@@ -121,8 +121,9 @@ async def _ask_one(io: IO, acquisition: Acquisition, channel: bytes) -> Ballot |
     timeout = timing.timeout if acquisition.until is None else acquisition.timeout(timing.timeout, sent)
     reply = await io.ask(payload, timeout)
     deadline = sent + timing.validity
+    token: Any = reply if config.fence else 0
     if (type(reply) is int or reply == SET) and io.now() < deadline and group.standstills == standstills:
-        acquisition.hold = make_hold(acquisition, deadline, sent, 1, reply if config.fence else 0, standstills)
+        acquisition.hold = make_hold(acquisition, deadline, sent, 1, token, standstills)
         return None
     ballot = Ballot(1, 1, reduce=_read_unguarded)
     if reply is not SILENT:

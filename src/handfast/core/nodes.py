@@ -101,8 +101,9 @@ class Observer(Protocol):
     def node_down(self, address: str, fault: Fault) -> None:
         """A connection could not be made, or failed while a request was under way."""
 
-    def node_up(self, address: str, run_id: str) -> None:
-        """A connection was made. A restart changes the run_id; it is empty if the server does not tell it."""
+    def node_up(self, address: str, run_id: str, moved_to: str) -> None:
+        """A connection was made. A restart changes the run_id; it is empty if the server does not tell it. `moved_to`: in
+        a cluster, the server that has replaced the one at `address`; empty if it is the same."""
 
     def vote_changed(self, node: Node) -> None:
         """The node's marker was read: `marker` and `opens_at` say whether it may vote."""

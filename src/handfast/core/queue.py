@@ -139,7 +139,7 @@ class _ClaimReplies:
     def __init__(self, queue: ServerQueue, sent: float, nodes: int, width: int = 1) -> None:
         self.width = width
         self._unanswered = nodes
-        self._queue = queue
+        self._queue: ServerQueue | None = queue
         self._sent = sent
         self._read = read_vote(queue.io, queue.group, sent)
         self.until = NEVER
@@ -147,12 +147,19 @@ class _ClaimReplies:
     def add(self, node: int, reply: Any) -> bool:
         if self.width > 1 and type(reply) is list:
             reply = reply[-1]
-        vote = reply if type(reply) is Fault else self._read(node, reply)
+        queue, vote = self._queue, reply if type(reply) is Fault else self._read(node, reply)
         self._unanswered -= 1
-        if not self._unanswered:
-            self._queue.requests.discard(self)
-        self._queue.on_reply(node, vote, self._sent)
+        if queue is not None:
+            if not self._unanswered:
+                queue.requests.discard(self)
+            queue.on_reply(node, vote, self._sent)
         return False
+
+    def end(self) -> None:
+        """End the request, and forget the waiter: an idle connection may keep this for the reply of a node that hangs,
+        and would keep the waiter's client alive."""
+        self.over = True
+        self._queue = None
 
 
 class ServerQueue:
@@ -441,7 +448,7 @@ class ServerQueue:
     def end(self) -> None:
         """End all requests: after NOSCRIPT a connection must not send a claim again behind the release."""
         for replies in self.requests:
-            replies.over = True
+            replies.end()
 
     def check_reachable(self, now: float) -> None:
         """Raise if no majority can be reached, and none is expected soon."""

@@ -150,6 +150,8 @@ class Shard:
         self.preferred = preferred
         """The node that it was made for. None: the node that has the slot."""
         self.slot = slot
+        self.reached: HostPort | None = None
+        """The node of the latest connection."""
 
     def find(self) -> HostPort:
         """See net.address.Resolver."""
@@ -161,6 +163,7 @@ class Shard:
 
     def opened(self, connection: Any, host_port: HostPort, hang_up: Callable[[Any], None]) -> None:
         """See net.address.Resolver."""
+        self.reached = host_port
         self.cluster.connections.opened(connection, self, host_port, hang_up)
 
     def on_redirect(self, host_port: HostPort, fault: Any) -> tuple[int, HostPort, bool] | None:

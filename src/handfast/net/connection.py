@@ -47,6 +47,7 @@ class Discard:
 
 
 DISCARD: Final = Discard()
+NOT_CONFIRMED: Final = Fault("push", "did not confirm a subscription, so it cannot push to waiters", lasting=True)
 
 
 class Connection:
@@ -66,6 +67,7 @@ class Connection:
         "ready",
         "redirected",
         "sent",
+        "subscribed_to",
     )
 
     def __init__(self, index: int, steps: Steps, now: Callable[[], float]) -> None:
@@ -90,6 +92,8 @@ class Connection:
         """Called with an error reply if the server may have moved. True if another connection brings the reply."""
         self.channel = b""
         """The pub/sub channel on which the node reaches this connection alone; empty without a subscription."""
+        self.subscribed_to = b""
+        """The channel whose subscription the server has confirmed last."""
         self._steps = steps
         self._step(None)
 
@@ -128,7 +132,9 @@ class Connection:
     def _unusual(self, kind: type, reply: Any) -> bool:
         """Handle a push, an error, or one of several replies to a payload. False if the connection has failed."""
         if kind is _Push:
-            if self.on_push is not None:
+            if reply[0] == b"subscribe":
+                self.subscribed_to = reply[1]
+            elif self.on_push is not None:
                 self.on_push(self.index, reply)
         elif self.pending:
             self._collect(from_reply(str(reply)) if kind is _ReplyError else reply)
@@ -203,9 +209,9 @@ class Connection:
 class Subscription(Discard):
     """Subscribes the connection to a channel of its own.
 
-    A server confirms a subscription by a push, which is not in the order of replies. So a TIME follows, and its reply
-    confirms the subscription. A refusal is a reply, and comes before that of TIME. Every user has the right to TIME,
-    because the scripts need it; a refused command here would be taken for a refused subscription.
+    A server confirms a subscription by a push, which is not in the order of replies, and refuses it by a reply. So a TIME
+    follows, which always has a reply. If the push came before that reply, the subscription is confirmed. Otherwise the
+    first reply is the refusal, and TIME has another one. An error of TIME does not matter.
     """
 
     __slots__ = ("_connection", "_done", "_name")
@@ -222,12 +228,18 @@ class Subscription(Discard):
         return encode(b"SUBSCRIBE", self._name) + encode(b"TIME")
 
     def add(self, node: int, reply: Any) -> bool:
-        connection, fault = self._connection, reply if type(reply) is Fault else None
-        if fault is None:
+        connection = self._connection
+        fault: Fault | None = None
+        if connection.fault is not None:
+            fault = connection.fault
+        elif connection.subscribed_to == self._name:
             connection.channel = self._name
-        elif connection.fault is None:
-            connection.pending.appendleft(DISCARD)
+        elif type(reply) is Fault:
+            fault = reply
+            connection.pending.appendleft(DISCARD)  # for the reply to TIME
             connection.sent.appendleft(b"")
+        else:
+            fault = NOT_CONFIRMED
         self._done(node, fault)
         return False
 

@@ -65,11 +65,16 @@ class NodeLink:
         preferred = getattr(self.address.resolver, "preferred", None) if self.address.cluster is not None else None
         return self.address.label if preferred is None else f"{self.address.label} at {preferred[0]}:{preferred[1]}"
 
+    def _moved_to(self) -> str:
+        """In a cluster, the host and port of the server if it is another one than `place` says; else empty."""
+        preferred, reached = (getattr(self.address.resolver, name, None) for name in ("preferred", "reached"))
+        return f"{reached[0]}:{reached[1]}" if reached is not None and reached != preferred else ""
+
     def connected(self, connection: Connection) -> None:
         self.connection, self.fault, self.failures, self.asked_at = connection, None, 0, 0.0
         self.group.connected(self.index)
         if self.group.observer is not None:
-            self.group.observer.node_up(self.place, self.group.nodes[self.index].run_id)
+            self.group.observer.node_up(self.place, self.group.nodes[self.index].run_id, self._moved_to())
 
     def failed(self, fault: Fault, now: float) -> None:
         # A lost connection may be made again at once. After a failed try the next one waits.

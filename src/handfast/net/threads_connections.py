@@ -36,6 +36,8 @@ __all__ = ["ThreadConnections", "ThreadLink"]
 
 IDLE_CHECK: Final = 0.05
 """Seconds. After a longer rest the next operation first checks whether a server has closed its connection."""
+READS_AT_ONCE: Final = 4
+"""How often such a check reads from the connections at most."""
 
 _READ = select.POLLIN | select.POLLERR | select.POLLHUP
 _NOBODY: Final[tuple[Payloads, Collector | None]] = ((), None)
@@ -252,7 +254,11 @@ class ThreadConnections(PushRouter):
 
     def wake(self) -> None:
         """Notice connections that were closed during a rest. Called before an operation."""
-        self._wait(0)
+        for _ in range(READS_AT_ONCE):  # a late reply may come before the end of a connection
+            events = self._poller.poll(0)
+            if not events:
+                break
+            self._handle(events)
 
     def subscribe_now(self, timeout: float) -> None:
         """See IO.subscribe."""
