@@ -27,7 +27,7 @@ __all__ = ["Node"]
 
 NEVER: Final = float("-inf")
 _SHA: Final = {scripts.TEXT[name]: scripts.SHA[name] for name in scripts.NAMES}
-_VOTES: Final = frozenset({"claim", "acquire_all"})
+_VOTES: Final = frozenset({"claim", "acquire_all", "set_guarded"})
 _GIVES_BACK: Final = frozenset({"pass", "yield"})
 _OWNER: Final = {name: 1 if name in ("claim", "pass", "yield") else 0 for name in scripts.NAMES}
 """By script: which of its arguments is the owner."""
@@ -216,7 +216,7 @@ class Node(Store):
         script, keys = lua.NAMES[words[1]], int(words[2])
         owner = words[3 + keys + _OWNER[script]] if script != "set_marker" else b""
         if script in _VOTES:
-            for key in words[3 : 3 + (1 if script == "claim" else int(words[3 + keys + 3]))]:
+            for key in words[3 : 3 + (int(words[3 + keys + 3]) if script == "acquire_all" else 1)]:
                 self._witness.voted(self, key, owner)
         waiting: dict[bytes, float] = {}
         claims: dict[bytes, bytes] = {}
