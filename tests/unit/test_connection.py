@@ -323,7 +323,6 @@ def test_forwarded_request_is_sent_again_where_scripts_are_missing() -> None:
 # -- pushes ------------------------------------------------------------------------------------------------------------
 
 MESSAGE = b">3\r\n$7\r\nmessage\r\n$2\r\nch\r\n$5\r\nhello\r\n"
-SUBSCRIBED = b">3\r\n$9\r\nsubscribe\r\n$2\r\nch\r\n:1\r\n"
 
 
 def test_push_goes_to_the_listener_of_the_connection() -> None:
@@ -342,15 +341,33 @@ def subscribe(it: Connection) -> list[Any]:
     return done
 
 
-def test_subscription_is_confirmed_by_the_reply_behind_it() -> None:
+def confirm(channel: bytes) -> bytes:
+    return b">3\r\n$9\r\nsubscribe\r\n$%d\r\n%s\r\n:1\r\n" % (len(channel), channel)
+
+
+TIME = b"*2\r\n$1\r\n1\r\n$1\r\n2\r\n"
+
+
+@pytest.mark.parametrize("time", [TIME, b"-NOPERM this user has no permissions to run the 'time' command\r\n"])
+def test_subscription_is_confirmed_by_a_push_and_the_reply_behind_it(time: bytes) -> None:
     it = connect()
     done = subscribe(it)
-    it.feed(SUBSCRIBED)
+    channel = taken(it).split(b"\r\n")[4]
+    it.feed(confirm(channel))
     assert (done, it.channel) == ([], b"")
-    it.feed(b"+PONG\r\n")
-    assert done == [None]
-    assert it.channel.startswith(b"wake:")
-    assert it.channel in taken(it)
+    it.feed(time)
+    assert (done, it.channel) == ([None], channel)
+    assert channel.startswith(b"wake:")
+    assert not it.pending
+
+
+def test_subscription_that_no_push_confirms_is_refused() -> None:
+    it = connect()
+    done = subscribe(it)
+    it.feed(confirm(b"another"))
+    it.feed(TIME)
+    assert [fault.kind for fault in done] == ["push"]
+    assert it.channel == b""
     assert not it.pending
 
 
