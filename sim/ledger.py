@@ -45,13 +45,12 @@ def acquirer(who: Identity) -> Acquirer:
 
 
 class _Meaning(NamedTuple):
-    """What a command does, to which key, for whom, under which id, and whether in the published protocol."""
+    """What a command does, to which key, for whom, and under which id."""
 
     what: str
     key: bytes
     who: Acquirer
     claimant: bytes
-    published: bool
 
 
 @lru_cache(maxsize=256)
@@ -64,23 +63,23 @@ def _meanings_of(payload: bytes) -> list[_Meaning]:
 
 def _meanings(words: list[bytes]) -> Iterator[_Meaning]:
     if words[0] == b"SET" and b"NX" in words:
-        yield _Meaning("takes", words[1], (words[2], NO_GENERATION), b"", True)
+        yield _Meaning("takes", words[1], (words[2], NO_GENERATION), b"")
     elif words[0] == b"DELIFEQ":
-        yield _Meaning("leaves", words[1], (words[2], NO_GENERATION), b"", True)
+        yield _Meaning("leaves", words[1], (words[2], NO_GENERATION), b"")
     elif words[0] == b"EVALSHA":
         script, count = lua.NAMES[words[1]], 3 + int(words[2])
         args = words[count:]
         if script in _PUBLISHED:
-            yield _Meaning(_PUBLISHED[script], words[3], (args[0], NO_GENERATION), b"", True)
+            yield _Meaning(_PUBLISHED[script], words[3], (args[0], NO_GENERATION), b"")
         elif script in _QUEUES:
-            yield _Meaning("leaves" if script == "pass" else "takes", words[3], (args[1], args[2]), args[0], False)
+            yield _Meaning("leaves" if script == "pass" else "takes", words[3], (args[1], args[2]), args[0])
         elif script == "acquire_all":
             for key in words[3 : 3 + int(args[3])]:
-                yield _Meaning("takes", key, (args[0], args[1]), b"", False)
+                yield _Meaning("takes", key, (args[0], args[1]), b"")
         elif script in _ONLY_HELD:
             names = {"extend": (count - 3) // 2, "restore_vote": 3, "raise_token": 2}[script]
             for key in words[3 : 3 + (names if script == "extend" else int(args[names]))]:
-                yield _Meaning(script, key, (args[0], args[1]), b"", False)
+                yield _Meaning(script, key, (args[0], args[1]), b"")
 
 
 class _Laid(NamedTuple):
@@ -106,18 +105,13 @@ class Ledger:
         """Acquisitions that have failed, or whose hold was released, and when."""
 
     def told(self, client: Client, tcp: TcpConnection, node: int, data: bytes, again: bool) -> None:
-        for what, key, who, claimant, published in _meanings_of(data):
+        for what, key, who, claimant in _meanings_of(data):
             if what == "takes":
-                if published:
-                    # An explicit owner of the published protocol has no generation: it begins anew.
-                    self._over.pop(who, None)
                 self._laid.setdefault(who, {})[node, key, tcp] = _Laid(client, tcp, claimant)
             elif what == "leaves":
                 # It is sent at the end of an acquisition, and never before.
                 self._over.setdefault(who, self._world.now)
-                # The published protocol knows no generations: it deletes the key of its owner.
-                for each in [each for each in self._laid if each[0] == who[0] and (published or each == who)]:
-                    self._undone(client, node, key, each, tcp)
+                self._undone(client, node, key, who, tcp)
             else:
                 self._still_held(client, what, who, again)
                 if what == "restore_vote":
