@@ -24,8 +24,8 @@ All clients of a namespace must have the same max_ttl, or Q would be too short f
 of a node whose marker has another max_ttl. If no majority can agree with the client, it is the odd one: it gets a
 ConfigError and writes nothing. If a majority agrees with it, the odd marker is the mistake of a client that met the node
 first after a restart: a new quarantine with the majority's max_ttl replaces it. A node that restarted with its data keeps
-its setting, and a client that more nodes contradict than agree with marks no node at all. Otherwise rolling restarts could
-give the odd client a majority.
+its setting, and a client that more nodes contradict than agree with marks no node. Otherwise rolling restarts could give
+the odd client a majority.
 
 A node whose clock stepped forward has forgotten leases too: its keys expired early. So the node's time is read with the
 marker, together with votes and renewals. A client that has talked to the node before notices the step (clocks.py), does
