@@ -307,8 +307,8 @@ class BaseClient(Generic[L, G]):
 
     def _watch(self, hold: Hold) -> None:
         """Add a new hold to the schedule, as its settings say."""
-        settings = hold.config.policy
         if not hold.config.renewed_for_ever:
+            settings = hold.config.policy
             hold.renew_until = 0.0 if not settings.renew else hold.renew_from + (settings.max_hold or 0.0)
         self._schedule(hold)
 
