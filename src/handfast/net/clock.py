@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
 __all__ = ["MachineClock", "nonce", "now", "uniform", "wall"]
 
@@ -36,24 +35,9 @@ def wall() -> int:
     return time.time_ns() // 1000
 
 
-_nonces: list[bytes] = []
-"""Nonces that nobody has used yet. One call of the system makes many, because it takes longer than the rest."""
-_NONCES: Final = 64
-_BYTES: Final = 16
-
-
 def nonce() -> bytes:
-    """Return 128 random bits as text. No two calls return the same ones, in whatever threads or processes."""
-    while True:
-        try:
-            return _nonces.pop()
-        except IndexError:
-            digits = os.urandom(_NONCES * _BYTES).hex().encode()
-            _nonces.extend([digits[i : i + 2 * _BYTES] for i in range(0, len(digits), 2 * _BYTES)])
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_nonces.clear)
+    """Return 128 random bits as text."""
+    return os.urandom(16).hex().encode()
 
 
 class MachineClock:
