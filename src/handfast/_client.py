@@ -262,6 +262,11 @@ class BaseClient(Generic[L, G]):
         hold.abandoned = True
         self._abandon(hold)
 
+    def _warn_soon(self, text: str, *args: object) -> None:
+        """Let the watchdog's thread log a warning. A finalizer must not: its thread may hold a lock of a log handler."""
+        if self._dog is not None:
+            self._dog.call_soon(log.warning, text, *args)
+
     def _abandon(self, hold: Hold) -> None:
         """Let the watchdog release a hold whose caller is gone."""
         self._forget(hold)

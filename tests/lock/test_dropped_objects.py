@@ -61,6 +61,26 @@ def test_finalizer_can_run_anywhere(one: Server) -> None:
     assert said.stdout == "done\n", f"a finalizer waits for the thread that it runs in:\n{said.stderr}"
 
 
+DROPPED_WHILE_LOGGING = """
+import faulthandler, logging, logging.handlers, queue, sys, handfast
+
+records = queue.Queue()
+logging.getLogger().addHandler(logging.handlers.QueueHandler(records))
+client = handfast.connect(sys.argv[1])
+lease = client.lock("a").acquire(wait=1)
+faulthandler.dump_traceback_later(5, exit=True)
+with records.mutex:  # a collection runs while this thread logs something
+    del lease
+print(records.get(timeout=5).getMessage())
+"""
+
+
+@needs_server
+def test_finalizer_can_run_inside_log_handler(one: Server) -> None:
+    said = program(DROPPED_WHILE_LOGGING, one.url)
+    assert "dropped without release" in said.stdout, f"a finalizer waits for the thread that it runs in:\n{said.stderr}"
+
+
 def _descriptors() -> int:
     gc.collect()
     return len(os.listdir("/proc/self/fd"))

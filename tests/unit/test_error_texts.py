@@ -258,6 +258,8 @@ SERVERS: list[tuple[Callable[[], Any], str]] = [
         "embedded:// stands alone; use embedded://?nodes=5 for an embedded quorum",
     ),
     (lambda: connect("embedded://?colour=red"), "embedded://: unknown option 'colour'; known is nodes"),
+    (lambda: connect("embedded://:a@private"), "embedded://private: an embedded server has no user and no password"),
+    (lambda: connect("embedded://:["), "embedded://:[: not a valid URL"),
     (lambda: connect("embedded://?nodes=0"), "embedded://: nodes must be a number from 1 to 99, not '0'"),
     (
         lambda: connect("embedded://elsewhere"),
