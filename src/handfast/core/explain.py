@@ -33,7 +33,7 @@ def describe(group: NodeGroup, answers: Sequence[Any], timeout: float, *, decide
     for node, answer in zip(group.nodes, answers, strict=True):
         if answer is None:
             # If the other nodes have decided already, this one had no time to answer.
-            silent = "not waited for" if decided else f"no answer in {timeout * 1000:.0f} ms"
+            silent = "had not answered yet" if decided else f"no answer in {timeout * 1000:.0f} ms"
             text = node.fault.text if node.fault is not None else silent
         elif type(answer) is Fault:
             text = answer.text
