@@ -480,7 +480,7 @@ class ServerQueue:
             # A vote that does not count any more was yielded to another waiter, or has expired.
             return vote.answer if vote.deadline > now else Refused(0, b"", False, 0, b"")
         if vote.answer is None and self.group.n > 1 and self.ticket == ARRIVAL:
-            return Fault("timeout", "not asked, because too few nodes answer")
+            return Fault("unasked", "not asked, because too few nodes answer")
         return vote.answer
 
     def next_look(self) -> float:

@@ -110,6 +110,8 @@ class SentinelMaster:
             return int(told["config-epoch"]), (_text(address[0]), int(address[1]))
         except redis.ResponseError as error:
             return _UNKNOWN if "No such master" in str(error) else f"says {error}"
+        except redis.AuthenticationError as error:
+            return f"says {error}"
         except (redis.RedisError, OSError) as error:
             return f"did not answer ({error})"
         except Exception as error:
