@@ -342,15 +342,38 @@ def subscribe(it: Connection) -> list[Any]:
     return done
 
 
-def test_subscription_is_confirmed_by_the_reply_behind_it() -> None:
+def confirmation(it: Connection) -> bytes:
+    """The server's push for the subscription that the connection has sent."""
+    channel = taken(it).split(b"\r\n")[4]
+    return b">3\r\n$9\r\nsubscribe\r\n$%d\r\n%s\r\n:1\r\n" % (len(channel), channel)
+
+
+@pytest.mark.parametrize(
+    "time", [b"*2\r\n$1\r\n1\r\n$1\r\n2\r\n", b"-NOPERM no right to TIME\r\n"], ids=["time", "no right"]
+)
+def test_subscription_is_confirmed_by_the_push_of_the_server(time: bytes) -> None:
+    """Its reply to the command behind it says when to look, whatever that reply is."""
     it = connect()
     done = subscribe(it)
-    it.feed(SUBSCRIBED)
+    after = ask(it, b"GET", b"k")
+    it.feed(confirmation(it))
     assert (done, it.channel) == ([], b"")
-    it.feed(b"+PONG\r\n")
+    it.feed(time + b":5\r\n")
     assert done == [None]
     assert it.channel.startswith(b"wake:")
-    assert it.channel in taken(it)
+    assert after.got == [5]
+    assert not it.pending
+
+
+@pytest.mark.parametrize("pushed", [b"", SUBSCRIBED], ids=["no push", "another channel"])
+def test_subscription_without_the_push_of_the_server_is_not_confirmed(pushed: bytes) -> None:
+    """Some proxies reply to TIME and swallow pushes. A waiter on such a connection would never be woken."""
+    it = connect()
+    done, after = subscribe(it), ask(it, b"GET", b"k")
+    it.feed(pushed + b"*2\r\n$1\r\n1\r\n$1\r\n2\r\n:5\r\n")
+    assert [fault.kind for fault in done] == ["push"]
+    assert it.channel == b""
+    assert after.got == [5]
     assert not it.pending
 
 
