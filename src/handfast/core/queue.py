@@ -478,15 +478,20 @@ class ServerQueue:
 
     def explain(self, now: float) -> NotAcquired | ConfigError:
         """The error for a wait that ends now."""
-        answers = [self._insufficient() if type(vote.answer) is Granted else vote.answer for vote in self.votes]
+        answers = [self._explained(vote, now) for vote in self.votes]
         timeout = self.acquisition.timing.timeout
         return explain.not_acquired(self.acquisition.request, answers, timeout, age=now - self.seen_at)
 
-    def _insufficient(self) -> Refused | Fault:
-        """Why a granted vote is not enough: votes of other nodes are missing, or copies."""
-        if self.acquisition.timing.copies is not None:
-            return Fault("copies", "its copies are not confirmed")
-        return Refused(0, b"", False, 0, b"")
+    def _explained(self, vote: NodeVote, now: float) -> Any:
+        """The answer of a node, for the error."""
+        if type(vote.answer) is Granted:
+            if self.acquisition.timing.copies is not None:
+                return Fault("copies", "its copies are not confirmed")
+            # A vote that does not count any more was yielded to another waiter, or has expired.
+            return vote.answer if vote.deadline > now else Refused(0, b"", False, 0, b"")
+        if vote.answer is None and self.group.n > 1 and self.ticket == ARRIVAL:
+            return Fault("unasked", "not asked, because too few nodes answer")
+        return vote.answer
 
     def next_look(self) -> float:
         return self.acquisition.earlier(min(vote.due for vote in self.votes))
