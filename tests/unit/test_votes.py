@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handfast.core.io import Fault
-from handfast.core.votes import AllReplies, Ballot, BatchBallot, LossBallot, MultiReplyBallot, OneReply, is_grant, majority
+from handfast.core.votes import (
+    AllReplies,
+    Ballot,
+    BatchBallot,
+    LossBallot,
+    MultiReplyBallot,
+    OneReply,
+    is_grant,
+    majority,
+)
 from handfast.protocol.claims import Granted, Refused
 
 FAULT = Fault("closed", "not connected")

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from handfast.core.io import Fault
 from handfast.operate.locks import AUDIT_LENGTH, LockInfo, look
-from handfast.operate.servers import Deployment, Node
+from handfast.operate.servers import Deployment, Link, Node
 from handfast.protocol import keys
 from handfast.protocol.resp import encode
 from handfast.protocol.scripts import text_of
@@ -88,7 +88,7 @@ def _break_on(deployment: Deployment, node: Node, seen: LockInfo, token: int | N
             return f"not broken, because the audit line could not be written: {entry.text}"
         guards = _guard_keys(deployment, node)
         all_keys = [key, *keys.with_suffix([key], keys.QUEUE, keys.CLAIMS, keys.FENCE, keys.GENERATIONS), *guards]
-        args = (seen.owner.text.encode(), b"%d" % token if token is not None else b"", _retention(deployment))
+        args = (_owner(link, key, seen), b"%d" % token if token is not None else b"", _retention(deployment))
         reply: Any = link.run_script(text_of("break"), all_keys, *args)
         if reply in (1, 2):
             return HANDED_OVER if reply == 2 else BROKEN
@@ -96,6 +96,13 @@ def _break_on(deployment: Deployment, node: Node, seen: LockInfo, token: int | N
         return reply.text if type(reply) is Fault else "changed"
     except OSError as error:
         return node.drop(error).text
+
+
+def _owner(link: Link, key: bytes, seen: LockInfo) -> bytes:
+    """The owner as the node has it. What is not UTF-8 was replaced when it was shown."""
+    present = link.call(b"GET", key)
+    same = type(present) is bytes and present.decode(errors="replace") == seen.owner.text
+    return present if same else seen.owner.text.encode()
 
 
 def _guard_keys(deployment: Deployment, node: Node) -> list[bytes]:
