@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import zlib
 from collections.abc import Iterator
 
@@ -20,6 +21,9 @@ KINDS = ("valkey-9.1", "redis-7.0", "redis-6.2")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts background commands with SIGINT ignored, and every program that a test starts would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "slow: runs on one kind of server, on every kind with HANDFAST_LONG=1")
 
 

@@ -78,6 +78,8 @@ class BaseClient(Generic[L, G]):
             )
         labels = [address.label for address in addresses]
         self._group = NodeGroup(labels, self._policy, guard=self._guarded, clustered=clustered)
+        if self._guarded:
+            guard.install(self._group)
         # The watchdog and the embedded servers keep these two functions. A reference to the client in them would keep the
         # client alive for ever.
         self._shake = _shaker(self._group, addresses, self._now)

@@ -29,6 +29,7 @@ from handfast.core.io import CLOSED, SILENT, Fault
 from handfast.core.nodes import NOT_CONNECTED, NodeGroup
 from handfast.fenced.asgi import FencingMiddleware
 from handfast.net.address import TLS_SILENT
+from handfast.net.connection import NOT_CONFIRMED
 from handfast.net.faults import from_reply, from_socket
 from handfast.options import policy
 
@@ -131,6 +132,7 @@ NODES: list[tuple[Callable[[], Any], str]] = [
         "did not answer the TLS handshake in time; if its port has no TLS, use redis:// and not rediss://",
     ),
     (lambda: NO_RESP3, "speaks RESP2 only, so it cannot push to waiters"),
+    (lambda: NOT_CONFIRMED, "did not confirm a subscription, so it cannot push to waiters"),
     (lambda: UNREADY, "forgot its data while connected, no vote until it is checked again"),
     (
         lambda: STEPPED,

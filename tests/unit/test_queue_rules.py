@@ -46,7 +46,7 @@ class Waiting:
         """The first attempt was refused, by nodes whose server times were these (0: granted, without a time)."""
         ballot = Ballot(len(times), len(times) // 2 + 1)
         for i, time in enumerate(times):
-            ballot.add(i, Refused(9000, SOMEBODY, False, time, b"") if time else Granted(-1, 5, 0, False, 0, b""))
+            ballot.add(i, Refused(9000, SOMEBODY, False, time) if time else Granted(-1, 5, 0, False, 0))
         self.queue.seed(ballot, self.io.time, queued=False)
 
     def queued(self) -> None:
@@ -55,11 +55,11 @@ class Waiting:
         self.refused(*times)
         self.sent()
         for i, time in enumerate(times):
-            self.queue.on_reply(i, Refused(9000, SOMEBODY, False, time, b""), self.io.time)
+            self.queue.on_reply(i, Refused(9000, SOMEBODY, False, time), self.io.time)
 
     def granted(self, node: int, stamp: int, *, left_ms: int = 1000, age: float = 0.0, inquired: bool = False) -> None:
         """A node's reply to a claim that was sent `age` seconds ago."""
-        self.queue.on_reply(node, Granted(left_ms, 7, stamp, inquired, EPOCH_US, None), self.io.time - age)
+        self.queue.on_reply(node, Granted(left_ms, 7, stamp, inquired, EPOCH_US), self.io.time - age)
 
     def yours(self, node: int, stamp: int, after_us: int = 0) -> None:
         """A push: the vote was handed over so many µs after the node's last answer."""
@@ -326,7 +326,7 @@ def test_vote_whose_counter_cannot_be_raised_is_claimed_again() -> None:
     waiting = Waiting()
     waiting.queued()
     waiting.granted(0, 5)
-    waiting.queue.on_reply(1, Granted(1000, 8, 5, False, EPOCH_US, None), waiting.io.time)
+    waiting.queue.on_reply(1, Granted(1000, 8, 5, False, EPOCH_US), waiting.io.time)
     waiting.io.silent = {0}
     assert waiting.hold() is None
     assert (0, "claim") in waiting.sent()
@@ -349,7 +349,7 @@ def test_vote_is_claimed_again_before_it_expires() -> None:
 def test_refused_claim_is_repeated_when_the_holders_ttl_is_over() -> None:
     waiting = Waiting()
     waiting.queued()
-    waiting.queue.on_reply(0, Refused(400, SOMEBODY, False, EPOCH_US, None), waiting.io.time)
+    waiting.queue.on_reply(0, Refused(400, SOMEBODY, False, EPOCH_US), waiting.io.time)
     waiting.io.time += 0.4
     assert waiting.sent() == [], "servers count whole milliseconds"
     waiting.io.time += 0.0011
@@ -400,7 +400,7 @@ def test_ticket_is_taken_once() -> None:
     waiting.queued()
     waiting.io.time += 20.0
     for node in range(3):
-        waiting.queue.on_reply(node, Refused(0, SOMEBODY, False, EPOCH_US + 20 * SECOND, None), waiting.io.time)
+        waiting.queue.on_reply(node, Refused(0, SOMEBODY, False, EPOCH_US + 20 * SECOND), waiting.io.time)
     waiting.io.time += 1.0
     assert len(waiting.sent()) == 3
     assert {arguments[9] for arguments in waiting.arguments()} == {b"%d" % EPOCH_US}

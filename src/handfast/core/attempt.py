@@ -12,7 +12,7 @@ from typing import Any, Final
 from handfast.core import guard, tokens
 from handfast.core.config import LockConfig
 from handfast.core.hold import Hold
-from handfast.core.io import IO, SILENT, Fault, Payloads, PushListener
+from handfast.core.io import IO, SILENT, Payloads, PushListener
 from handfast.core.local_queue import Acquisition
 from handfast.core.nodes import Node, NodeGroup
 from handfast.core.release import take_back
@@ -96,7 +96,7 @@ def attempt(io: IO, acquisition: Acquisition, channel: bytes = b"") -> Coroutine
 async def _ask_all(io: IO, acquisition: Acquisition, channel: bytes) -> Ballot | None:
     acquisition.sent = sent = io.now()
     timing, standstills = acquisition.timing, acquisition.request.group.standstills
-    ballot = _ballot(io, acquisition, sent)
+    ballot = _ballot(acquisition)
     payloads = _payloads(io, acquisition, ballot, channel, sent)
     await io.broadcast(payloads, ballot, acquisition.timeout(timing.timeout, sent))
     _forget_refusals(acquisition, ballot, queued=bool(channel))
@@ -125,7 +125,7 @@ async def _ask_one(io: IO, acquisition: Acquisition, channel: bytes) -> Ballot |
     if (type(reply) is int or reply == SET) and io.now() < deadline and group.standstills == standstills:
         acquisition.hold = make_hold(acquisition, deadline, sent, 1, token, standstills)
         return None
-    ballot = Ballot(1, 1, reduce=_read_unguarded)
+    ballot = Ballot(1, 1, reduce=read_vote)
     if reply is not SILENT:
         ballot.add(0, reply)
     _forget_refusals(acquisition, ballot, queued=bool(channel))
@@ -168,8 +168,6 @@ def _attempt_payload(acquisition: Acquisition, who: Identity, node: Node, propos
     request, timing = acquisition.request, acquisition.timing
     config = request.config
     if config.exact and len(request.names) == 1 and request.owner is None:
-        if config.group.guard:
-            return commands.set_guarded(request.key, config.group.marker_key, who.owner, timing.ttl_ms)
         return commands.set_nx(request.key, who.owner, timing.ttl_ms)
     if len(request.names) > 1:
         return commands.acquire_all(
@@ -189,39 +187,28 @@ def claim_payload(
     )  # fmt: skip
 
 
-def _read_unguarded(_: int, reply: Any) -> Any:
-    """Decode a vote of an unguarded node. The usual grant is an integer, the token, and needs no decoding."""
+def read_vote(_: int, reply: Any) -> Any:
+    """Decode a vote. The usual grant is an integer, the token, and needs no decoding."""
     if reply is None:
-        return Refused(0, b"", True, 0, b"")  # the published protocol does not name the holder
+        return Refused(0, b"", True, 0)  # the published protocol does not name the holder
     return reply if type(reply) is int else decode_vote(reply)
 
 
-def read_vote(io: IO, group: NodeGroup, sent: float) -> Callable[[int, Any], Any]:
-    """Return a function that turns a node's reply to a claim into Granted, Refused or a Fault."""
-    if not group.guard:
-        return _read_unguarded
-
-    def read(node: int, reply: Any) -> Any:
-        vote = decode_vote(reply)
-        if type(vote) is Fault:
-            return vote  # one of several replies may be a fault
-        return guard.check_vote(group, node, vote.proof, vote.server_us, sent, io.now()) or vote
-
-    return read
-
-
-def _ballot(io: IO, acquisition: Acquisition, sent: float) -> Ballot:
+def _ballot(acquisition: Acquisition) -> Ballot:
     """The ballot of an attempt. It reads the votes and, if copies are needed, their number."""
     copies, group = acquisition.timing.copies, acquisition.request.group
-    read = read_vote(io, group, sent)
     if copies is None:
-        return Ballot(group.n, group.need, reduce=read)
+        ballot = Ballot(group.n, group.need, reduce=read_vote)
+    else:
 
-    def read_both(node: int, replies: list[Any]) -> Any:
-        vote = read(node, replies[0])
-        return copies.missing(replies[1]) or vote if is_grant(vote) else vote
+        def read_both(node: int, replies: list[Any]) -> Any:
+            vote = read_vote(node, replies[0])
+            return copies.missing(replies[1]) or vote if is_grant(vote) else vote
 
-    return MultiReplyBallot(group.n, group.need, 2, read_both)
+        ballot = MultiReplyBallot(group.n, group.need, 2, read_both)
+    if group.guard:
+        ballot.checked = True
+    return ballot
 
 
 def _forget_refusals(acquisition: Acquisition, ballot: Ballot, *, queued: bool) -> None:

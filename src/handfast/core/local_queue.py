@@ -344,7 +344,7 @@ class WaitQueues:
         holder = queue.holder
         if holder is not None and holder.held_at(now):
             left = round((holder.deadline - now) * 1000)
-            answers = [Refused(left, holder.who.owner, False, 0, b"")] * group.n
+            answers = [Refused(left, holder.who.owner, False, 0)] * group.n
         return not_acquired(request, [answer or Fault("timeout", "no answer") for answer in answers], timing.timeout)
 
 

@@ -138,16 +138,16 @@ class _ClaimReplies:
 
     def __init__(self, queue: ServerQueue, sent: float, nodes: int, width: int = 1) -> None:
         self.width = width
+        self.checked = queue.group.guard
         self._unanswered = nodes
         self._queue: ServerQueue | None = queue
         self._sent = sent
-        self._read = read_vote(queue.io, queue.group, sent)
         self.until = NEVER
 
     def add(self, node: int, reply: Any) -> bool:
         if self.width > 1 and type(reply) is list:
             reply = reply[-1]
-        queue, vote = self._queue, reply if type(reply) is Fault else self._read(node, reply)
+        queue, vote = self._queue, reply if type(reply) is Fault else read_vote(node, reply)
         self._unanswered -= 1
         if queue is not None:
             if not self._unanswered:
@@ -256,7 +256,7 @@ class ServerQueue:
             vote.answer = fault
             self._failed(vote, fault)
             return
-        vote.answer, self.seen_at = Granted(-1, push.token, push.stamp, False, push.server_us, b""), now
+        vote.answer, self.seen_at = Granted(-1, push.token, push.stamp, False, push.server_us), now
         self._count(node, push.stamp, push.token, since + self.acquisition.timing.validity)
 
     def _count(self, node: int, stamp: int, token: int, deadline: float) -> None:
@@ -476,7 +476,7 @@ class ServerQueue:
         """Why a granted vote is not enough: votes of other nodes are missing, or copies."""
         if self.acquisition.timing.copies is not None:
             return Fault("copies", "its copies are not confirmed")
-        return Refused(0, b"", False, 0, b"")
+        return Refused(0, b"", False, 0)
 
     def next_look(self) -> float:
         return self.acquisition.earlier(min(vote.due for vote in self.votes))

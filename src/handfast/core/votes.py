@@ -45,6 +45,7 @@ class OneReply:
     __slots__ = ("decided", "over", "reply", "waiter")
 
     width = 1
+    checked = False
     until = float("inf")
 
     def __init__(self) -> None:
@@ -71,6 +72,7 @@ class Ballot:
     """Counts the replies to a broadcast of one command."""
 
     width = 1
+    checked = False
     # Each operation makes a ballot. Attributes that few ballots change are class attributes, to make that cheap.
     yeses = 0
     votes = 0
@@ -183,6 +185,7 @@ class BatchBallot:
     The batch is decided when every ballot is, or when all nodes have answered.
     """
 
+    checked = False
     __slots__ = ("answered", "asked", "ballots", "decided", "open", "over", "tail", "until", "waiter", "width")
 
     def __init__(

@@ -32,10 +32,7 @@ _clock = time.perf_counter
 
 
 def _has_second_cpu() -> bool:
-    try:
-        return len(os.sched_getaffinity(0)) > 1
-    except AttributeError:  # this system cannot tell
-        return (os.cpu_count() or 1) > 1
+    return (os.cpu_count() or 1) > 1
 
 
 class Spinner:

@@ -18,8 +18,7 @@ except ImportError:
 __all__ = ["BREAK", "LOAD_REPLIES", "NAMES", "SHA", "TEXT", "load_scripts", "text_of"]
 
 NAMES: Final = (
-    "claim", "pass", "yield", "acquire_all", "extend", "restore_vote", "raise_token", "delete_owned", "set_guarded",
-    "set_marker",
+    "claim", "pass", "yield", "acquire_all", "extend", "restore_vote", "raise_token", "delete_owned", "set_marker",
 )  # fmt: skip
 """Those that clients use: every connection loads them."""
 BREAK: Final = "break"
