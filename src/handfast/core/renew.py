@@ -19,7 +19,7 @@ from handfast.core.config import Copies
 from handfast.core.hold import HELD, Hold
 from handfast.core.io import IO, Fault
 from handfast.core.nodes import NodeGroup
-from handfast.core.votes import AllReplies, Ballot, BatchBallot, is_grant
+from handfast.core.votes import AllReplies, Ballot, BatchBallot, LossBallot, is_grant
 from handfast.protocol import commands
 from handfast.protocol.resp import encode
 
@@ -73,7 +73,7 @@ async def renew(io: IO, group: NodeGroup, holds: Sequence[Hold], ttl: float | No
     restored vote on the connection that carried it.
     """
     sent = io.now()
-    ballots = [Ballot(group.n, group.need) for _ in holds]
+    ballots = [LossBallot(group.n, group.need) for _ in holds]
     config = holds[0].config
     extra, tail, suffix = _tail(io, group, config.timing.copies, sent)
     if ttl is not None:
@@ -161,9 +161,15 @@ def _conclude(hold: Hold, ballot: Ballot, ttl: float, sent: float, now: float) -
     else:
         hold.retrying = True
         hold.renewal_replies = {
-            node.label: "confirmed" if is_grant(answer) else answer.text if type(answer) is Fault else "no answer"
-            for node, answer in zip(group.nodes, ballot.answers, strict=True)
+            node.label: _said(answer) for node, answer in zip(group.nodes, ballot.answers, strict=True)
         }
+
+
+def _said(answer: Any) -> str:
+    """A node's answer to a renewal, in words."""
+    if type(answer) is Fault:
+        return answer.text
+    return "no answer" if answer is None else "confirmed" if is_grant(answer) else "does not hold it any more"
 
 
 async def _heal(io: IO, group: NodeGroup, damaged: list[tuple[Hold, Ballot]], timeout: float) -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "AllReplies",
     "Ballot",
     "BatchBallot",
+    "LossBallot",
     "MultiReplyBallot",
     "OneReply",
     "ask_by_broadcast",
@@ -139,6 +140,23 @@ class Ballot:
     def faults(self) -> int:
         """The number of nodes that failed or did not answer in time."""
         return sum(1 for a in self.answers if type(a) is Fault or (a is None and not self.decided))
+
+
+class LossBallot(Ballot):
+    """A ballot in which noes decide too: so many of them prove that no majority has the vote.
+
+    A plain ballot is decided by a fault and one no of three nodes, and the second no arrives too late to be a proof.
+    """
+
+    def add(self, node: int, reply: Any) -> bool:
+        if self.decided:
+            return super().add(node, reply)
+        super().add(node, reply)
+        if self.noes and not self.won:
+            spare, refused = self.asked - self.need, self.refused()
+            silent = self.asked - self.yeses - self.noes
+            self.decided = self.noes > spare and (refused > spare or refused + silent <= spare)
+        return self.decided
 
 
 class MultiReplyBallot(Ballot):
