@@ -65,8 +65,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 """The ways to wait."""
 FAIR = pytest.mark.parametrize("fair", [True, False], ids=["fair", "barging"])
-STALLED = 2.0
-"""Seconds. Even a busy machine is never that late."""
+STALLED = 4.0
+"""Seconds. Even a busy machine is never that late. A wake-up that is lost costs five or more."""
 IN_TIME = 0.03
 """Seconds by which a wait may end too late."""
 
