@@ -24,7 +24,7 @@ DROPPING = """
 import faulthandler, logging, sys, handfast
 
 logging.disable()
-client = handfast.connect(sys.argv[1], ttl=0.5)
+client = handfast.connect(sys.argv[1], ttl=5)
 kept, leases = [], []
 for n in range(600):
     # Of the two leases of one owner, the one that is dropped is not the last.
@@ -44,7 +44,7 @@ def trace(frame, event, argument):
     return trace
 
 
-faulthandler.dump_traceback_later(1.5, exit=True)
+faulthandler.dump_traceback_later(10, exit=True)
 sys.settrace(trace)
 lease = client.lock("a").acquire(wait=1)
 lease.extend()
