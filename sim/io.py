@@ -57,7 +57,7 @@ class SimLink(NodeLink):
     def accepted(self, tcp: TcpConnection) -> None:
         if tcp is self.tcp:
             io = self.io
-            self.young = Connection(self.index, io.shake(self.index), io.now)
+            self.young = Connection(self.index, io.shake(self.index), io.now, io.group.check)
             self._shake()
 
     def refused(self, tcp: TcpConnection) -> None:
@@ -99,8 +99,7 @@ class SimLink(NodeLink):
             self._send(young)
 
     def _send(self, connection: Connection, *, again: bool = False) -> None:
-        data = b"".join(connection.out)
-        connection.out.clear()
+        data = connection.take()
         if data and self.tcp is not None:
             self.io.told(self.tcp, self.index, data, again)
             self.tcp.send(data)

@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 from handfast.core.guard import Marker
+from handfast.operate.breaking import break_terms
 from handfast.protocol import scripts
+from handfast.protocol.keys import FENCE, GENERATIONS
 from sim import lua
 from sim.lua import ReplyError
 from sim.net import Net, TcpConnection
@@ -26,10 +28,10 @@ from sim.world import Actor, Clock, World
 __all__ = ["Node"]
 
 NEVER: Final = float("-inf")
-_SHA: Final = {scripts.TEXT[name]: scripts.SHA[name] for name in scripts.NAMES}
-_VOTES: Final = frozenset({"claim", "acquire_all", "set_guarded"})
-_GIVES_BACK: Final = frozenset({"pass", "yield"})
-_OWNER: Final = {name: 1 if name in ("claim", "pass", "yield") else 0 for name in scripts.NAMES}
+_SHA: Final = {text: scripts.SHA[name] for name, text in scripts.TEXT.items()}
+_VOTES: Final = frozenset({"claim", "acquire_all"})
+_GIVES_BACK: Final = frozenset({"pass", "yield", scripts.BREAK})
+_OWNER: Final = {name: 1 if name in ("claim", "pass", "yield") else 0 for name in scripts.TEXT}
 """By script: which of its arguments is the owner."""
 _WRITES: Final = frozenset({b"SET", b"EVALSHA", b"DEL", b"DELIFEQ"})
 _CALM: Final = frozenset({b"PING", b"HELLO", b"CLIENT", b"SCRIPT", b"INFO", b"SUBSCRIBE"})
@@ -134,6 +136,13 @@ class Node(Store):
 
     def lose_scripts(self) -> None:
         self._loaded.clear()
+
+    def break_lock(self, key: bytes, owner: bytes, guard_keys: Sequence[bytes], retention: int) -> Any:
+        """What becomes of the vote when an operator, who sees this owner, breaks the lock."""
+        token = self.table(key + GENERATIONS).get(b"t") or self.shows(key + FENCE) or b""
+        names, *args = break_terms(key, guard_keys, owner, token, retention)
+        self._loaded.add(scripts.SHA[scripts.BREAK])
+        return self._script([b"EVALSHA", scripts.SHA[scripts.BREAK], b"%d" % len(names), *names, *args])
 
     # -- what the observer asks ------------------------------------------------------------------------------------
 

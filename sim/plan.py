@@ -3,8 +3,9 @@
 Swarm testing: each seed draws a random subset of the faults, so that no fault hides behind another in every run.
 
 What is guaranteed follows from the plan alone (SAFETY.md, "Assumptions"):
-exclusion     unless clocks run at rates beyond `drift` (A1), a node's clock steps forward (A2), or a node forgets that
-              nobody guards (A3). A5 is kept by not letting nodes forget while M - 1 are suspect;
+exclusion     unless clocks run at rates beyond `drift` (A1), a node's clock steps forward (A2), a node forgets that
+              nobody guards (A3), or an operator breaks a lock. A5 is kept by not letting nodes forget while
+              M - 1 are suspect;
 uniqueness    wherever counters survive, or a guard repairs a minority of them. One node alone numbers by its clock;
 order         the same; the tokens of a cohort are in order only while exclusion holds;
 fairness      unless barging is wanted, or the nodes' clocks disagree, from which tickets are taken;
@@ -21,7 +22,7 @@ from typing import Any, Final, NamedTuple, cast
 from handfast.given import ClientOptions
 from sim.observer import ExpectedGuarantees
 
-__all__ = ["BEYOND", "DRIFT", "FAULTS", "Plan", "draw"]
+__all__ = ["BEYOND", "BREAK", "DRIFT", "FAULTS", "Plan", "draw"]
 
 FAULTS: Final = (
     "slow network",
@@ -81,6 +82,8 @@ FORGETTING: Final = frozenset(
         "step after restart",
     }
 )
+BREAK: Final = "broken lock"
+"""Never drawn: an operator may break any rule. tests/sim has plans with it."""
 STEPS: Final = frozenset({"step forward", "majority step", "step after restart"})
 SET_BACK: Final = 86400.0
 """Seconds by which clocks are set back at most, all times together."""
@@ -166,7 +169,7 @@ class Plan(NamedTuple):
     def expected_guarantees(self) -> ExpectedGuarantees:
         faults = set(self.faults)
         guarded = self.guard or not self.forgetful
-        exclusive = not faults & {"wild drift", *STEPS} and guarded
+        exclusive = not faults & {"wild drift", BREAK, *STEPS} and guarded
         backwards = bool(faults & {"step back", "step after restart"})
         if self.nodes == 1:
             # With a slow clock it numbers by a clock that goes on all the same.

@@ -51,6 +51,7 @@ __all__ = [
     "check_vote",
     "contradicted",
     "incarnation",
+    "install",
     "quarantine",
     "repair",
     "server_time",
@@ -190,7 +191,7 @@ STEPPED: Final = Fault(
 
 
 def check_vote(group: NodeGroup, index: int, proof: bytes, server_us: int, sent: float, received: float) -> Fault | None:
-    """Why a vote does not count, or None. The node has read `proof` in the same step in which it gave the vote."""
+    """Why a vote does not count, or None. The node has shown `proof` when it gave the vote, or later."""
     if not group.guard:
         return None
     node = group.nodes[index]
@@ -198,6 +199,40 @@ def check_vote(group: NodeGroup, index: int, proof: bytes, server_us: int, sent:
         group.set_marker(node, b"")
         return UNREADY
     return STEPPED if read_clock(group, index, sent, received, server_us) else None
+
+
+class VoteCheck:
+    """The check behind the votes of one write: the node still has its marker and its promotion, and its clock has not
+    stepped. It comes after the votes, so a node that had forgotten a lease before one of them would show it."""
+
+    width = 3
+
+    def __init__(self, group: NodeGroup) -> None:
+        self._group = group
+        self.payload = encode(b"GET", group.marker_key) + encode(b"TIME") + commands.INFO_REPLICATION
+
+    def fault(self, node: int, replies: list[Any], sent: float, received: float) -> Fault | None:
+        for reply in replies:
+            if type(reply) is Fault:
+                return reply
+        marker, time, info = replies
+        proof = promotion(info) + b" " + (marker or b"")
+        return check_vote(self._group, node, proof, server_time(time), sent, received)
+
+
+def install(group: NodeGroup) -> None:
+    """Let a check follow every vote of this guarded group."""
+    group.check = VoteCheck(group)
+
+
+NEVER_PROMOTED: Final = b"master_replid2:" + b"0" * 40
+
+
+def promotion(info: bytes) -> bytes:
+    """The replication id that a server took when it was promoted; b"0" if it never was. `info`: of INFO replication."""
+    if NEVER_PROMOTED in info:
+        return b"0"
+    return incarnation("", info)[1:]
 
 
 def incarnation(run_id: str, info: bytes) -> bytes:

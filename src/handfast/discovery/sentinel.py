@@ -111,6 +111,8 @@ class SentinelMaster:
             return int(told["config-epoch"]), (_text(address[0]), int(address[1]))
         except redis.ResponseError as error:
             return _UNKNOWN if "No such master" in str(error) else f"says {without_arguments(str(error))}"
+        except redis.AuthenticationError as error:
+            return f"says {without_arguments(str(error))}"
         except (redis.RedisError, OSError) as error:
             return f"did not answer ({without_arguments(str(error))})"
         except Exception as error:

@@ -62,7 +62,7 @@ def from_reply(text: str) -> Fault:
         hint = "; Redis 6.2 or Valkey is needed" if "hello" in text.lower() else ""
         return Fault("ERR", text + hint, lasting=True)
     if any(said in text for said in _NO_DATABASE):
-        return Fault("ERR", text, lasting=True)
+        return Fault("database", text, lasting=True)
     if "max number of clients" in text:
         return Fault("maxclients", "has reached its maximum number of clients")
     return Fault(code, text)
