@@ -32,7 +32,6 @@ UNDONE: Final = 0.1
 """Seconds within which a watchdog that was not stopped sends what it has to send."""
 _QUEUES: Final = frozenset({"claim", "pass", "yield"})
 """Scripts about one name, whose first argument is the id of an acquisition."""
-_PUBLISHED: Final = {"set_guarded": "takes", "delete_owned": "leaves"}
 _ONLY_HELD: Final = frozenset({"extend", "restore_vote", "raise_token"})
 """Scripts that may be sent for nothing but what is held, or is being taken."""
 
@@ -69,8 +68,8 @@ def _meanings(words: list[bytes]) -> Iterator[_Meaning]:
     elif words[0] == b"EVALSHA":
         script, count = lua.NAMES[words[1]], 3 + int(words[2])
         args = words[count:]
-        if script in _PUBLISHED:
-            yield _Meaning(_PUBLISHED[script], words[3], (args[0], NO_GENERATION), b"")
+        if script == "delete_owned":
+            yield _Meaning("leaves", words[3], (args[0], NO_GENERATION), b"")
         elif script in _QUEUES:
             yield _Meaning("leaves" if script == "pass" else "takes", words[3], (args[1], args[2]), args[0])
         elif script == "acquire_all":

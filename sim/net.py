@@ -24,7 +24,7 @@ ORPHANS: Final = 0.5
 """How often what is stuck on a connection that was given up is delivered all the same."""
 
 
-_ACQUIRE: Final = (SHA["claim"], SHA["acquire_all"], SHA["set_guarded"], b"\r\nNX\r\n")
+_ACQUIRE: Final = (SHA["claim"], SHA["acquire_all"], b"\r\nNX\r\n")
 """What makes a lock."""
 
 

@@ -220,7 +220,7 @@ class ServerQueue:
             self._wake(vote)
 
     def _wake(self, vote: NodeVote) -> None:
-        """Wake the waiter if it has something to do. Most answers and pushes of a quorum only prepare the last one."""
+        """Wake the waiter if it has something to do now. Most answers of a quorum only prepare the last one."""
         if vote.to_yield or vote.due < self.wakes_at or (vote.deadline and self._has_majority()):
             self.wakeup.set_here()
 

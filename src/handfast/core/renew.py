@@ -11,7 +11,7 @@ quarantine. It can still confirm a renewal, because it has the key, whatever els
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from handfast.core import clocks, guard
@@ -109,7 +109,7 @@ def _refused(hold: Hold, ballot: Ballot, now: float) -> bool:
     return now < hold.deadline and not ballot.won and ballot.refused() > hold.group.n - hold.group.need
 
 
-async def _why_refused(io: IO, group: NodeGroup, holds: dict[Hold, Ballot], timeout: float) -> dict[Hold, str]:
+async def _why_refused(io: IO, group: NodeGroup, holds: Mapping[Hold, Ballot], timeout: float) -> dict[Hold, str]:
     """Ask for the present owners of the keys, for the error. The leases are lost in any case, so this asks only once."""
     found: list[list[Any]] = [[None] * group.n for _ in holds]
     keys = [key for hold in holds for key in hold.keys]
