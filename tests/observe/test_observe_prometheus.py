@@ -342,6 +342,15 @@ def test_every_reason_that_the_library_gives_has_a_word(
         assert scraped.value("handfast_losses_total", reason=reason) == 1, reason
 
 
+@pytest.mark.parametrize(
+    ("module", "needs", "extra"), [("prometheus", "prometheus_client", "prometheus"), ("opentelemetry",) * 2 + ("otel",)]
+)
+def test_without_the_extra_the_import_says_what_to_install(module: str, needs: str, extra: str) -> None:
+    program = f"import sys; sys.modules[{needs!r}] = None; import handfast.observe.{module}"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert f"pip install 'handfast[{extra}]'" in ended.stderr.splitlines()[-1]
+
+
 def test_the_package_imports_neither(one: Server) -> None:
     program = (
         "import sys, handfast, handfast.aio\nwith handfast.connect() as client, client.lock('a'): pass\n"

@@ -534,6 +534,8 @@ ELSEWHERE: list[tuple[str, str]] = [
     # The dashboard: tests/dashboard.
     ("cli/dashboard.py", " is not a port from 0 to 65535"),
     ("cli/dashboard.py", ": pip install 'handfast[dashboard]'"),
+    ("observe/prometheus.py", ": pip install 'handfast[prometheus]'"),
+    ("observe/opentelemetry.py", ": pip install 'handfast[otel]'"),
     ("cli/dashboard.py", "; choose another --host or --port"),
     # The command line, provoked in tests/cli and tests/operate.
     ("cli/bootstrap.py", "one server is no quorum and needs no bootstrap: give --url once for each server"),
