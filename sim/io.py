@@ -202,6 +202,7 @@ class SimIO(PushRouter):
         super().__init__(len(nodes))
         self.actor = actor
         self.clock = clock
+        self.now = clock.now
         self.where = where
         self.group = group
         self.net = net
@@ -222,9 +223,6 @@ class SimIO(PushRouter):
 
     # -- time and chance -------------------------------------------------------------------------------------------
 
-    def now(self) -> float:
-        return self.clock.now()
-
     def wall(self) -> int:
         return int((EPOCH + self.wall_ahead + self.actor.world.now) * 1e6)
 
@@ -235,7 +233,8 @@ class SimIO(PushRouter):
         return b"%032x" % self._rng.getrandbits(128)
 
     def later(self, seconds: float, call: Callable[..., Any], *args: Any) -> Timer:
-        return self.actor.at(self.clock.when(self.clock.now() + seconds), call, *args)
+        clock = self.clock
+        return self.actor.at(clock.when(clock.now() + seconds), call, *args)
 
     @types.coroutine
     def _wait(self, waiter: Waiter, seconds: float | None) -> Generator[Waiter, None, None]:

@@ -206,7 +206,7 @@ class Node(Store):
 
     # -- commands --------------------------------------------------------------------------------------------------
 
-    def _call(self, words: list[bytes]) -> Any:
+    def _call(self, words: Sequence[bytes]) -> Any:
         name = words[0]
         if self.mood and name not in _CALM and (name in _WRITES or not self.mood.startswith("-OOM")):
             self.world.happened["25 " + self.mood[1:].partition(" ")[0]] += 1
@@ -218,14 +218,14 @@ class Node(Store):
         except ReplyError as error:
             return f"-{error}"
 
-    def _script(self, words: list[bytes]) -> Any:
+    def _script(self, words: Sequence[bytes]) -> Any:
         if words[1] not in self._loaded:
             self.world.happened["25 NOSCRIPT"] += 1
             return "-NOSCRIPT No matching script. Please use EVAL."
         script, keys = lua.NAMES[words[1]], int(words[2])
         owner = words[3 + keys + _OWNER[script]] if script != "set_marker" else b""
         if script in _VOTES:
-            for key in words[3 : 3 + (1 if script == "claim" else int(words[3 + keys + 3]))]:
+            for key in words[3 : 3 + (int(words[3 + keys + 3]) if script == "acquire_all" else 1)]:
                 self._witness.voted(self, key, owner)
         waiting: dict[bytes, float] = {}
         claims: dict[bytes, bytes] = {}
@@ -246,7 +246,7 @@ class Node(Store):
             self._witness.handed_over(self, words[3], words[3 + keys], waiting, claims)
         return reply
 
-    def _set(self, words: list[bytes]) -> Any:
+    def _set(self, words: Sequence[bytes]) -> Any:
         if self.by is None and b"NX" in words:  # the published protocol
             self._witness.voted(self, words[1], words[2])
             self.by = words[2]
@@ -261,14 +261,14 @@ class Node(Store):
     def about(self) -> bytes:
         return self._about
 
-    def _delifeq(self, words: list[bytes]) -> Any:
+    def _delifeq(self, words: Sequence[bytes]) -> Any:
         if not self.compares:
             raise ReplyError("ERR unknown command 'DELIFEQ'")
         if self._string(words[1]) != words[2]:
             return 0
         return self._del([b"DEL", words[1]])
 
-    def _load(self, words: list[bytes]) -> Any:
+    def _load(self, words: Sequence[bytes]) -> Any:
         if words[1] == b"FLUSH":
             self.lose_scripts()
             return "OK"
@@ -276,17 +276,17 @@ class Node(Store):
         self._loaded.add(sha)
         return sha
 
-    def _flushall(self, words: list[bytes]) -> Any:
+    def _flushall(self, words: Sequence[bytes]) -> Any:
         self.forget()
         return "OK"
 
-    def _hello(self, words: list[bytes]) -> Any:
+    def _hello(self, words: Sequence[bytes]) -> Any:
         return "OK"
 
-    def _ping(self, words: list[bytes]) -> Any:
+    def _ping(self, words: Sequence[bytes]) -> Any:
         return "PONG"
 
-    def _client(self, words: list[bytes]) -> Any:
+    def _client(self, words: Sequence[bytes]) -> Any:
         return "OK" if self.tracks or words[1] == b"SETNAME" else "-ERR tracking is refused here"
 
     commands: ClassVar = {

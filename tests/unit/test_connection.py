@@ -392,6 +392,9 @@ def test_a_vote_that_is_sent_again_is_checked_again() -> None:
 MESSAGE = b">3\r\n$7\r\nmessage\r\n$2\r\nch\r\n$5\r\nhello\r\n"
 
 
+SUBSCRIBED = b">3\r\n$9\r\nsubscribe\r\n$2\r\nch\r\n:1\r\n"
+
+
 def test_push_goes_to_the_listener_of_the_connection() -> None:
     it = connect()
     heard: list[Any] = []
@@ -408,33 +411,38 @@ def subscribe(it: Connection) -> list[Any]:
     return done
 
 
-def confirm(channel: bytes) -> bytes:
+def confirmation(it: Connection) -> bytes:
+    """The server's push for the subscription that the connection has sent."""
+    channel = taken(it).split(b"\r\n")[4]
     return b">3\r\n$9\r\nsubscribe\r\n$%d\r\n%s\r\n:1\r\n" % (len(channel), channel)
 
 
-TIME = b"*2\r\n$1\r\n1\r\n$1\r\n2\r\n"
-
-
-@pytest.mark.parametrize("time", [TIME, b"-NOPERM this user has no permissions to run the 'time' command\r\n"])
-def test_subscription_is_confirmed_by_a_push_and_the_reply_behind_it(time: bytes) -> None:
+@pytest.mark.parametrize(
+    "time", [b"*2\r\n$1\r\n1\r\n$1\r\n2\r\n", b"-NOPERM no right to TIME\r\n"], ids=["time", "no right"]
+)
+def test_subscription_is_confirmed_by_the_push_of_the_server(time: bytes) -> None:
+    """Its reply to the command behind it says when to look, whatever that reply is."""
     it = connect()
     done = subscribe(it)
-    channel = taken(it).split(b"\r\n")[4]
-    it.feed(confirm(channel))
+    after = ask(it, b"GET", b"k")
+    it.feed(confirmation(it))
     assert (done, it.channel) == ([], b"")
-    it.feed(time)
-    assert (done, it.channel) == ([None], channel)
-    assert channel.startswith(b"wake:")
+    it.feed(time + b":5\r\n")
+    assert done == [None]
+    assert it.channel.startswith(b"wake:")
+    assert after.got == [5]
     assert not it.pending
 
 
-def test_subscription_that_no_push_confirms_is_refused() -> None:
+@pytest.mark.parametrize("pushed", [b"", SUBSCRIBED], ids=["no push", "another channel"])
+def test_subscription_without_the_push_of_the_server_is_not_confirmed(pushed: bytes) -> None:
+    """Some proxies reply to TIME and swallow pushes. A waiter on such a connection would never be woken."""
     it = connect()
-    done = subscribe(it)
-    it.feed(confirm(b"another"))
-    it.feed(TIME)
+    done, after = subscribe(it), ask(it, b"GET", b"k")
+    it.feed(pushed + b"*2\r\n$1\r\n1\r\n$1\r\n2\r\n:5\r\n")
     assert [fault.kind for fault in done] == ["push"]
     assert it.channel == b""
+    assert after.got == [5]
     assert not it.pending
 
 

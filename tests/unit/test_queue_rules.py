@@ -26,6 +26,7 @@ VALIDITY: Final = TTL * 0.99 - 0.002
 DRIFT: Final = 0.01
 SOMEBODY: Final = b"rival:1::" + b"a" * 32
 SECOND: Final = 1_000_000
+MARKER: Final = b"1 run:0 1 1000 41"
 
 
 class Waiting:
@@ -46,7 +47,7 @@ class Waiting:
         """The first attempt was refused, by nodes whose server times were these (0: granted, without a time)."""
         ballot = Ballot(len(times), len(times) // 2 + 1)
         for i, time in enumerate(times):
-            ballot.add(i, Refused(9000, SOMEBODY, False, time) if time else Granted(-1, 5, 0, False, 0))
+            ballot.add(i, Refused(9000, SOMEBODY, False, time, b"") if time else Granted(-1, 5, 0, False, 0, b""))
         self.queue.seed(ballot, self.io.time, queued=False)
 
     def queued(self) -> None:
@@ -55,11 +56,11 @@ class Waiting:
         self.refused(*times)
         self.sent()
         for i, time in enumerate(times):
-            self.queue.on_reply(i, Refused(9000, SOMEBODY, False, time), self.io.time)
+            self.queue.on_reply(i, Refused(9000, SOMEBODY, False, time, b""), self.io.time)
 
     def granted(self, node: int, stamp: int, *, left_ms: int = 1000, age: float = 0.0, inquired: bool = False) -> None:
         """A node's reply to a claim that was sent `age` seconds ago."""
-        self.queue.on_reply(node, Granted(left_ms, 7, stamp, inquired, EPOCH_US), self.io.time - age)
+        self.queue.on_reply(node, Granted(left_ms, 7, stamp, inquired, EPOCH_US, None), self.io.time - age)
 
     def yours(self, node: int, stamp: int, after_us: int = 0) -> None:
         """A push: the vote was handed over so many µs after the node's last answer."""
@@ -169,6 +170,20 @@ def test_hand_over_with_impossible_time_is_claimed_again(after: float) -> None:
     waiting.yours(0, 5, after_us=round(after * SECOND))
     assert waiting.counted() == []
     assert waiting.sent() == [(0, "claim")]
+
+
+def test_hand_over_of_a_guarded_node_counts_with_its_proof_only() -> None:
+    """A node that has lost its data on a live connection shows no marker, or another one."""
+    waiting = Waiting(guard=True)
+    node = waiting.io.group.nodes[0]
+    waiting.queued()
+    waiting.io.group.set_marker(node, MARKER)
+    for proof in (b"", b"0 ", b"0 1 run:0 5 1000 -"):
+        waiting.queue.on_push(0, Yours(waiting.queue.who.id, 5, 7, EPOCH_US, proof))
+        assert waiting.counted() == [], proof
+        waiting.io.group.set_marker(node, MARKER)
+    waiting.queue.on_push(0, Yours(waiting.queue.who.id, 6, 7, EPOCH_US, node.proof))
+    assert waiting.counted() == [0]
 
 
 def test_hand_over_before_any_reply_is_claimed_again() -> None:
@@ -326,7 +341,7 @@ def test_vote_whose_counter_cannot_be_raised_is_claimed_again() -> None:
     waiting = Waiting()
     waiting.queued()
     waiting.granted(0, 5)
-    waiting.queue.on_reply(1, Granted(1000, 8, 5, False, EPOCH_US), waiting.io.time)
+    waiting.queue.on_reply(1, Granted(1000, 8, 5, False, EPOCH_US, None), waiting.io.time)
     waiting.io.silent = {0}
     assert waiting.hold() is None
     assert (0, "claim") in waiting.sent()
@@ -349,11 +364,22 @@ def test_vote_is_claimed_again_before_it_expires() -> None:
 def test_refused_claim_is_repeated_when_the_holders_ttl_is_over() -> None:
     waiting = Waiting()
     waiting.queued()
-    waiting.queue.on_reply(0, Refused(400, SOMEBODY, False, EPOCH_US), waiting.io.time)
+    waiting.queue.on_reply(0, Refused(400, SOMEBODY, False, EPOCH_US, None), waiting.io.time)
     waiting.io.time += 0.4
     assert waiting.sent() == [], "servers count whole milliseconds"
     waiting.io.time += 0.0011
     assert waiting.sent() == [(0, "claim")]
+
+
+def test_claims_of_a_waiter_that_has_left_are_over() -> None:
+    """A connection that loads lost scripts sends them again, and behind the release, unless they are over."""
+    waiting = Waiting()
+    waiting.refused(EPOCH_US, EPOCH_US, EPOCH_US)
+    waiting.sent()
+    requests = list(waiting.queue.requests)
+    assert requests
+    waiting.queue.end()
+    assert all(request.over for request in requests)
 
 
 def test_claim_is_repeated_without_reply() -> None:
@@ -400,7 +426,7 @@ def test_ticket_is_taken_once() -> None:
     waiting.queued()
     waiting.io.time += 20.0
     for node in range(3):
-        waiting.queue.on_reply(node, Refused(0, SOMEBODY, False, EPOCH_US + 20 * SECOND), waiting.io.time)
+        waiting.queue.on_reply(node, Refused(0, SOMEBODY, False, EPOCH_US + 20 * SECOND, None), waiting.io.time)
     waiting.io.time += 1.0
     assert len(waiting.sent()) == 3
     assert {arguments[9] for arguments in waiting.arguments()} == {b"%d" % EPOCH_US}

@@ -23,8 +23,8 @@ from handfast.core.votes import (
 from handfast.protocol.claims import Granted, Refused
 
 FAULT = Fault("closed", "not connected")
-YES: list[Any] = [1, 42, b"OK", Granted(-1, 7, 0, False, 0)]
-NO: list[Any] = [None, 0, Refused(900, b"somebody", False, 0)]
+YES: list[Any] = [1, 42, b"OK", Granted(-1, 7, 0, False, 0, b"")]
+NO: list[Any] = [None, 0, Refused(900, b"somebody", False, 0, b"")]
 KINDS = ("yes", "no", "fault")
 
 

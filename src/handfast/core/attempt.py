@@ -12,7 +12,7 @@ from typing import Any, Final
 from handfast.core import guard, tokens
 from handfast.core.config import LockConfig
 from handfast.core.hold import Hold
-from handfast.core.io import IO, SILENT, Payloads, PushListener
+from handfast.core.io import IO, SILENT, Fault, Payloads, PushListener
 from handfast.core.local_queue import Acquisition
 from handfast.core.nodes import Node, NodeGroup
 from handfast.core.release import take_back
@@ -96,7 +96,7 @@ def attempt(io: IO, acquisition: Acquisition, channel: bytes = b"") -> Coroutine
 async def _ask_all(io: IO, acquisition: Acquisition, channel: bytes) -> Ballot | None:
     acquisition.sent = sent = io.now()
     timing, standstills = acquisition.timing, acquisition.request.group.standstills
-    ballot = _ballot(acquisition)
+    ballot = _ballot(io, acquisition, sent, queues=bool(channel))
     payloads = _payloads(io, acquisition, ballot, channel, sent)
     await io.broadcast(payloads, ballot, acquisition.timeout(timing.timeout, sent))
     _forget_refusals(acquisition, ballot, queued=bool(channel))
@@ -125,7 +125,7 @@ async def _ask_one(io: IO, acquisition: Acquisition, channel: bytes) -> Ballot |
     if (type(reply) is int or reply == SET) and io.now() < deadline and group.standstills == standstills:
         acquisition.hold = make_hold(acquisition, deadline, sent, 1, token, standstills)
         return None
-    ballot = Ballot(1, 1, reduce=read_vote)
+    ballot = Ballot(1, 1, reduce=_read_checked)
     if reply is not SILENT:
         ballot.add(0, reply)
     _forget_refusals(acquisition, ballot, queued=bool(channel))
@@ -187,27 +187,43 @@ def claim_payload(
     )  # fmt: skip
 
 
-def read_vote(_: int, reply: Any) -> Any:
-    """Decode a vote. The usual grant is an integer, the token, and needs no decoding."""
+def _read_checked(_: int, reply: Any) -> Any:
+    """Decode a vote that needs no proof: the node has no guard, or the connection checks it behind the vote."""
     if reply is None:
-        return Refused(0, b"", True, 0)  # the published protocol does not name the holder
+        return Refused(0, b"", True, 0, b"")  # the published protocol does not name the holder
     return reply if type(reply) is int else decode_vote(reply)
 
 
-def _ballot(acquisition: Acquisition) -> Ballot:
+def read_vote(io: IO, group: NodeGroup, sent: float) -> Callable[[int, Any], Any]:
+    """Return a function that turns a node's reply to a claim into Granted, Refused or a Fault."""
+    if not group.guard:
+        return _read_checked
+
+    def read(node: int, reply: Any) -> Any:
+        vote = decode_vote(reply)
+        if type(vote) is Fault:
+            return vote  # one of several replies may be a fault
+        return guard.check_vote(group, node, vote.proof, vote.server_us, sent, io.now()) or vote
+
+    return read
+
+
+def _ballot(io: IO, acquisition: Acquisition, sent: float, *, queues: bool) -> Ballot:
     """The ballot of an attempt. It reads the votes and, if copies are needed, their number."""
     copies, group = acquisition.timing.copies, acquisition.request.group
+    # A claim that queues and a claim of several names show the node's proof. All others are checked by the connection.
+    checked = group.guard and not queues and len(acquisition.request.names) == 1
+    read = _read_checked if checked else read_vote(io, group, sent)
     if copies is None:
-        ballot = Ballot(group.n, group.need, reduce=read_vote)
+        ballot = Ballot(group.n, group.need, reduce=read)
     else:
 
         def read_both(node: int, replies: list[Any]) -> Any:
-            vote = read_vote(node, replies[0])
+            vote = read(node, replies[0])
             return copies.missing(replies[1]) or vote if is_grant(vote) else vote
 
         ballot = MultiReplyBallot(group.n, group.need, 2, read_both)
-    if group.guard:
-        ballot.checked = True
+    ballot.checked = checked
     return ballot
 
 

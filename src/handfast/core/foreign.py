@@ -124,7 +124,7 @@ async def look(io: IO, acquisition: Acquisition, *, tracked: bool = False) -> li
         if not held:
             return 1
         left = -1 if any(each < 0 for _, each in held) else max(each for _, each in held)
-        return Refused(left, held[0][0], True, 0)
+        return Refused(left, held[0][0], True, 0, b"")
 
     ballot = AllReplies(group.n, 2 + len(keys), read)
     payloads = [commands.track(keys, tracked=tracked and node.tracks) for node in group.nodes]
@@ -172,7 +172,7 @@ def _explainer(waiter: Waiter, answers: list[Any], seen_at: float) -> Any:
     acquisition = waiter.acquisition
 
     def error(now: float) -> NotAcquired | ConfigError:
-        known = [Refused(0, b"", True, 0) if answer == 1 else answer for answer in answers]
+        known = [Refused(0, b"", True, 0, b"") if answer == 1 else answer for answer in answers]
         return explain.not_acquired(acquisition.request, known, acquisition.timing.timeout, age=now - seen_at)
 
     return error

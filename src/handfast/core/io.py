@@ -121,6 +121,9 @@ class Check(Protocol):
 class Wakeup(Protocol):
     """Ends a `wait`; if none is under way, the next one."""
 
+    is_set: bool
+    """Ends the next wait at once. A waiter clears it before it looks at the state that others have changed."""
+
     def set(self) -> None:
         """End the wait. May be called from any thread that uses the driver."""
 

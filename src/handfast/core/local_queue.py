@@ -329,7 +329,7 @@ class WaitQueues:
             raise self.timed_out(waiter, now)
         if now >= waiter.report_at and waiter.queue.explain is not None:
             waiter.queue.reported_at = now
-            self.warn(f"waiting for {now - waiter.acquisition.began:.0f} s: {waiter.queue.explain(now)}")
+            self.warn(f"waiting for {now - waiter.acquisition.began:.0f} s for {waiter.queue.explain(now)}")
 
     def timed_out(self, waiter: Waiter, now: float) -> NotAcquired | ConfigError:
         """The error for a wait that timed out, from the last known state: no time is left to ask the servers."""
@@ -344,7 +344,7 @@ class WaitQueues:
         holder = queue.holder
         if holder is not None and holder.held_at(now):
             left = round((holder.deadline - now) * 1000)
-            answers = [Refused(left, holder.who.owner, False, 0)] * group.n
+            answers = [Refused(left, holder.who.owner, False, 0, b"")] * group.n
         return not_acquired(request, [answer or Fault("timeout", "no answer") for answer in answers], timing.timeout)
 
 

@@ -212,7 +212,7 @@ class NodeGroup:
         left = node.opens_at - now
         if left > 0:
             return Fault("quarantine", f"restarted or new, no vote for another {left:.1f} s")
-        return Fault("quarantine", "restarted, waiting for enough other nodes to restore its token counters from")
+        return Fault("quarantine", "restarted, no vote until enough other nodes are up to restore its token counters")
 
     def repair_due(self, now: float) -> bool:
         """Whether a connected node, as far as is known, does not vote although its quarantine is over."""

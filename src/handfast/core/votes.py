@@ -106,7 +106,7 @@ class Ballot:
         if reply is None:
             reply = 0
         self.answers[node] = reply
-        yes = is_grant(reply)
+        yes = reply > 0 if type(reply) is int else is_grant(reply)
         if yes:
             self.yeses += 1
             self.votes |= 1 << node

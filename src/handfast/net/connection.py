@@ -195,9 +195,12 @@ class Connection:
 
     def end_check(self, fault: Fault | None) -> None:
         """Give the kept replies to their collectors; if the check has failed, its fault instead."""
-        kept, self._kept = self._kept, []
+        kept, self._kept, index = self._kept, [], self.index
         for collector, reply in kept:
-            self.answer(collector, reply if fault is None else fault)
+            if collector.add(index, reply if fault is None else fault):
+                waiter = collector.waiter
+                if waiter is not None and not waiter.over:
+                    waiter.set_result(None)
 
     def answer(self, collector: Any, reply: Any) -> None:
         """Give a reply to its collector."""

@@ -342,7 +342,7 @@ class ThreadConnections(PushRouter):
         try:
             data = sock.recv(65536, link.flags)
             # TLS may have decrypted more than recv() returned, and poll() does not report that.
-            while data and link.address.tls is not None and sock.pending():  # type: ignore[attr-defined]
+            while not link.flags and data and sock.pending():  # type: ignore[attr-defined]
                 data += sock.recv(65536)
         except OSError as error:
             if not wants_more(error):

@@ -46,6 +46,8 @@ class Granted(NamedTuple):
     """A lower ticket waits for this vote."""
     server_us: int
     """The node's time in µs; 0 if it did not tell it."""
+    proof: bytes
+    """The promotion and the marker that a guarded node shows with a vote; empty without a guard. See core/guard.py."""
 
 
 class Refused(NamedTuple):
@@ -57,6 +59,7 @@ class Refused(NamedTuple):
     plain: bool
     """The holder has only the key, and no record of a vote: it may be another program."""
     server_us: int
+    proof: bytes
 
 
 class Yours(NamedTuple):
@@ -67,7 +70,6 @@ class Yours(NamedTuple):
     token: int
     server_us: int
     proof: bytes
-    """The promotion and the marker that a guarded node shows with a hand-over; empty without a guard: see guard.py."""
 
 
 class Inquiry(NamedTuple):
@@ -107,14 +109,14 @@ class VoteRecord(NamedTuple):
 def decode_vote(reply: Any) -> Any:
     """Decode a node's reply to Granted or Refused. A reply that is no vote (a fault, a status) is returned unchanged."""
     if type(reply) is int:
-        return Granted(-1, reply, 0, False, 0)
+        return Granted(-1, reply, 0, False, 0, b"")
     if type(reply) is not list:
         return reply
     if reply[0]:
-        _, left, token, stamp, seconds, micros, inquired = reply
-        return Granted(left, int(token), int(stamp), inquired == 1, int(seconds) * 1_000_000 + int(micros))
-    _, left, holder, plain, seconds, micros = reply
-    return Refused(left, holder, plain == 1, int(seconds) * 1_000_000 + int(micros))
+        _, left, token, stamp, seconds, micros, proof, inquired = reply
+        return Granted(left, int(token), int(stamp), inquired == 1, int(seconds) * 1_000_000 + int(micros), proof)
+    _, left, holder, plain, seconds, micros, proof = reply
+    return Refused(left, holder, plain == 1, int(seconds) * 1_000_000 + int(micros), proof)
 
 
 def token_in(answer: Any) -> int:

@@ -210,6 +210,7 @@ GUARD: tuple[Bug, ...] = (
                 "fault = None",
             ),
         ),
+        "tests/unit/test_queue_rules.py::test_hand_over_of_a_guarded_node_counts_with_its_proof_only",
     ),
     Bug(
         "quarantine-by-the-server's-clock",

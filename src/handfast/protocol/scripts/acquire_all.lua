@@ -4,8 +4,8 @@
 -- ARGV   1 owner  2 generation ('-': the owner is new)  3 ttl in ms  4 n  5 tokens wanted (0: unfenced)
 --        6 proposed token (0: the server's time)  7 floor of the counters  8 retention of the counters in s
 --        9 longest ttl in ms  10 1: overtake the queues
--- reply  {1, ttl, token, '0', s, µs, 0}: granted
---        {0, remaining ttl in ms (-1: none), holder, 0, s, µs}: refused; ttl and holder of the first held name
+-- reply  {1, ttl, token, '0', s, µs, proof, 0}: granted
+--        {0, remaining ttl in ms (-1: none), holder, 0, s, µs, proof}: refused; ttl and holder of the first held name
 local call = redis.call
 local names, owner, generation, ttl, n = KEYS, ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local step, retention = tonumber(ARGV[5]), tonumber(ARGV[8])
@@ -32,14 +32,14 @@ for i = 1, n do
     token = math.max(token, tonumber(call('HGET', KEYS[5], 't') or '1'))
   elseif not holder and ARGV[10] ~= '1' and call('EXISTS', KEYS[2]) == 1 then
     local heir, new_owner, new_ttl = give(tonumber(ARGV[7]))
-    if heir then return {0, new_ttl, new_owner, 0, time[1], time[2]} end
+    if heir then return {0, new_ttl, new_owner, 0, time[1], time[2], proof()} end
   elseif holder then
     local left = call('PTTL', KEYS[1])
     if left > tonumber(ARGV[9]) then
       left = tonumber(ARGV[9])
       call('PEXPIRE', KEYS[1], left)
     end
-    return {0, left, holder, 0, time[1], time[2]}
+    return {0, left, holder, 0, time[1], time[2], proof()}
   end
 end
 if step > 0 and (held < n or token < 2) then
@@ -72,4 +72,4 @@ for i = 1, n do
     take(owner, generation, ttl, text)
   end
 end
-return {1, ttl, text, '0', time[1], time[2], 0}
+return {1, ttl, text, '0', time[1], time[2], proof(), 0}

@@ -5,31 +5,37 @@
 --        5 number of tokens, of which the last is the reply (0: unfenced)  6 proposed token (0: the server's time)
 --        7 floor of the counter  8 retention of the counter in s  9 longest ttl in ms
 --        10 ticket ('': do not queue; '0': the time of arrival)  11 channel  12 1: overtake the queue if the lock is free
--- reply  an integer, the token (1 if unfenced): granted, and there are no waiters
---        {1, remaining ttl in ms, token, stamp, s, µs, inquired}: granted; inquired: a lower ticket waits
---        {0, remaining ttl of the holder in ms (-1: none), holder, held by a plain key, s, µs}: refused or queued
+-- reply  an integer, the token (1 if unfenced): granted, to a claim without a ticket or on a node without a guard
+--        {1, remaining ttl in ms, token, stamp, s, µs, proof, inquired}: granted; inquired: a lower ticket waits
+--        {0, remaining ttl of the holder in ms (-1: none), holder, held by a plain key, s, µs, proof}: refused or queued
 local call = redis.call
 local id, owner, generation, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local step, retention, ticket = tonumber(ARGV[5]), tonumber(ARGV[8]), ARGV[10]
 local time
 --@ _token
+--@ _proof
+local function granted(token)
+  -- The client checks the node behind a claim without a ticket, and needs no proof in the reply.
+  if ticket == '' or not KEYS[6] then return tonumber(token) end
+  time = time or call('TIME')
+  return {1, ttl, token, '0', time[1], time[2], proof(), 0}
+end
 -- The usual case: the lock is free and has no waiters, and the owner is not explicit.
 local overtakes = ARGV[12] == '1'
 if generation == '-' and (ticket == '' or ticket == '0')
     and (overtakes or call('EXISTS', KEYS[2]) == 0) and call('SET', KEYS[1], owner, 'NX', 'PX', ttl) then
-  if step == 0 then return 1 end
-  return tonumber(next_token(step, ARGV[6], tonumber(ARGV[7])))
+  if step == 0 then return granted('1') end
+  return granted(next_token(step, ARGV[6], tonumber(ARGV[7])))
 end
 time = time or call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
---@ _proof
 --@ _vote
 local holder = call('GET', KEYS[1])
 local function grant()
   local token = '1'
   if step > 0 then token = next_token(step, ARGV[6], tonumber(ARGV[7])) end
   take(owner, generation, ttl, token)
-  return tonumber(token)
+  return granted(token)
 end
 if not holder and (ticket == '' or ticket == '0') and (overtakes or call('EXISTS', KEYS[2]) == 0) then
   return grant()
@@ -91,7 +97,7 @@ if holder == owner then
     local first = call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
     if first[1] and not single and tonumber(first[2]) < tonumber(ticket) then inquired = 1 end
   end
-  return {1, left, token, stamp, time[1], time[2], inquired}
+  return {1, left, token, stamp, time[1], time[2], proof(), inquired}
 end
 if queues then
   call('ZADD', KEYS[2], 'NX', ticket, id)
@@ -100,8 +106,8 @@ if queues then
 end
 if not holder then
   local heir, new_owner, new_ttl, token, stamp = give(tonumber(ARGV[7]))
-  if heir == id then return {1, new_ttl, token, stamp, time[1], time[2], 0} end
-  if heir then return {0, new_ttl, new_owner, 0, time[1], time[2]} end
+  if heir == id then return {1, new_ttl, token, stamp, time[1], time[2], proof(), 0} end
+  if heir then return {0, new_ttl, new_owner, 0, time[1], time[2], proof()} end
   return grant() -- only dead claims were there
 end
 local plain = 1
@@ -109,4 +115,4 @@ local stamp, given, whose, channel = string.match(
   call('HGET', KEYS[3], '*') or '', '^(%d+) (%d+) (%S+) %d+ %d+ %d+ %d+ %S+ (%S+) ')
 if stamp and queues and tonumber(ticket) < tonumber(given) then push(channel, 'inquire ' .. whose .. ' ' .. stamp) end
 if call('EXISTS', KEYS[5]) == 1 then plain = 0 end
-return {0, left, holder, plain, time[1], time[2]}
+return {0, left, holder, plain, time[1], time[2], proof()}

@@ -16,11 +16,11 @@ if holder == owner and whose == id and stamp == ARGV[4] and leave(generation) th
   call('ZADD', KEYS[2], ticket, id)
   call('HSET', KEYS[3], id, claim)
   local heir, new_owner, new_ttl, token, given = give(tonumber(ARGV[5]))
-  if heir == id then return {1, new_ttl, token, given, time[1], time[2], 0} end
-  if heir then return {0, new_ttl, new_owner, 0, time[1], time[2]} end
+  if heir == id then return {1, new_ttl, token, given, time[1], time[2], proof(), 0} end
+  if heir then return {0, new_ttl, new_owner, 0, time[1], time[2], proof()} end
   -- The waiter's own claim has expired too.
   call('DEL', KEYS[1])
   call('HDEL', KEYS[3], '*')
   holder = nil
 end
-return {0, holder and call('PTTL', KEYS[1]) or 0, holder or '', 0, time[1], time[2]}
+return {0, holder and call('PTTL', KEYS[1]) or 0, holder or '', 0, time[1], time[2], proof()}
