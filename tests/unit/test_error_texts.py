@@ -486,6 +486,11 @@ PLACES: list[tuple[Callable[[], Any], str]] = [
         lambda: copy.copy(lock()),
         "a lock cannot be pickled or copied: send its name, and call lock() on a client of the process that needs it",
     ),
+    (
+        lambda: lock().release(),
+        "a lock has no attribute 'release': keep the lease that acquire() returns, and use its release",
+    ),
+    (lambda: lock().locked(), "a lock has no attribute 'locked': holder() tells who holds it"),
     (lambda: handfast.conect, "module 'handfast' has no attribute 'conect'"),
 ]
 
