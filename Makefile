@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # More than there are cores: much of the suite waits.
 WORKERS ?= 4
+# Hundreds of processes import the same modules, so byte code is kept, also where Python is told to write none.
+export PYTHONDONTWRITEBYTECODE :=
 # What pip installs into an environment for the tests.
 PACKAGES := -e ".[embedded,cli,otel,prometheus,dashboard]" --group lab --group dev
 # Versions for `make test-pythons`, and the tests for it and for `make coverage`: all, unless folders or files are named.
@@ -33,7 +35,7 @@ lint: .venv/ready
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
-# Byte code beforehand: hundreds of short processes import the package, also where Python is told to write none.
+# Byte code beforehand: processes that start at the same time would all compile.
 unit: .venv/ready .venv/peers/python
 	$(BIN)/python -m compileall -q src sim lab
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

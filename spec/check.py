@@ -3,7 +3,7 @@
   python spec/check.py                 all checks: about ten minutes on one core, at most 3 GB
   python spec/check.py --quick         small configurations and the most important mutants: under 40 seconds
   python spec/check.py --long          larger configurations too: about an hour
-  python spec/check.py --only NAME     one check
+  python spec/check.py --only NAME     one check; --only can be given several times
   python spec/check.py --trace NAME    the shortest counterexample of a mutant, in words
   python spec/check.py --list          names and options
 
@@ -298,12 +298,12 @@ def missing_tool() -> str | None:
 
 def chosen(arguments: argparse.Namespace) -> list[Check]:
     checks = [*CONFIGURATIONS, *MUTANTS]
-    name = arguments.only or arguments.trace
-    if name:
-        checks = [check for check in checks if check.name == name]
-        if not checks:
+    names = arguments.only or ([arguments.trace] if arguments.trace else [])
+    for name in names:
+        if not any(check.name == name for check in checks):
             raise SystemExit(f"no check is called {name!r}; --list prints the names")
-        return checks
+    if names:
+        return [check for check in checks if check.name in names]
     levels = {"quick"} if arguments.quick else {"quick", "full", "long"} if arguments.long else {"quick", "full"}
     return [check for check in checks if check.level in levels]
 
@@ -312,7 +312,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Check the model of the wait queue with spin.")
     parser.add_argument("--quick", action="store_true", help="small configurations and the most important mutants")
     parser.add_argument("--long", action="store_true", help="also what takes long")
-    parser.add_argument("--only", metavar="NAME", help="run one check")
+    parser.add_argument("--only", metavar="NAME", action="append", help="run this check; can be repeated")
     parser.add_argument("--trace", metavar="NAME", help="print the shortest counterexample of a mutant")
     parser.add_argument("--list", action="store_true", help="print the names and options of all checks")
     arguments = parser.parse_args(argv)

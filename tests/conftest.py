@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import signal
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -16,10 +19,22 @@ from tests.support.topologies import _sharded, _watched, doomed, sharded, watche
 
 __all__ = ["_sharded", "_watched", "doomed", "sharded", "watched"]
 
+gc.disable()  # until all tests are collected: a third of that time was garbage collection
 KINDS = ("valkey-9.1", "redis-7.0", "redis-6.2")
+
+IGNORED_IN_BACKGROUND = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGQUIT: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts background commands with SIGINT and SIGQUIT ignored, nohup those with SIGHUP, and every program that
+    # a test starts would inherit that.
+    for number, usual in IGNORED_IN_BACKGROUND.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
     config.addinivalue_line("markers", "slow: runs on one kind of server, on every kind with HANDFAST_LONG=1")
 
 
@@ -42,6 +57,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
 
 
+def pytest_collection_finish() -> None:
+    """What was imported and collected lives until the end: the garbage collector need not visit it again and again."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture
 def small_heap() -> None:
     """A collection looks only at what the test makes: with all that other tests have left it takes a second."""
@@ -58,14 +79,19 @@ def _no_client_outlives_its_test() -> Iterator[None]:
             client._dog.unregister(client._group).result(timeout=5)
 
 
-@pytest.fixture(scope="session", params=KINDS)
-def any_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+@pytest.fixture(scope="session")
+def _server_of() -> Iterator[Callable[[str], Server]]:
+    """One server of each kind, started at its first use and kept, in whatever order the tests run."""
+    with ExitStack() as servers:
+        yield functools.cache(lambda kind: servers.enter_context(Server(available()[kind])))
+
+
+@pytest.fixture(params=KINDS)
+def any_server(request: pytest.FixtureRequest, _server_of: Callable[[str], Server]) -> Server:
     """One running server of each kind that we support; those that are not here are skipped by name."""
-    binary = available().get(request.param)
-    if binary is None:
+    if request.param not in available():
         pytest.skip(f"no {request.param} on this machine")
-    with Server(binary) as server:
-        yield server
+    return _server_of(request.param)
 
 
 @pytest.fixture

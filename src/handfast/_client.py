@@ -78,6 +78,8 @@ class BaseClient(Generic[L, G]):
             )
         labels = [address.label for address in addresses]
         self._group = NodeGroup(labels, self._policy, guard=self._guarded, clustered=clustered)
+        if self._guarded:
+            guard.install(self._group)
         # The watchdog and the embedded servers keep these two functions. A reference to the client in them would keep the
         # client alive for ever.
         self._shake = _shaker(self._group, addresses, self._now)
@@ -262,6 +264,11 @@ class BaseClient(Generic[L, G]):
         hold.abandoned = True
         self._abandon(hold)
 
+    def _warn_soon(self, text: str, *args: object) -> None:
+        """Let the watchdog's thread log a warning. A finalizer must not: its thread may hold a lock of a log handler."""
+        if self._dog is not None:
+            self._dog.call_soon(log.warning, text, *args)
+
     def _abandon(self, hold: Hold) -> None:
         """Let the watchdog release a hold whose caller is gone."""
         self._forget(hold)
@@ -307,8 +314,8 @@ class BaseClient(Generic[L, G]):
 
     def _watch(self, hold: Hold) -> None:
         """Add a new hold to the schedule, as its settings say."""
-        settings = hold.config.policy
         if not hold.config.renewed_for_ever:
+            settings = hold.config.policy
             hold.renew_until = 0.0 if not settings.renew else hold.renew_from + (settings.max_hold or 0.0)
         self._schedule(hold)
 

@@ -89,10 +89,10 @@ class Lease(BaseLease):
             self._body = _Body(self._hold, task)
         self._enter_block(task)
 
-    async def __aexit__(
+    def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._end_block(kind, error)
+    ) -> Coroutine[Any, Any, None]:
+        return self._end_block(kind, error)
 
     async def _end_block(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         cancelled = self._body is not None and self._body.leave()
@@ -198,12 +198,12 @@ class Lock(BaseLock):
         lease._begin_block()
         return lease
 
-    async def __aexit__(
+    def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        lease = self._innermost()
+    ) -> Coroutine[Any, Any, None]:
+        lease: Lease = self._innermost()
         self._leases.remove(lease)
-        await lease._end_block(kind, error)
+        return lease._end_block(kind, error)
 
 
 def _task_name(task: asyncio.Task[Any] | None) -> str:

@@ -127,12 +127,13 @@ class Watchdog:
 
     def nudge(self, group: NodeGroup) -> None:
         """Repair nodes that may not vote yet."""
-        self._call(self._repair_soon, group)
+        self.call_soon(self._repair_soon, group)
 
     def _wake(self) -> None:
-        self._call(self._wakeup.set)
+        self.call_soon(self._wakeup.set)
 
-    def _call(self, what: Callable[..., Any], *args: Any) -> None:
+    def call_soon(self, what: Callable[..., Any], *args: Any) -> None:
+        """Call something in the watchdog's thread. This takes no lock."""
         try:
             self._loop.call_soon_threadsafe(what, *args)
         except RuntimeError:
@@ -159,7 +160,7 @@ class Watchdog:
             def start() -> None:
                 self._start(self._unregister(registration)).add_done_callback(lambda _: done.set_result(None))
 
-            self._call(start)
+            self.call_soon(start)
         return done
 
     def renewed(self, group: NodeGroup) -> list[Hold]:

@@ -24,7 +24,7 @@ DROPPING = """
 import faulthandler, logging, sys, handfast
 
 logging.disable()
-client = handfast.connect(sys.argv[1], ttl=0.5)
+client = handfast.connect(sys.argv[1], ttl=5)
 kept, leases = [], []
 for n in range(600):
     # Of the two leases of one owner, the one that is dropped is not the last.
@@ -44,7 +44,7 @@ def trace(frame, event, argument):
     return trace
 
 
-faulthandler.dump_traceback_later(1.5, exit=True)
+faulthandler.dump_traceback_later(10, exit=True)
 sys.settrace(trace)
 lease = client.lock("a").acquire(wait=1)
 lease.extend()
@@ -60,6 +60,26 @@ def test_finalizer_can_run_anywhere(one: Server) -> None:
     """At every line of an acquisition and a release a lease is dropped, in the thread that is there."""
     said = program(DROPPING, one.url)
     assert said.stdout == "done\n", f"a finalizer waits for the thread that it runs in:\n{said.stderr}"
+
+
+DROPPED_WHILE_LOGGING = """
+import faulthandler, logging, logging.handlers, queue, sys, handfast
+
+records = queue.Queue()
+logging.getLogger().addHandler(logging.handlers.QueueHandler(records))
+client = handfast.connect(sys.argv[1])
+lease = client.lock("a").acquire(wait=1)
+faulthandler.dump_traceback_later(5, exit=True)
+with records.mutex:  # a collection runs while this thread logs something
+    del lease
+print(records.get(timeout=5).getMessage())
+"""
+
+
+@needs_server
+def test_finalizer_can_run_inside_log_handler(one: Server) -> None:
+    said = program(DROPPED_WHILE_LOGGING, one.url)
+    assert "dropped without release" in said.stdout, f"a finalizer waits for the thread that it runs in:\n{said.stderr}"
 
 
 def _descriptors() -> int:

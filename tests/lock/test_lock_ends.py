@@ -63,7 +63,7 @@ def test_closing_a_client_ends_its_connections(server: Server) -> None:
 
     eventually(lambda: handfast_connections() == 0)
     client = handfast.connect(server.url)
-    lease = client.lock("a", ttl=0.1).acquire()
+    lease = client.lock("a", ttl=0.5).acquire()
     eventually(renewal_of(lease))
     assert handfast_connections() >= 2  # the lane's and the watchdog's
     client.close()

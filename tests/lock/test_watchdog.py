@@ -127,6 +127,7 @@ def test_two_threads_can_close_client_at_once(one: Server) -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_close_while_watchdog_connects_leaves_no_connection(three: Servers) -> None:
     with opened(three, max_ttl=1.0):
         pass

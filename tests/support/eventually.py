@@ -8,13 +8,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 EVERY = 0.005
+PATIENCE = 10.0
+"""Seconds. No promise: a busy machine is never that late, and a defect is never in time."""
 
 
 class HasRemaining(Protocol):
     def remaining(self) -> float: ...
 
 
-def eventually(predicate: Callable[[], object], within: float = 2.0, what: str = "") -> None:
+def eventually(predicate: Callable[[], object], within: float = PATIENCE, what: str = "") -> None:
     """Return as soon as `predicate` holds; fail if it does not within that many seconds."""
     end = time.monotonic() + within
     while not predicate():
@@ -23,7 +25,7 @@ def eventually(predicate: Callable[[], object], within: float = 2.0, what: str =
         time.sleep(EVERY)
 
 
-async def eventually_async(predicate: Callable[[], object], within: float = 2.0, what: str = "") -> None:
+async def eventually_async(predicate: Callable[[], object], within: float = PATIENCE, what: str = "") -> None:
     """The same for asyncio: the event loop keeps running."""
     end = time.monotonic() + within
     while not predicate():
@@ -48,4 +50,9 @@ def renewal_of(lease: HasRemaining) -> Callable[[], bool]:
     """Whether the watchdog has renewed a lease since now."""
     left = lease.remaining()
     ends = time.monotonic() + left  # in this order: a pause between the two must not look like a renewal
-    return lambda: time.monotonic() + lease.remaining() > ends + 0.02
+
+    def renewed() -> bool:
+        now, left = time.monotonic(), lease.remaining()
+        return left > 0 and now + left > ends + 0.02
+
+    return renewed

@@ -7,13 +7,14 @@ comes from a clock that a test controls. Keys expire by that clock, and like an 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 from lupa.lua51 import LuaError, LuaRuntime  # type: ignore[import-untyped]
 
 from handfast.net.faults import from_reply
 from handfast.protocol.scripts import SHA, TEXT
+from sim.resp import commands_in
 
 __all__ = ["EPOCH_US", "SCRIPTS", "FakeNode", "ServerError", "commands_in", "name_of"]
 
@@ -38,26 +39,6 @@ class SortedSet(dict[bytes, float]):
 
     def ordered(self) -> list[bytes]:
         return sorted(self, key=lambda member: (self[member], member))
-
-
-def commands_in(payload: bytes) -> Iterator[list[bytes]]:
-    """The commands of a payload, each as its words."""
-    at = 0
-
-    def line() -> bytes:
-        nonlocal at
-        end = payload.index(b"\r\n", at)
-        found, at = payload[at:end], end + 2
-        return found
-
-    while at < len(payload):
-        count = int(line()[1:])
-        words = []
-        for _ in range(count):
-            size = int(line()[1:])
-            words.append(payload[at : at + size])
-            at += size + 2
-        yield words
 
 
 def name_of(words: list[bytes]) -> str:

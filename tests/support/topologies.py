@@ -76,7 +76,7 @@ def sentinel_group(**options: Any) -> SentinelGroup:
     return SentinelGroup(password=PASSWORD, sentinel_password=SENTINEL_PASSWORD, **options)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _watched() -> Iterator[_Kept[SentinelGroup]]:
     with closing(_Kept(sentinel_group)) as kept:
         yield kept
@@ -95,7 +95,7 @@ def doomed() -> Iterator[SentinelGroup]:
         yield group
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _sharded() -> Iterator[_Kept[Cluster]]:
     with closing(_Kept(lambda: Cluster(password=PASSWORD))) as kept:
         yield kept

@@ -30,6 +30,7 @@ from handfast.core.io import CLOSED, SILENT, Fault
 from handfast.core.nodes import NOT_CONNECTED, NodeGroup
 from handfast.fenced.asgi import FencingMiddleware
 from handfast.net.address import TLS_SILENT
+from handfast.net.connection import NOT_CONFIRMED
 from handfast.net.faults import from_reply, from_socket
 from handfast.options import policy
 
@@ -135,6 +136,7 @@ NODES: list[tuple[Callable[[], Any], str]] = [
         "did not answer the TLS handshake in time; if its port has no TLS, use redis:// and not rediss://",
     ),
     (lambda: NO_RESP3, "speaks RESP2 only, so it cannot push to waiters"),
+    (lambda: NOT_CONFIRMED, "did not confirm a subscription, so it cannot push to waiters"),
     (lambda: UNREADY, "forgot its data while connected, no vote until it is checked again"),
     (
         lambda: STEPPED,
@@ -305,6 +307,8 @@ SERVERS: list[tuple[Callable[[], Any], str]] = [
         "embedded:// cannot be combined with other servers; use embedded://?nodes=5 for an embedded quorum",
     ),
     (lambda: connect("embedded://?colour=red"), "embedded://: unknown option 'colour'; known is nodes"),
+    (lambda: connect("embedded://:a@private"), "embedded://private: an embedded server has no user and no password"),
+    (lambda: connect("embedded://:["), "embedded://:[: not a valid URL"),
     (lambda: connect("embedded://?nodes=0"), "embedded://: nodes must be a number from 1 to 99, not '0'"),
     (
         lambda: connect("embedded://elsewhere"),

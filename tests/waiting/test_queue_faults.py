@@ -66,7 +66,7 @@ async def test_faulty_waiter_is_skipped_and_the_others_keep_their_order(
         tokens, waiting = [lease.token], list[asyncio.Future[Any]]()
         for place in range(3):
             if place == position:
-                faulty.acquire(wait=0.5 if fault == "timed out" else None)
+                faulty.acquire(wait=1.5 if fault == "timed out" else None)
             else:
                 waiting.append(acquire_in_background(mode, clients[len(waiting) + 1].lock("a")))
             await wait_for_claims_on_all(nodes, place + 1, lease.owner)

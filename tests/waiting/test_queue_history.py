@@ -85,14 +85,19 @@ class Workers:
         process.stdin.write(b"\n")
         process.stdin.flush()
 
-    def turns(self) -> int:
-        return sum(path.read_text().count('"over": true') for path in self._folder.glob("*.history"))
+    def turns(self) -> Counter[str]:
+        """By process."""
+        found = {path.name: path.read_text().count('"over": true') for path in self._folder.glob("*.history")}
+        return Counter(found)
 
-    def take_turns(self, count: int) -> None:
-        """Wait until there were so many more turns."""
-        target, end = self.turns() + count, time.monotonic() + WITHIN
-        while self.turns() < target:
-            assert time.monotonic() < end, f"{target - self.turns()} turns are missing"
+    def take_turns(self, count: int, each: int = 1) -> None:
+        """Wait until there were so many more turns, and each process had so many of them."""
+        before, end = self.turns(), time.monotonic() + WITHIN
+        while True:
+            new = self.turns() - before
+            if new.total() >= count and sum(turns >= each for turns in new.values()) == PROCESSES:
+                return
+            assert time.monotonic() < end, f"not {count} turns, {each} of each process, but {new}"
             time.sleep(0.05)
 
     def end(self) -> history.History:
@@ -188,19 +193,18 @@ def test_history_with_faulty_nodes_in_the_middle_of_hand_overs(fault: str, tmp_p
         with Workers(tmp_path, [proxy.url for proxy in proxies], **options) as workers:
             workers.take_turns(20)
             began = history.now()
+            # A release waits for the node that keeps silent, if that had one of the hold's three votes. So a process can
+            # miss many turns of the others, but no longer than the timeout.
             for number in range(2):
                 NODE_FAULTS[fault](nodes[number], proxies[number])
-                workers.take_turns(TURNS // 2)
+                workers.take_turns(TURNS // 2, each=4)
             if fault == "black-holed":
                 for proxy in proxies[:2]:
                     proxy.heal()
-                workers.take_turns(TURNS // 2)
+                workers.take_turns(TURNS // 2, each=4)
             ended = history.now()
             found = workers.end()
         check(found, began, ended)
         tokens = [each.token for each in found.holdings]
         assert tokens == sorted(tokens, key=lambda token: token or 0)
-        turns = Counter(each.process for each in found.holdings if each.began > began)
-        assert len(turns) == PROCESSES
-        assert min(turns.values()) > 3, turns
         eventually(lambda: no_lock_state_left(*nodes[2:]), within=TTL + 2)

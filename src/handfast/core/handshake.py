@@ -123,7 +123,8 @@ def _identify(group: NodeGroup, node: Node, run_id: str, now: Callable[[], float
     time, raw = replies[-2:]
     server_us = guard.server_time(time)
     clocks.read_clock(group, node.index, sent, now(), server_us)
-    if not guard.adopt(group, node, raw, server_us, now()):
+    agreeing = sum(1 for other in group.nodes if other.marker)
+    if not guard.adopt(group, node, raw, server_us, now()) and not guard.contradicted(group, agreeing):
         (raw,) = yield guard.quarantine(group, node, raw), 1
         _refuse([raw])
         guard.adopt(group, node, raw, server_us, now())

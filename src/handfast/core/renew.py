@@ -11,7 +11,7 @@ quarantine. It can still confirm a renewal, because it has the key, whatever els
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from handfast.core import clocks, guard
@@ -19,7 +19,7 @@ from handfast.core.config import Copies
 from handfast.core.hold import HELD, Hold
 from handfast.core.io import IO, Fault
 from handfast.core.nodes import NodeGroup
-from handfast.core.votes import AllReplies, Ballot, BatchBallot, is_grant
+from handfast.core.votes import AllReplies, Ballot, BatchBallot, LossBallot, is_grant
 from handfast.protocol import commands
 from handfast.protocol.resp import encode
 
@@ -73,7 +73,7 @@ async def renew(io: IO, group: NodeGroup, holds: Sequence[Hold], ttl: float | No
     restored vote on the connection that carried it.
     """
     sent = io.now()
-    ballots = [Ballot(group.n, group.need) for _ in holds]
+    ballots = [LossBallot(group.n, group.need) for _ in holds]
     config = holds[0].config
     extra, tail, suffix = _tail(io, group, config.timing.copies, sent)
     if ttl is not None:
@@ -109,7 +109,7 @@ def _refused(hold: Hold, ballot: Ballot, now: float) -> bool:
     return now < hold.deadline and not ballot.won and ballot.refused() > hold.group.n - hold.group.need
 
 
-async def _why_refused(io: IO, group: NodeGroup, holds: dict[Hold, Ballot], timeout: float) -> dict[Hold, str]:
+async def _why_refused(io: IO, group: NodeGroup, holds: Mapping[Hold, Ballot], timeout: float) -> dict[Hold, str]:
     """Ask for the present owners of the keys, for the error. The leases are lost in any case, so this asks only once."""
     found: list[list[Any]] = [[None] * group.n for _ in holds]
     keys = [key for hold in holds for key in hold.keys]
@@ -161,9 +161,15 @@ def _conclude(hold: Hold, ballot: Ballot, ttl: float, sent: float, now: float) -
     else:
         hold.retrying = True
         hold.renewal_replies = {
-            node.label: "confirmed" if is_grant(answer) else answer.text if type(answer) is Fault else "no answer"
-            for node, answer in zip(group.nodes, ballot.answers, strict=True)
+            node.label: _said(answer) for node, answer in zip(group.nodes, ballot.answers, strict=True)
         }
+
+
+def _said(answer: Any) -> str:
+    """A node's answer to a renewal, in words."""
+    if type(answer) is Fault:
+        return answer.text
+    return "no answer" if answer is None else "confirmed" if is_grant(answer) else "does not hold it any more"
 
 
 async def _heal(io: IO, group: NodeGroup, damaged: list[tuple[Hold, Ballot]], timeout: float) -> None:

@@ -84,7 +84,12 @@ def _embedded(url: str) -> Endpoints:
 
     from handfast.embedded.deployment import Embedded, default_folder
 
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigError(f"{without_secrets(url)}: not a valid URL") from None
+    if "@" in url:
+        raise ConfigError(f"{without_secrets(url)}: an embedded server has no user and no password")
     nodes = 1
     for word, value in parse_qsl(parts.query, keep_blank_values=True):
         if word != "nodes":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from handfast.core import attempt
 from handfast.core.local_queue import Waiter, WaitQueues
-from handfast.core.queue import ServerQueue, wait_in_queue
+from handfast.core.queue import ServerQueue, _ClaimReplies, wait_in_queue
 from handfast.protocol import commands
 from tests.sim.bugs.bug import Bug
 
@@ -150,7 +150,8 @@ QUEUES: tuple[Bug, ...] = (
         "claim-sent-again",
         "a claim whose script was lost is sent again though its waiter has left",
         (9,),
-        ((ServerQueue.end, "replies.over = True", "pass"),),
+        ((_ClaimReplies.end, "self.over = True", "pass"),),
+        "tests/unit/test_queue_rules.py::test_claims_of_a_waiter_that_has_left_are_over",
     ),
     Bug(
         "another-connection's-fault",
