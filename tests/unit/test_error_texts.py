@@ -623,6 +623,8 @@ ELSEWHERE: list[tuple[str, str]] = [
     ("fenced/claims.py", ": a lease with fence=False has no token to check"),
     ("fenced/connections.py", "SqlFence knows SQLite and PostgreSQL, not "),
     # The dashboard: tests/dashboard.
+    ("cli/declare.py", "--url is empty: is a variable not set? For a server on this machine write embedded://"),
+    ("cli/durations.py", "is longer than ten years"),
     ("cli/dashboard.py", " is not a port from 0 to 65535"),
     ("cli/dashboard.py", ": pip install 'handfast[dashboard]'"),
     ("observe/prometheus.py", ": pip install 'handfast[prometheus]'"),
