@@ -228,6 +228,9 @@ class Watchdog(watchdog.Watchdog):
         if wakes_at < FOREVER:
             self._look_at(self.client.clock.when(wakes_at))
 
+    def call_soon(self, what: Callable[..., Any], *args: Any) -> None:
+        self.actor.soon(what, *args)
+
     def nudge(self, group: NodeGroup) -> None:
         self._repair_soon(group)
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from handfast.core.hold import HELD, Hold
+from handfast.core.renew import RENEW_AT
 from handfast.core.votes import majority
 from handfast.protocol.scripts import SHA
 from sim.client import Client
 from sim.net import TcpConnection
 from sim.node import Node
+from sim.plan import BREAK
 from sim.rare_faults import dies_with_its_vote
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ MOODS: Final = (
 )
 
 
+NOTICED: Final = 0.1
+"""Seconds that a renewal takes at most, where nothing is wrong."""
 BY_THEMSELVES: Final = ("forgets after voting", "lost raise")
 """Faults that strike when something happens, and not now and then."""
 
@@ -279,6 +284,39 @@ class FaultSchedule:
     def _dies_with_its_vote(self) -> None:
         self._until(self.world.now + self.plan.quarantine + 5.0)
         dies_with_its_vote(self)
+
+    def _broken_lock(self) -> None:
+        """An operator breaks a lock, on most nodes."""
+        held = [
+            (hold, client)
+            for holds in self.scene.observer.now_held.values()
+            for hold, client in holds.items()
+            if hold.state == HELD
+        ]
+        if not held:
+            return
+        hold, client = self.rng.choice(held)
+        nodes = [node for node in self.scene.nodes if node.up and self.rng.random() < 0.9]
+        self.note("broken", hold.name, hold.who.owner, [node.index for node in nodes])
+        config, retention = hold.config, round(self.plan.token_memory)
+        for node in nodes:
+            said = [node.break_lock(key, hold.who.owner, config.guard_key_list, retention) for key in hold.keys]
+            self.world.happened["broken"] += any(said)
+            self.world.happened["broken and handed over"] += 2 in said
+        if not self._has_majority(hold) and self.plan.faults == (BREAK,) and self.plan.renew:
+            self.world.at(self.world.now + RENEW_AT * hold.ttl + NOTICED, self._noticed, client, hold)
+
+    def _noticed(self, client: Client, hold: Hold) -> None:
+        """Where nothing else is wrong, the next renewal tells a holder that an operator has broken its lock."""
+        # It may have got the vote of another node since, in whose queue it still was.
+        if self.scene.observer.valid(client, hold) and not self._has_majority(hold):
+            self.scene.observer.complain(6, f"{hold.name} of {hold.who.owner!r} was broken, and its holder does not know")
+
+    def _has_majority(self, hold: Hold) -> bool:
+        return all(
+            sum(1 for node in self.scene.nodes if node.shows(key) == hold.who.owner) >= hold.group.need
+            for key in hold.keys
+        )
 
     def _scripts_lost(self) -> None:
         node = self.rng.choice(self.scene.nodes)

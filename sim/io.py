@@ -57,7 +57,7 @@ class SimLink(NodeLink):
     def accepted(self, tcp: TcpConnection) -> None:
         if tcp is self.tcp:
             io = self.io
-            self.young = Connection(self.index, io.shake(self.index), io.now)
+            self.young = Connection(self.index, io.shake(self.index), io.now, io.group.check)
             self._shake()
 
     def refused(self, tcp: TcpConnection) -> None:
@@ -99,8 +99,7 @@ class SimLink(NodeLink):
             self._send(young)
 
     def _send(self, connection: Connection, *, again: bool = False) -> None:
-        data = b"".join(connection.out)
-        connection.out.clear()
+        data = connection.take()
         if data and self.tcp is not None:
             self.io.told(self.tcp, self.index, data, again)
             self.tcp.send(data)
@@ -203,6 +202,7 @@ class SimIO(PushRouter):
         super().__init__(len(nodes))
         self.actor = actor
         self.clock = clock
+        self.now = clock.now
         self.where = where
         self.group = group
         self.net = net
@@ -223,9 +223,6 @@ class SimIO(PushRouter):
 
     # -- time and chance -------------------------------------------------------------------------------------------
 
-    def now(self) -> float:
-        return self.clock.now()
-
     def wall(self) -> int:
         return int((EPOCH + self.wall_ahead + self.actor.world.now) * 1e6)
 
@@ -236,7 +233,8 @@ class SimIO(PushRouter):
         return b"%032x" % self._rng.getrandbits(128)
 
     def later(self, seconds: float, call: Callable[..., Any], *args: Any) -> Timer:
-        return self.actor.at(self.clock.when(self.clock.now() + seconds), call, *args)
+        clock = self.clock
+        return self.actor.at(clock.when(clock.now() + seconds), call, *args)
 
     @types.coroutine
     def _wait(self, waiter: Waiter, seconds: float | None) -> Generator[Waiter, None, None]:

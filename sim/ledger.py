@@ -10,6 +10,7 @@ end, the ttl's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from handfast.core.hold import HELD, LOST, RELEASED, Hold
@@ -42,6 +43,44 @@ def acquirer(who: Identity) -> Acquirer:
     return who.owner, who.generation
 
 
+class _Meaning(NamedTuple):
+    """What a command does, to which key, for whom, and under which id."""
+
+    what: str
+    key: bytes
+    who: Acquirer
+    claimant: bytes
+
+
+@lru_cache(maxsize=256)
+def _meanings_of(payload: bytes) -> list[_Meaning]:
+    """Kept for a while: most payloads are sent to every node."""
+    if b"EVALSHA" not in payload and b"\r\nNX\r\n" not in payload and b"DELIFEQ" not in payload:
+        return []
+    return [meaning for words in commands_in(payload) for meaning in _meanings(words)]
+
+
+def _meanings(words: list[bytes]) -> Iterator[_Meaning]:
+    if words[0] == b"SET" and b"NX" in words:
+        yield _Meaning("takes", words[1], (words[2], NO_GENERATION), b"")
+    elif words[0] == b"DELIFEQ":
+        yield _Meaning("leaves", words[1], (words[2], NO_GENERATION), b"")
+    elif words[0] == b"EVALSHA":
+        script, count = lua.NAMES[words[1]], 3 + int(words[2])
+        args = words[count:]
+        if script == "delete_owned":
+            yield _Meaning("leaves", words[3], (args[0], NO_GENERATION), b"")
+        elif script in _QUEUES:
+            yield _Meaning("leaves" if script == "pass" else "takes", words[3], (args[1], args[2]), args[0])
+        elif script == "acquire_all":
+            for key in words[3 : 3 + int(args[3])]:
+                yield _Meaning("takes", key, (args[0], args[1]), b"")
+        elif script in _ONLY_HELD:
+            names = {"extend": (count - 3) // 2, "restore_vote": 3, "raise_token": 2}[script]
+            for key in words[3 : 3 + (names if script == "extend" else int(args[names]))]:
+                yield _Meaning(script, key, (args[0], args[1]), b"")
+
+
 class _Laid(NamedTuple):
     """Somebody has asked a node to hold something."""
 
@@ -65,48 +104,17 @@ class Ledger:
         """Acquisitions that have failed, or whose hold was released, and when."""
 
     def told(self, client: Client, tcp: TcpConnection, node: int, data: bytes, again: bool) -> None:
-        if b"EVALSHA" not in data and b"\r\nNX\r\n" not in data and b"DELIFEQ" not in data:
-            return
-        for words in commands_in(data):
-            published = words[0] == b"DELIFEQ" or (words[0] == b"EVALSHA" and lua.NAMES[words[1]] == "delete_owned")
-            for what, key, who, claimant in self._meanings(words):
-                if what == "takes":
-                    if words[0] == b"SET":
-                        # An explicit owner of the published protocol has no generation: it begins anew.
-                        self._over.pop(who, None)
-                    self._laid.setdefault(who, {})[node, key, tcp] = _Laid(client, tcp, claimant)
-                elif what == "leaves":
-                    # It is sent at the end of an acquisition, and never before.
-                    self._over.setdefault(who, self._world.now)
-                    # The published protocol knows no generations: it deletes the key of its owner.
-                    for each in [each for each in self._laid if each == who or (published and each[0] == who[0])]:
-                        self._undone(client, node, key, each, tcp)
-                else:
-                    self._still_held(client, what, who, again)
-                    if what == "restore_vote":
-                        self._laid.setdefault(who, {})[node, key, tcp] = _Laid(client, tcp, b"")
-
-    @staticmethod
-    def _meanings(words: list[bytes]) -> Iterator[tuple[str, bytes, Acquirer, bytes]]:
-        """What a command does, to which key, for whom, and under which id."""
-        if words[0] == b"SET" and b"NX" in words:
-            yield "takes", words[1], (words[2], NO_GENERATION), b""
-        elif words[0] == b"DELIFEQ":
-            yield "leaves", words[1], (words[2], NO_GENERATION), b""
-        elif words[0] == b"EVALSHA":
-            script, count = lua.NAMES[words[1]], 3 + int(words[2])
-            args = words[count:]
-            if script == "delete_owned":
-                yield "leaves", words[3], (args[0], NO_GENERATION), b""
-            elif script in _QUEUES:
-                yield "leaves" if script == "pass" else "takes", words[3], (args[1], args[2]), args[0]
-            elif script == "acquire_all":
-                for key in words[3 : 3 + int(args[3])]:
-                    yield "takes", key, (args[0], args[1]), b""
-            elif script in _ONLY_HELD:
-                names = {"extend": (count - 3) // 2, "restore_vote": 3, "raise_token": 2}[script]
-                for key in words[3 : 3 + (names if script == "extend" else int(args[names]))]:
-                    yield script, key, (args[0], args[1]), b""
+        for what, key, who, claimant in _meanings_of(data):
+            if what == "takes":
+                self._laid.setdefault(who, {})[node, key, tcp] = _Laid(client, tcp, claimant)
+            elif what == "leaves":
+                # It is sent at the end of an acquisition, and never before.
+                self._over.setdefault(who, self._world.now)
+                self._undone(client, node, key, who, tcp)
+            else:
+                self._still_held(client, what, who, again)
+                if what == "restore_vote":
+                    self._laid.setdefault(who, {})[node, key, tcp] = _Laid(client, tcp, b"")
 
     def fails(self, who: Acquirer) -> None:
         """An acquisition has ended without a hold."""

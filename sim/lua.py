@@ -9,6 +9,7 @@ to a command is written with 17 digits, and a number that it returns loses its f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, Protocol, cast
 
 from lupa.lua51 import LuaError, LuaRuntime  # pyright: ignore[reportMissingModuleSource]
@@ -20,26 +21,31 @@ __all__ = ["NAMES", "Commands", "ReplyError", "replace", "run"]
 NAMES: Final[dict[bytes, str]] = {sha: name for name, sha in scripts.SHA.items()}
 """By digest: the names of the scripts."""
 
-# The time is handed in and the result is taken apart in Lua: each step across the border takes as long as a command.
+# The time is handed in, and arrays are put together and taken apart in Lua: each step across the border takes as long as
+# a command. An array reply comes as several values.
 _WRAPPER: Final = b"""
-local redis, KEYS, ARGV = {}, {}, {}
-local host, seconds, micros = ...
+local redis, KEYS, ARGV = {}, nil, nil
+local call, try, is_array, seconds, micros = ...
+local function array(first, ...)
+  if type(first) == 'table' then return first end -- an error
+  return {first, ...}
+end
 function redis.call(command, ...)
   if command == 'TIME' then return {seconds, micros} end
-  return host.call(command, ...)
+  if is_array[command] then return {call(command, ...)} end
+  return call(command, ...)
 end
-function redis.pcall(...) return host.pcall(...) end
+function redis.pcall(command, ...)
+  if is_array[command] then return array(try(command, ...)) end
+  return try(command, ...)
+end
 function redis.error_reply(text) return {err = text} end
 local function script()
 %b
 end
 return function(n, s, us, ...)
-  local words = {...}
   seconds, micros = s, us
-  for i = #KEYS, 1, -1 do KEYS[i] = nil end
-  for i = #ARGV, 1, -1 do ARGV[i] = nil end
-  for i = 1, n do KEYS[i] = words[i] end
-  for i = n + 1, #words do ARGV[i - n] = words[i] end
+  KEYS, ARGV = {unpack({...}, 1, n)}, {select(n + 1, ...)}
   local reply = script()
   if type(reply) ~= 'table' then return 'one', reply end
   if reply.err then return 'error', reply.err end
@@ -56,30 +62,24 @@ class ReplyError(Exception):
 class Commands(Protocol):
     """A store, as scripts see it."""
 
-    def execute(self, words: list[bytes]) -> Any: ...
+    def execute(self, words: Sequence[bytes]) -> Any: ...
     def micros(self) -> int: ...
 
 
-_runtime: Final = cast(Any, LuaRuntime)(encoding=None)
+_runtime: Final = cast(Any, LuaRuntime)(encoding=None, unpack_returned_tuples=True)
 _table: Final = _runtime.table_from
 _OK: Final = _table({b"ok": b"OK"})
+_IS_ARRAY: Final = _table(dict.fromkeys((b"MGET", b"HGETALL", b"ZRANGE", b"ZPOPMIN", b"PUBSUB"), True))
+"""The commands whose replies are arrays."""
 _compiled: dict[str, Any] = {}
 _replaced: dict[str, bytes] = {}
 _store: Commands | None = None
+_join: Final = b"".join
 
 
 def _number(value: Any) -> bytes:
     """A number as a command gets it."""
     return b"%d" % value if type(value) is int else b"%.17g" % value
-
-
-def _lua(reply: Any) -> Any:
-    """A reply as Lua gets it, unless it is bytes or a number, which are the same there."""
-    if reply is None:
-        return False
-    if type(reply) is str:
-        return _OK
-    return _table(_flat(reply))
 
 
 def _flat(reply: Any) -> list[Any]:
@@ -91,14 +91,23 @@ def _flat(reply: Any) -> list[Any]:
         if type(each) is list:
             flat += _flat(each)
         else:
-            flat.append(_number(each) if type(each) is float else each)
+            flat.append(_number(each) if type(each) is float else False if each is None else each)
     return flat
 
 
 def _call(*words: Any) -> Any:
     assert _store is not None
-    reply = _store.execute([word if type(word) is bytes else _number(word) for word in words])
-    return reply if type(reply) is bytes or type(reply) is int else _lua(reply)
+    try:
+        _join(words)
+    except TypeError:  # numbers among them
+        words = tuple([word if type(word) is bytes else _number(word) for word in words])
+    reply = _store.execute(words)
+    if reply is None:
+        return False
+    kind = type(reply)
+    if kind is bytes or kind is int:
+        return reply
+    return _OK if kind is str else tuple(_flat(reply))
 
 
 def _pcall(*words: Any) -> Any:
@@ -108,14 +117,11 @@ def _pcall(*words: Any) -> Any:
         return _table({b"err": str(error).encode()})
 
 
-_host: Final = _table({b"call": _call, b"pcall": _pcall})
-
-
 def _function(name: str) -> Any:
     function = _compiled.get(name)
     if function is None:
         text = _WRAPPER % _replaced.get(name, scripts.TEXT[name])
-        function = _compiled[name] = _runtime.compile(text)(_host)
+        function = _compiled[name] = _runtime.compile(text)(_call, _pcall, _IS_ARRAY)
     return function
 
 
@@ -128,7 +134,7 @@ def replace(name: str, text: bytes | None) -> None:
         _replaced[name] = text
 
 
-def run(store: Commands, name: str, keys: int, words: list[bytes]) -> Any:
+def run(store: Commands, name: str, keys: int, words: Sequence[bytes]) -> Any:
     """The reply of a script. `words`: so many keys, then the arguments."""
     global _store
     _store = store

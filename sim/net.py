@@ -128,11 +128,15 @@ class Net:
         if stuck or (self._cut and (tcp.where, tcp.server.index, up) in self._cut):
             stuck.append((self.world.now, call, args))
             return
-        at = self.world.now + self._delay(tcp)
-        if at < tcp.last[up]:
-            at = tcp.last[up]
-        tcp.last[up] = at
-        if args and at - self.world.now > self.ttl:
+        world, last = self.world, tcp.last
+        if self.far or self.slow or self.loss:
+            at = world.now + self._delay(tcp)
+        else:
+            at = world.now + (self.base + self.jitter * world.rng.random())
+        if at < last[up]:
+            at = last[up]
+        last[up] = at
+        if at - world.now > self.ttl and args:
             self._late(up, args[0])
         (tcp.server.actor if up else tcp.user).at(at, call, tcp, *args)
 

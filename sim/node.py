@@ -11,11 +11,13 @@ a push that a command causes to its own connection after the reply, not before i
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, Protocol
 
 from handfast.core.guard import Marker
+from handfast.operate.breaking import break_terms
 from handfast.protocol import scripts
+from handfast.protocol.keys import FENCE, GENERATIONS
 from sim import lua
 from sim.lua import ReplyError
 from sim.net import Net, TcpConnection
@@ -26,10 +28,10 @@ from sim.world import Actor, Clock, World
 __all__ = ["Node"]
 
 NEVER: Final = float("-inf")
-_SHA: Final = {scripts.TEXT[name]: scripts.SHA[name] for name in scripts.NAMES}
+_SHA: Final = {text: scripts.SHA[name] for name, text in scripts.TEXT.items()}
 _VOTES: Final = frozenset({"claim", "acquire_all"})
-_GIVES_BACK: Final = frozenset({"pass", "yield"})
-_OWNER: Final = {name: 1 if name in ("claim", "pass", "yield") else 0 for name in scripts.NAMES}
+_GIVES_BACK: Final = frozenset({"pass", "yield", scripts.BREAK})
+_OWNER: Final = {name: 1 if name in ("claim", "pass", "yield") else 0 for name in scripts.TEXT}
 """By script: which of its arguments is the owner."""
 _WRITES: Final = frozenset({b"SET", b"EVALSHA", b"DEL", b"DELIFEQ"})
 _CALM: Final = frozenset({b"PING", b"HELLO", b"CLIENT", b"SCRIPT", b"INFO", b"SUBSCRIBE"})
@@ -135,6 +137,13 @@ class Node(Store):
     def lose_scripts(self) -> None:
         self._loaded.clear()
 
+    def break_lock(self, key: bytes, owner: bytes, guard_keys: Sequence[bytes], retention: int) -> Any:
+        """What becomes of the vote when an operator, who sees this owner, breaks the lock."""
+        token = self.table(key + GENERATIONS).get(b"t") or self.shows(key + FENCE) or b""
+        names, *args = break_terms(key, guard_keys, owner, token, retention)
+        self._loaded.add(scripts.SHA[scripts.BREAK])
+        return self._script([b"EVALSHA", scripts.SHA[scripts.BREAK], b"%d" % len(names), *names, *args])
+
     # -- what the observer asks ------------------------------------------------------------------------------------
 
     def may_vote(self, marker_key: bytes) -> bool:
@@ -197,7 +206,7 @@ class Node(Store):
 
     # -- commands --------------------------------------------------------------------------------------------------
 
-    def _call(self, words: list[bytes]) -> Any:
+    def _call(self, words: Sequence[bytes]) -> Any:
         name = words[0]
         if self.mood and name not in _CALM and (name in _WRITES or not self.mood.startswith("-OOM")):
             self.world.happened["25 " + self.mood[1:].partition(" ")[0]] += 1
@@ -209,14 +218,14 @@ class Node(Store):
         except ReplyError as error:
             return f"-{error}"
 
-    def _script(self, words: list[bytes]) -> Any:
+    def _script(self, words: Sequence[bytes]) -> Any:
         if words[1] not in self._loaded:
             self.world.happened["25 NOSCRIPT"] += 1
             return "-NOSCRIPT No matching script. Please use EVAL."
         script, keys = lua.NAMES[words[1]], int(words[2])
         owner = words[3 + keys + _OWNER[script]] if script != "set_marker" else b""
         if script in _VOTES:
-            for key in words[3 : 3 + (1 if script == "claim" else int(words[3 + keys + 3]))]:
+            for key in words[3 : 3 + (int(words[3 + keys + 3]) if script == "acquire_all" else 1)]:
                 self._witness.voted(self, key, owner)
         waiting: dict[bytes, float] = {}
         claims: dict[bytes, bytes] = {}
@@ -237,7 +246,7 @@ class Node(Store):
             self._witness.handed_over(self, words[3], words[3 + keys], waiting, claims)
         return reply
 
-    def _set(self, words: list[bytes]) -> Any:
+    def _set(self, words: Sequence[bytes]) -> Any:
         if self.by is None and b"NX" in words:  # the published protocol
             self._witness.voted(self, words[1], words[2])
             self.by = words[2]
@@ -252,14 +261,14 @@ class Node(Store):
     def about(self) -> bytes:
         return self._about
 
-    def _delifeq(self, words: list[bytes]) -> Any:
+    def _delifeq(self, words: Sequence[bytes]) -> Any:
         if not self.compares:
             raise ReplyError("ERR unknown command 'DELIFEQ'")
         if self._string(words[1]) != words[2]:
             return 0
         return self._del([b"DEL", words[1]])
 
-    def _load(self, words: list[bytes]) -> Any:
+    def _load(self, words: Sequence[bytes]) -> Any:
         if words[1] == b"FLUSH":
             self.lose_scripts()
             return "OK"
@@ -267,17 +276,17 @@ class Node(Store):
         self._loaded.add(sha)
         return sha
 
-    def _flushall(self, words: list[bytes]) -> Any:
+    def _flushall(self, words: Sequence[bytes]) -> Any:
         self.forget()
         return "OK"
 
-    def _hello(self, words: list[bytes]) -> Any:
+    def _hello(self, words: Sequence[bytes]) -> Any:
         return "OK"
 
-    def _ping(self, words: list[bytes]) -> Any:
+    def _ping(self, words: Sequence[bytes]) -> Any:
         return "PONG"
 
-    def _client(self, words: list[bytes]) -> Any:
+    def _client(self, words: Sequence[bytes]) -> Any:
         return "OK" if self.tracks or words[1] == b"SETNAME" else "-ERR tracking is refused here"
 
     commands: ClassVar = {

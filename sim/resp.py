@@ -29,16 +29,18 @@ def commands_in(payload: bytes) -> list[list[bytes]]:
 
 def encoded(reply: Any) -> bytes:
     """A reply in RESP3."""
-    if isinstance(reply, int):
+    kind = type(reply)
+    if kind is int:
         return b":%d\r\n" % reply
-    if isinstance(reply, bytes):
+    if kind is bytes:
         return b"$%d\r\n%b\r\n" % (len(reply), reply)
     if reply is None:
         return b"_\r\n"
-    if isinstance(reply, str):  # a status, or an error with its sign
-        return (reply if reply.startswith("-") else "+" + reply).encode() + b"\r\n"
-    if isinstance(reply, float):
+    if kind is str:  # a status, or an error with its sign
+        text: str = reply if reply.startswith("-") else "+" + reply
+        return text.encode() + b"\r\n"
+    if kind is float:
         return b",%.17g\r\n" % reply
-    if isinstance(reply, dict):
+    if kind is dict:
         return b"%%%d\r\n" % len(reply) + b"".join([encoded(each) for pair in reply.items() for each in pair])
     return b"*%d\r\n" % len(reply) + b"".join([encoded(each) for each in reply])

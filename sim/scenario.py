@@ -43,6 +43,7 @@ class Outcome(NamedTuple):
     seconds: float
     """Simulated."""
     digest: str
+    """Of its trace; empty if nobody asked for it."""
     violation: BaseException | None
     sums: dict[str, Any]
     happened: Counter[str]
@@ -54,9 +55,16 @@ class Outcome(NamedTuple):
 class Scenario:
     """Everything that takes part."""
 
-    def __init__(self, seed: int, plan: Plan, tell: Callable[[float, str, tuple[Any, ...]], None] | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        plan: Plan,
+        tell: Callable[[float, str, tuple[Any, ...]], None] | None = None,
+        *,
+        with_digest: bool = True,
+    ) -> None:
         self.plan = plan
-        self.world = world = World(seed, tell=tell)
+        self.world = world = World(seed, tell=tell, with_digest=with_digest)
         self.net = Net(world)
         self.net.ttl = plan.ttl
         self.observer = Observer(world, plan.expected_guarantees)
@@ -213,12 +221,16 @@ def _finish(task: Task) -> None:
 
 
 def run(
-    seed: int, plan: Plan | None = None, tell: Callable[[float, str, tuple[Any, ...]], None] | None = None
+    seed: int,
+    plan: Plan | None = None,
+    tell: Callable[[float, str, tuple[Any, ...]], None] | None = None,
+    *,
+    with_digest: bool = True,
 ) -> Outcome:
     """Simulate one seed."""
     if plan is None:
         plan = draw(Random(f"plan {seed}"))
-    scene = Scenario(seed, plan, tell)
+    scene = Scenario(seed, plan, tell, with_digest=with_digest)
     violation: BaseException | None = None
     log = logging.getLogger("handfast")
     before, log.disabled = log.disabled, True

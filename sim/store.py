@@ -10,7 +10,7 @@ change: no acquisition touches a lock of another owner (invariant 8), and no cou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
 from sim.lua import ReplyError
@@ -91,23 +91,24 @@ class Store:
 
     def _is_over(self, end: int) -> bool:
         """The same as `self.millis() > end`, and quicker: every look at a key asks it."""
-        return self.clock.now() * 1e6 >= (end + 1) * 1000
+        clock = self.clock
+        return (clock.offset + clock.rate * self.world.now) * 1e6 >= (end + 1) * 1000
 
     # -- looking on ------------------------------------------------------------------------------------------------
 
     def shows(self, key: bytes) -> bytes | None:
         """The string at a key, for the observer."""
-        value = self._seen(key)
-        return value if type(value) is bytes else None
+        value = self.data.get(key)
+        if value is None or type(value) is not bytes:
+            return None
+        return None if key in self.ends and self._is_over(self.ends[key]) else value
 
     def table(self, key: bytes) -> dict[bytes, Any]:
         """The hash or sorted set at a key, for the observer."""
-        value = self._seen(key)
-        return value if isinstance(value, dict) else _NOTHING
-
-    def _seen(self, key: bytes) -> Value | None:
-        end = self.ends.get(key)
-        return None if end is not None and self._is_over(end) else self.data.get(key)
+        value = self.data.get(key)
+        if value is None or isinstance(value, bytes):
+            return _NOTHING
+        return _NOTHING if key in self.ends and self._is_over(self.ends[key]) else value
 
     def held(self) -> list[tuple[bytes, bytes]]:
         """The locks whose keys are here, and their owners."""
@@ -122,8 +123,7 @@ class Store:
     # -- reading and changing --------------------------------------------------------------------------------------
 
     def find(self, key: bytes) -> Value | None:
-        end = self.ends.get(key)
-        if end is not None and self._is_over(end):
+        if key in self.ends and self._is_over(self.ends[key]):
             self._drop(key)
         return self.data.get(key)
 
@@ -159,22 +159,23 @@ class Store:
 
     # -- commands --------------------------------------------------------------------------------------------------
 
-    def execute(self, words: list[bytes]) -> Any:
+    def execute(self, words: Sequence[bytes]) -> Any:
         """The reply of one command: int, bytes, str for a status, float, list, dict or None. Raises ReplyError."""
-        command = self.commands.get(words[0])
-        if command is None:
-            raise ReplyError(f"ERR unknown command '{words[0].decode()}'")
+        try:
+            command = self.commands[words[0]]
+        except KeyError:
+            raise ReplyError(f"ERR unknown command '{words[0].decode()}'") from None
         return command(self, words)
 
-    def _get(self, words: list[bytes]) -> Any:
+    def _get(self, words: Sequence[bytes]) -> Any:
         return self._string(words[1])
 
-    def _mget(self, words: list[bytes]) -> Any:
+    def _mget(self, words: Sequence[bytes]) -> Any:
         # Of several keys one of another kind is no error: it has no value.
         values = [self.find(key) for key in words[1:]]
         return [value if type(value) is bytes else None for value in values]
 
-    def _set(self, words: list[bytes]) -> Any:
+    def _set(self, words: Sequence[bytes]) -> Any:
         _, key, value, *options = words
         end: int | None = None
         if b"PX" in options:
@@ -196,23 +197,23 @@ class Store:
         self.touch(key)
         return "OK"
 
-    def _del(self, words: list[bytes]) -> Any:
+    def _del(self, words: Sequence[bytes]) -> Any:
         found = [key for key in words[1:] if self.find(key) is not None]
         for key in found:
             self._check(key, "has deleted")
             self._drop(key)
         return len(found)
 
-    def _exists(self, words: list[bytes]) -> Any:
+    def _exists(self, words: Sequence[bytes]) -> Any:
         return sum(1 for key in words[1:] if self.find(key) is not None)
 
-    def _pttl(self, words: list[bytes]) -> Any:
+    def _pttl(self, words: Sequence[bytes]) -> Any:
         if self.find(words[1]) is None:
             return -2
         end = self.ends.get(words[1])
         return -1 if end is None else end - self.millis()
 
-    def _pexpire(self, words: list[bytes]) -> Any:
+    def _pexpire(self, words: Sequence[bytes]) -> Any:
         key, ms = words[1], _integer(words[2])
         if self.find(key) is None:
             return 0
@@ -226,7 +227,7 @@ class Store:
             self.touch(key)
         return 1
 
-    def _hset(self, words: list[bytes]) -> Any:
+    def _hset(self, words: Sequence[bytes]) -> Any:
         table = self._hash(words[1])
         if table is None:
             table = self.data[words[1]] = Hash()
@@ -235,22 +236,22 @@ class Store:
         self.touch(words[1])
         return len(table) - before
 
-    def _hget(self, words: list[bytes]) -> Any:
+    def _hget(self, words: Sequence[bytes]) -> Any:
         table = self._hash(words[1])
         return None if table is None else table.get(words[2])
 
-    def _hexists(self, words: list[bytes]) -> Any:
+    def _hexists(self, words: Sequence[bytes]) -> Any:
         table = self._hash(words[1])
         return int(table is not None and words[2] in table)
 
-    def _hgetall(self, words: list[bytes]) -> Any:
+    def _hgetall(self, words: Sequence[bytes]) -> Any:
         return dict(self._hash(words[1]) or {})
 
-    def _hdel(self, words: list[bytes]) -> Any:
+    def _hdel(self, words: Sequence[bytes]) -> Any:
         table = self._hash(words[1])
         return 0 if table is None else self._remove(words[1], table, words[2:])
 
-    def _remove(self, key: bytes, table: dict[bytes, Any], members: list[bytes]) -> int:
+    def _remove(self, key: bytes, table: dict[bytes, Any], members: Sequence[bytes]) -> int:
         found = [table.pop(member) for member in members if member in table]
         if found:
             if not table:
@@ -259,7 +260,7 @@ class Store:
                 self.touch(key)
         return len(found)
 
-    def _zadd(self, words: list[bytes]) -> Any:
+    def _zadd(self, words: Sequence[bytes]) -> Any:
         key, only_new = words[1], words[2] == b"NX"
         scored = words[3:] if only_new else words[2:]
         scores: list[float] = []
@@ -278,20 +279,20 @@ class Store:
         self.touch(key)
         return len(table) - before
 
-    def _zrem(self, words: list[bytes]) -> Any:
+    def _zrem(self, words: Sequence[bytes]) -> Any:
         table = self._zset(words[1])
         return 0 if table is None else self._remove(words[1], table, words[2:])
 
-    def _zrange(self, words: list[bytes]) -> Any:
+    def _zrange(self, words: Sequence[bytes]) -> Any:
         table = self._zset(words[1])
         first, last = int(words[2]), int(words[3])
         items = [] if table is None else table.ordered()
         items = items[first:] if last == -1 else items[first : last + 1]
-        if words[4:] == [b"WITHSCORES"]:
+        if len(words) > 4:  # WITHSCORES
             return [[member, score] for member, score in items]
         return [member for member, _ in items]
 
-    def _zpopmin(self, words: list[bytes]) -> Any:
+    def _zpopmin(self, words: Sequence[bytes]) -> Any:
         table = self._zset(words[1])
         if table is None:
             return []
@@ -299,18 +300,18 @@ class Store:
         self._remove(words[1], table, [member])
         return [member, score]
 
-    def _time(self, words: list[bytes]) -> Any:
+    def _time(self, words: Sequence[bytes]) -> Any:
         seconds, micros = divmod(self.micros(), 1_000_000)
         return [b"%d" % seconds, b"%d" % micros]
 
-    def _publish(self, words: list[bytes]) -> Any:
+    def _publish(self, words: Sequence[bytes]) -> Any:
         return self.publish(words[1], words[2])
 
-    def _pubsub(self, words: list[bytes]) -> Any:
+    def _pubsub(self, words: Sequence[bytes]) -> Any:
         """NUMSUB of one channel."""
         return [words[2], 1 if words[2] in self.channels else 0]
 
-    def _info(self, words: list[bytes]) -> Any:
+    def _info(self, words: Sequence[bytes]) -> Any:
         return self.about()
 
     def about(self) -> bytes:

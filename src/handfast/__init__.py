@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from handfast import _startup  # isort: skip  # noqa: F401 - before all others
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if not hasattr(os, "register_at_fork"):
@@ -64,4 +65,5 @@ else:
             import importlib
 
             return importlib.import_module("handfast.aio")
-        raise AttributeError(f"module 'handfast' has no attribute {name!r}")
+        # With `name` and `obj`, a traceback also suggests the name that was meant.
+        raise AttributeError(f"module 'handfast' has no attribute {name!r}", name=name, obj=sys.modules[__name__])

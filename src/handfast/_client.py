@@ -73,11 +73,13 @@ class BaseClient(Generic[L, G]):
         self._guarded = len(addresses) > 1 if guarded is None else guarded
         if clustered and self._guarded:
             raise ConfigError(
-                "the restart guard cannot watch a cluster, whose names wander between nodes: set guard=False"
-                + (" if you trust it to remember" if guarded is None else "; with replicas=k a grant survives a failover")
+                "the restart guard does not work on a cluster, whose names move between nodes: set guard=False; "
+                "with replicas=k a grant survives a failover"
             )
         labels = [address.label for address in addresses]
         self._group = NodeGroup(labels, self._policy, guard=self._guarded, clustered=clustered)
+        if self._guarded:
+            guard.install(self._group)
         # The watchdog and the embedded servers keep these two functions. A reference to the client in them would keep the
         # client alive for ever.
         self._shake = _shaker(self._group, addresses, self._now)
@@ -144,7 +146,7 @@ class BaseClient(Generic[L, G]):
     def _config(self, options: Any) -> LockConfig:
         """The settings of a lock with these options. They are checked once and kept."""
         if self._closed:
-            raise ConfigError("this client is closed")
+            raise ConfigError("this client is closed; connect() makes a new one")
         # The key has the types as well: 1 equals True, but is no valid value for a switch.
         key = (*options.items(), *map(type, options.values())) if options else ()
         try:
@@ -166,11 +168,13 @@ class BaseClient(Generic[L, G]):
         if self._guarded:
             # The guard has one high-water mark and one max_ttl for the whole namespace.
             if known.prefix != self._policy.prefix and known.fence:
-                raise ConfigError("a guarded namespace is fenced as a whole: set prefix= on connect(), or fence=False")
+                raise ConfigError(
+                    "the restart guard covers the client's prefix only: set prefix= on connect(), or fence=False here"
+                )
             if known.max_ttl > self._policy.max_ttl:
                 raise ConfigError(
-                    f"max_ttl of {known.max_ttl:g} s is beyond the client's {self._policy.max_ttl:g} s, for which "
-                    "restarted nodes are kept from voting: set it on connect()"
+                    f"max_ttl of {known.max_ttl:g} s is more than the client's {self._policy.max_ttl:g} s, for which "
+                    "a restarted node does not vote: set it on connect()"
                 )
         return known
 
@@ -260,6 +264,11 @@ class BaseClient(Generic[L, G]):
         hold.abandoned = True
         self._abandon(hold)
 
+    def _warn_soon(self, text: str, *args: object) -> None:
+        """Let the watchdog's thread log a warning. A finalizer must not: its thread may hold a lock of a log handler."""
+        if self._dog is not None:
+            self._dog.call_soon(log.warning, text, *args)
+
     def _abandon(self, hold: Hold) -> None:
         """Let the watchdog release a hold whose caller is gone."""
         self._forget(hold)
@@ -305,8 +314,8 @@ class BaseClient(Generic[L, G]):
 
     def _watch(self, hold: Hold) -> None:
         """Add a new hold to the schedule, as its settings say."""
-        settings = hold.config.policy
         if not hold.config.renewed_for_ever:
+            settings = hold.config.policy
             hold.renew_until = 0.0 if not settings.renew else hold.renew_from + (settings.max_hold or 0.0)
         self._schedule(hold)
 

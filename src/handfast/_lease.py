@@ -7,7 +7,6 @@ import sys
 from collections.abc import MutableMapping
 from typing import Any, NoReturn, Protocol
 
-from handfast import log
 from handfast.core import renew
 from handfast.core.config import LockConfig, LockRequest, Timing
 from handfast.core.hold import HELD, Hold
@@ -227,7 +226,7 @@ class BaseLease:
         except AttributeError:
             return  # an interrupt struck in __init__; `_take_back` handles the hold
         if hold.state == HELD and hold.renew_until != 0.0 and self._give_up():
-            log.warning("%s: a lease was dropped without release; it is released now", hold.name)
+            self._client._warn_soon("%s: a lease was dropped without release; it is released now", hold.name)
 
     def _expire(self) -> None:
         """Mark the hold lost if its deadline has passed and the watchdog has not noticed yet."""

@@ -159,7 +159,8 @@ class Reports:
         elif before and run_id and run_id != before:
             # The node went down and came back while no request was under way.
             seconds = 0.0
-            log.info("%s is back: it has restarted, or another server has replaced it", address)
+            text = f"replaced by {moved_to}" if moved_to else "back: it has restarted, or another server has replaced it"
+            log.info("%s is %s", address, text)
             if self.listeners:
                 self.tell(Event("node_down", outcome="restarted or replaced", node=address))
         else:

@@ -30,7 +30,7 @@ from handfast.errors import ConfigError, Contended, LeaseLost
 from handfast.given import CLIENT_OPTIONS, ClientOptions, LockOptions, Servers, explain_options
 from handfast.net.aio import AsyncIO
 from handfast.options import Policy, Seconds, refused_words
-from handfast.templates import skipping, template_key
+from handfast.templates import check_template, skipping, template_key
 
 if TYPE_CHECKING:
     from handfast.core.inspect import Holder
@@ -89,10 +89,10 @@ class Lease(BaseLease):
             self._body = _Body(self._hold, task)
         self._enter_block(task)
 
-    async def __aexit__(
+    def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._end_block(kind, error)
+    ) -> Coroutine[Any, Any, None]:
+        return self._end_block(kind, error)
 
     async def _end_block(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         cancelled = self._body is not None and self._body.leave()
@@ -198,12 +198,12 @@ class Lock(BaseLock):
         lease._begin_block()
         return lease
 
-    async def __aexit__(
+    def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        lease = self._innermost()
+    ) -> Coroutine[Any, Any, None]:
+        lease: Lease = self._innermost()
         self._leases.remove(lease)
-        await lease._end_block(kind, error)
+        return lease._end_block(kind, error)
 
 
 def _task_name(task: asyncio.Task[Any] | None) -> str:
@@ -261,12 +261,15 @@ class Client(BaseClient[Lock, Lease]):
         With `skip=True`, a call that finds the lock held does not run the function, and returns None or `skip_value`. It
         does not wait for the lock unless `wait=` is given here. The other options are those of lock().
         """
+        check_template(name)
         instead, options = skipping(skip, skip_value, options)
         self.lock("checked", owner=owner, **options)
 
         def decorate(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, Any]]:
             if not inspection.iscoroutinefunction(function):
-                raise ConfigError(f"{function.__qualname__} is not an async function: locked() takes one here")
+                raise ConfigError(
+                    f"{function.__qualname__} is not an async function: for plain functions use handfast.connect()"
+                )
             key = template_key(function, name)
 
             @functools.wraps(function)
@@ -324,7 +327,7 @@ class Client(BaseClient[Lock, Lease]):
     def _connections(self) -> AsyncIO | ClusterIO:
         io, loop = self._io, asyncio.get_running_loop()
         if self._closed:
-            raise ConfigError("this client is closed")
+            raise ConfigError("this client is closed; connect() makes a new one")
         if io is None:
             kind: type[AsyncIO | ClusterIO] = AsyncIO
             if self._routes is not None:
@@ -332,7 +335,7 @@ class Client(BaseClient[Lock, Lease]):
             io = self._io = kind(self._group, self._addresses, self._shake, loop)
             self._belongings.end_connections = functools.partial(_close_on_its_loop, io)
         elif io.loop is not loop:
-            raise ConfigError("this client belongs to another event loop: connect() anew in each")
+            raise ConfigError("this client belongs to another event loop: call connect() in each event loop")
         return io
 
     def _io_for(self, key: bytes) -> AsyncIO:

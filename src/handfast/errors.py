@@ -72,7 +72,7 @@ class Contended(NotAcquired):
             if remaining is not None:
                 text += f", for another {remaining:.1f} s unless renewed"
             else:
-                text += ", with no end set on its key"
+                text += ", on a key without a ttl; if that holder is gone, delete the key"
         super().__init__(text, name=name, nodes=nodes)
 
 

@@ -31,10 +31,15 @@ MAX_LABEL: Final = 64
 TOKEN_MEMORY: Final = 7 * 24 * 3600.0
 """Seconds for which a name's fence counter outlives the time of its last token."""
 _MEANT: Final = {
+    "auto_release_time": "did you mean ttl=, the seconds that the lock lasts unless renewed?",
+    "auto_renewal": "did you mean renew=? It is on by default",
     "blocking": "did you mean wait=0 (do not wait) or wait=None (wait without end)?",
     "blocking_timeout": "did you mean wait=, the seconds to wait for the lock?",
     "expire": "did you mean ttl=, the seconds that the lock lasts unless renewed?",
     "guard": "it is the same for all locks of a client, so set it on connect()",
+    "retry_count": "did you mean tries=? Without it a caller waits in a queue, for wait= seconds",
+    "retry_times": "did you mean tries=? Without it a caller waits in a queue, for wait= seconds",
+    "sleep": "nothing sleeps between attempts here, because a release wakes the next waiter; leave it out",
     "timeout": "did you mean wait=, the seconds to wait for the lock? redis-py's timeout= is ttl= here",
 }
 """Options of other libraries, and options in the wrong place, each with a hint."""
@@ -89,11 +94,11 @@ class Policy(NamedTuple):
         ttl = duration(value, "ttl")
         if ttl > self.max_ttl:
             raise ConfigError(
-                f"ttl of {ttl:g} s is longer than max_ttl of {self.max_ttl:g} s, for which a restarted node is kept "
-                "from voting; use renew=True to hold longer, or set max_ttl= on every client of this namespace"
+                f"ttl of {ttl:g} s is longer than max_ttl of {self.max_ttl:g} s: a lease is renewed while it is held, so "
+                "use a shorter ttl, or set the same max_ttl= on every client of this prefix"
             )
         if self.validity(ttl) <= 0:
-            raise ConfigError(f"ttl of {ttl:g} s leaves no validity after drift and a margin of 2 ms")
+            raise ConfigError(f"ttl of {ttl:g} s is too short: drift and a margin of 2 ms leave nothing of it")
         return ttl
 
 
@@ -108,7 +113,7 @@ def _check(policy: Policy) -> Policy:
         "token_memory": duration(policy.token_memory, "token_memory"),
     }
     if isinstance(policy.drift, bool) or not isinstance(policy.drift, (int, float)) or not 0 <= policy.drift < 0.5:
-        raise ConfigError(f"drift must be a share from 0 to 0.5, not {policy.drift!r}")
+        raise ConfigError(f"drift must be a share such as 0.01, at least 0 and less than 0.5, not {policy.drift!r}")
     for what in ("node_timeout", "max_hold"):
         if getattr(policy, what) is not None:
             changes[what] = duration(getattr(policy, what), what)
@@ -127,12 +132,23 @@ def _check(policy: Policy) -> Policy:
         raise ConfigError(f"on_lost must be 'cancel', 'event', 'interrupt' or a callable, not {policy.on_lost!r}")
     _text(policy.prefix, "prefix", least=0, most=MAX_NAME)
     if "{}" in policy.prefix:
-        raise ConfigError(f"prefix must not contain {{}}, which would take the keys of a name apart: {policy.prefix!r}")
+        raise ConfigError(
+            "prefix must not contain {}, because a cluster would keep the keys of a name in different slots: "
+            f"{policy.prefix!r}"
+        )
     _text(policy.label, "label", least=0, most=MAX_LABEL)
     if any(c in ": \r\n" for c in policy.label):
         raise ConfigError(f"label must not contain a colon, a space or a line break: {policy.label!r}")
     checked = policy._replace(**changes)
     return checked._replace(ttl=checked.checked_ttl(policy.ttl))
+
+
+def _similar(word: str) -> str:
+    """A hint to the option that was probably meant, or else to all of them."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, Policy._fields, 1, 0.7)
+    return f": did you mean {near[0]}=?" if near else f"; known are {', '.join(sorted(Policy._fields))}"
 
 
 def policy(given: dict[str, Any], base: Policy | None = None) -> Policy:
@@ -141,7 +157,7 @@ def policy(given: dict[str, Any], base: Policy | None = None) -> Policy:
         if word in _MEANT:
             raise ConfigError(f"unknown option {word!r}: {_MEANT[word]}")
         if word not in Policy._fields:
-            raise ConfigError(f"unknown option {word!r}; known are {', '.join(sorted(Policy._fields))}")
+            raise ConfigError(f"unknown option {word!r}{_similar(word)}")
     if base is not None:
         return _check(base._replace(**given)) if given else base
     if "max_ttl" in given and "ttl" not in given:

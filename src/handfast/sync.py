@@ -30,7 +30,7 @@ from handfast.net import clock
 from handfast.net.threads import ThreadAccess, ThreadIO, run
 from handfast.net.threads_connections import IDLE_CHECK
 from handfast.options import Policy, Seconds, refused_words
-from handfast.templates import skipping, template_key
+from handfast.templates import check_template, skipping, template_key
 
 if TYPE_CHECKING:
     from handfast._interrupt import ThreadBody
@@ -295,13 +295,17 @@ class Client(BaseClient[Lock, Lease]):
         """
         import inspect as inspection
 
+        check_template(name)
         instead, options = skipping(skip, skip_value, options)
         self.lock("checked", owner=owner, **options)
 
         def decorate(function: Callable[P, R]) -> Callable[P, Any]:
             late = (inspection.iscoroutinefunction, inspection.isgeneratorfunction, inspection.isasyncgenfunction)
             if any(outlives(function) for outlives in late):
-                raise ConfigError(f"{function.__qualname__} would outlive the lock: locked() takes a plain function here")
+                raise ConfigError(
+                    f"{function.__qualname__} would outlive the lock: locked() takes a plain function here; "
+                    "for async functions use handfast.aio"
+                )
             key = template_key(function, name)
 
             @functools.wraps(function)
@@ -357,7 +361,7 @@ class Client(BaseClient[Lock, Lease]):
             io = self._idle.pop()
         except IndexError:
             if self._closed:
-                raise ConfigError("this client is closed") from None
+                raise ConfigError("this client is closed; connect() makes a new one") from None
             io = ThreadIO(self._group, self._addresses, self._shake)
         return self._use_these(io, operation, *args)
 
@@ -379,7 +383,7 @@ class Client(BaseClient[Lock, Lease]):
         if pool is None:
             return self._use(operation, *args)
         if self._closed:
-            raise ConfigError("this client is closed")
+            raise ConfigError("this client is closed; connect() makes a new one")
         io = pool.take(key)
         try:
             _refresh(io)

@@ -8,13 +8,17 @@ from typing import Any
 from handfast.errors import ConfigError
 from handfast.given import LockOptions
 
-__all__ = ["skipping", "template_key"]
+__all__ = ["check_template", "skipping", "template_key"]
 
 
-def template_key(function: Callable[..., Any], template: object) -> Callable[..., str]:
-    """Return a function that makes a lock's name from a call's arguments. A bad template raises here, at decoration."""
+def check_template(template: object) -> None:
+    """Raise if this is no name, for example because `@locked` was written without parentheses."""
     if not isinstance(template, str) or not template:
         raise ConfigError(f"locked() takes a name such as 'report:{{user_id}}', not {template!r}")
+
+
+def template_key(function: Callable[..., Any], template: str) -> Callable[..., str]:
+    """Return a function that makes a lock's name from a call's arguments. A bad template raises here, at decoration."""
     import inspect
 
     signature = inspect.signature(function)
@@ -39,7 +43,7 @@ def _fields(template: str) -> list[str]:
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise ConfigError(f"locked({template!r}): {error}") from None
+        raise ConfigError(f"locked({template!r}): {error}; a brace of the name itself is written twice") from None
     words: list[str] = []
     for _, field, spec, _ in parts:
         if field is not None:

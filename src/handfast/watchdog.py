@@ -60,6 +60,25 @@ RELEASE_LATEST: Final = 1.0
 """Seconds between two tries of a release on an unreachable node: first RELEASE_SOONEST, doubled up to this."""
 
 
+class _Executor(concurrent.futures.ThreadPoolExecutor):
+    """Runs calls that may block, such as the look-up of a host name.
+
+    At the end of the process Python starts no thread any more, but the leases must still be released. From that point on,
+    the watchdog's thread makes these calls itself.
+    """
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+        try:
+            return super().submit(call, *args, **kwargs)
+        except RuntimeError:
+            done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            try:
+                done.set_result(call(*args, **kwargs))
+            except Exception as error:
+                done.set_exception(error)
+            return done
+
+
 class Registration:
     """A client in the watchdog: its nodes, and the watchdog's own connections to them."""
 
@@ -88,6 +107,8 @@ class Watchdog:
         """Holds to release: their lease was dropped, or their release was interrupted."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
+        self._executor = _Executor(thread_name_prefix="handfast-watchdog")
+        self._loop.set_default_executor(self._executor)
         self._wakeup = asyncio.Event()
         # Thread.start() waits for the thread, and an interrupt there leaves a broken lock. So start it in two steps.
         _thread.start_new_thread(self._start_thread, ())
@@ -106,12 +127,13 @@ class Watchdog:
 
     def nudge(self, group: NodeGroup) -> None:
         """Repair nodes that may not vote yet."""
-        self._call(self._repair_soon, group)
+        self.call_soon(self._repair_soon, group)
 
     def _wake(self) -> None:
-        self._call(self._wakeup.set)
+        self.call_soon(self._wakeup.set)
 
-    def _call(self, what: Callable[..., Any], *args: Any) -> None:
+    def call_soon(self, what: Callable[..., Any], *args: Any) -> None:
+        """Call something in the watchdog's thread. This takes no lock."""
         try:
             self._loop.call_soon_threadsafe(what, *args)
         except RuntimeError:
@@ -138,7 +160,7 @@ class Watchdog:
             def start() -> None:
                 self._start(self._unregister(registration)).add_done_callback(lambda _: done.set_result(None))
 
-            self._call(start)
+            self.call_soon(start)
         return done
 
     def renewed(self, group: NodeGroup) -> list[Hold]:
@@ -162,7 +184,7 @@ class Watchdog:
     def _run(self) -> None:
         try:
             self._loop.run_until_complete(self._watch())
-            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._executor.shutdown()
         finally:
             self._loop.close()
 

@@ -101,10 +101,12 @@ def test_too_few_nodes_are_an_error_of_their_own(three: Servers) -> None:
     three[1].kill()
     env = environment(HANDFAST_URL=" ".join(three.urls))
     for words in (["ls"], ["show", "a"]):
-        assert handfast_command(*words, env=env).returncode == 69
+        ended = handfast_command(*words, env=env)
+        assert ended.returncode == 69
+        assert ended.stderr.endswith("see: handfast doctor\n")
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [40, 80, 120])
 def test_tables_fit_the_terminal(one: Server, columns: int) -> None:
     long = "a-long-name-" * 12
     with (
@@ -119,6 +121,18 @@ def test_tables_fit_the_terminal(one: Server, columns: int) -> None:
     assert all(cells(line) <= columns for line in shown)
     assert cells(shown[1]) > columns - 20
     assert sum("…" in line for line in shown) == 2
+    titles = ["NAME", "OWNER", "TOKEN", "TTL", "HELD", "WAITING"]
+    assert shown[0].split() == (["NAME", "OWNER", "WAITING"] if columns == 40 else titles)
+
+
+def test_findings_of_the_doctor_fit_the_terminal(three: Servers) -> None:
+    env = environment(HANDFAST_URL=" ".join(three.urls), TERM="xterm")
+    with terminal("doctor", env=env, columns=50) as screen:
+        screen.wait()
+        shown = screen.plain.splitlines()
+    assert max(map(cells, shown)) <= 50
+    at = next(i for i, line in enumerate(shown) if "→" in line)
+    assert shown[at + 1].startswith(" " * (shown[at].index("→") + 2))
 
 
 def test_without_terminal_nothing_is_cut_off_or_coloured(one: Server) -> None:
@@ -142,6 +156,17 @@ def test_hostile_names_cannot_move_the_cursor(one: Server, leases: dict[str, han
         ended = handfast_command(*words, "--url", one.url)
         assert "evil" in ended.stdout
         assert not re.search(r"\x1b|\u202e|evil\n", ended.stdout)
+
+
+def test_hostile_owner_can_be_read_and_broken(one: Server) -> None:
+    one.command("SET", "handfast:{a}", b"evil\x1b[2J\xff", "PX", 60_000)
+    refused = handfast_command("exec", "a", "--wait", "0", "--url", one.url, "--", "true")
+    assert (refused.returncode, refused.stderr.count("\n")) == (75, 1)
+    assert r"held by evil\x1b[2J\ufffd" in refused.stderr.replace("\ufffd", r"\ufffd")
+    assert "--wait" in refused.stderr
+    broken = handfast_command("break", "a", "--yes", "--url", one.url)
+    assert (broken.returncode, broken.stderr) == (0, "")
+    assert one.command("EXISTS", "handfast:{a}") == 0
 
 
 # -- show and break
@@ -264,6 +289,35 @@ def test_top_shows_what_is_waited_for_first(one: Server, leases: dict[str, handf
         assert "Traceback" not in screen.text
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_top_gives_the_screen_back_when_it_is_ended(one: Server, number: signal.Signals) -> None:
+    with terminal("top", "--interval", "20ms", "--url", one.url) as screen:
+        screen.expect("0 locks")
+        os.kill(screen.pid, number)
+        assert screen.wait() == 128 + number
+        assert screen.text.endswith("\x1b[?25h\x1b[?1049l")
+
+
+def test_top_gives_the_screen_back_while_it_is_stopped(one: Server) -> None:
+    with terminal("top", "--interval", "20ms", "--url", one.url) as screen:
+        screen.expect("0 locks")
+        screen.type("\x1a")
+        eventually(lambda: screen.text.endswith("\x1b[?25h\x1b[?1049l"), WITHIN)
+        os.kill(screen.pid, signal.SIGCONT)
+        screen.expect("0 locks", screen.plain.count("0 locks") + 1)
+        screen.type("\x03")
+        assert screen.wait() == 130
+
+
+def test_watch_ends_when_its_reader_does(one: Server, leases: dict[str, handfast.Lease]) -> None:
+    with started("watch", "--interval", "1h", "--url", one.url) as process:
+        assert process.stdout is not None
+        assert all("held" in process.stdout.readline() for _ in leases)
+        process.stdout.close()
+        assert process.wait(WITHIN) == 128 + signal.SIGPIPE
+        process.stdout = None
+
+
 @pytest.mark.parametrize(("sort", "first"), [("name", "a"), ("ttl", "b")])
 def test_top_sorts(one: Server, leases: dict[str, handfast.Lease], sort: str, first: str) -> None:
     one.command("PEXPIRE", "handfast:{b}", 100_000 if sort == "name" else 10_000)
@@ -341,7 +395,8 @@ def test_serve_quorum_on_a_terminal_ends_by_ctrl_c() -> None:
 @pytest.mark.parametrize(
     ("url", "status", "said"),
     [
-        ("redis://127.0.0.1:1", 69, "refused the connection"),
+        ("redis://127.0.0.1:1", 69, "refused the connection; see: handfast doctor"),
+        ("", 2, "--url is empty"),
         ("redis://nowhere.invalid", 69, "host name not found"),
         ("http://x", 2, "unknown scheme"),
         ("redis://:secret@127.0.0.1:1", 69, "refused"),
@@ -362,6 +417,7 @@ def test_error_is_one_line(words: list[str], url: str, status: int, said: str) -
         (["exec", "n" * 2000, "--", "true"], "1024 at most"),
         (["top", "--count", "many"], "not a whole number"),
         (["watch", "--interval", "0"], "must not be 0"),
+        (["exec", "a", "--at-least", "9999d", "--", "true"], "longer than ten years"),
         (["serve-quorum", "0"], "not a number of servers"),
         (["completion", "tcsh"], "bash"),
         (["top", "--sort", "luck"], "waiting"),

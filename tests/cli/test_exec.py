@@ -348,6 +348,20 @@ def test_loss_after_the_commands_end_does_not_change_its_status(one: Server, tmp
         assert process.wait(WITHIN) == 7
 
 
+def test_loss_that_only_the_release_notices_is_told(one: Server, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    script = f"echo ready; while [ ! -e {go} ]; do sleep 0.02; done; exit 7"
+    with started("exec", "job", "--url", one.url, "--ttl", "30s", "--", "sh", "-c", script) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        lose(one)
+        go.touch()
+        _, err = process.communicate(timeout=WITHIN)
+    assert process.returncode == 7
+    assert err.count("\n") == 1
+    assert "it had ended before it was released" in err
+
+
 def test_at_least_that_is_over_changes_nothing(one: Server) -> None:
     assert handfast_command("exec", "job", "--url", one.url, "--at-least", "1ms", "--", "true").returncode == 0
 

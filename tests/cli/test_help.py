@@ -6,6 +6,7 @@ import doctest
 import importlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,10 +18,10 @@ import pytest
 import handfast
 from handfast.cli import reference
 from handfast.cli.commands import MODULES, command_named
-from handfast.cli.completion import candidates
+from handfast.cli.completion import candidates, complete_line
 from handfast.cli.help import of_command
 from handfast.testing import Server
-from tests.support.commands import HANDFAST, WITHIN, environment, handfast_command
+from tests.support.commands import HANDFAST, WITHIN, environment, handfast_command, terminal
 from tests.support.eventually import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -100,8 +101,6 @@ def test_base_install_does_everything_but_live_views(one: Server) -> None:
 
 
 def test_top_on_a_terminal_without_rich_says_what_to_install(one: Server) -> None:
-    from tests.support.commands import terminal
-
     with terminal(command=[sys.executable, "-c", BARE, "top", "--url", one.url]) as screen:
         assert screen.wait() == 1
         assert "pip install 'handfast[cli]'" in screen.plain
@@ -182,15 +181,65 @@ def test_names_of_locks_are_candidates(one: Server) -> None:
     assert list(candidates(["show", "--url", "redis://127.0.0.1:1", ""])) == []
 
 
-def test_bash_uses_the_script(tmp_path: Path) -> None:
-    command = tmp_path / "handfast"
-    command.write_text(f'#!/bin/sh\nexec {" ".join(HANDFAST)} "$@"\n')
-    command.chmod(0o755)
-    script = 'eval "$(handfast completion bash)"; COMP_WORDS=(handfast exec a --on-lost ""); COMP_CWORD=4; _handfast; '
-    script += 'printf "%s|" "${COMPREPLY[@]}"'
-    env = environment(PATH=f"{tmp_path}:{os.environ['PATH']}")
-    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=env, cwd=ROOT, timeout=WITHIN)
-    assert (ended.stdout, ended.stderr) == ("term|warn|", "")
+SHELLS = {
+    "bash": (["bash", "--norc", "-i"], 'eval "$(handfast completion bash)"'),
+    "zsh": (["zsh", "-f", "-i"], 'autoload -U compinit; compinit -D; eval "$(handfast completion zsh)"'),
+    "fish": (["fish", "--no-config"], "handfast completion fish | source"),
+}
+TYPED = {
+    "handfast exe\ta\t": "<exec><a>",
+    "handfast exec a --on-l\tw\t": "<exec><a><--on-lost><warn>",
+    "handfast show ord\t": "<show><orders:42>",
+    "handfast break jobs:\t": "<break><jobs:7>",
+    "handfast show my\t": "<show><my lock>",
+    "handfast break --prefix other: oth\t": "<break><--prefix><other:><other>",
+    "handfast exec a -- only-o\tx": "<exec><a><--><only-one><x>",
+}
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_shell_completes(shell: str, one: Server, tmp_path: Path) -> None:
+    command, setup = SHELLS[shell]
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{shell} is not installed")
+    shown = "printf '<%s>' \"$@\"; echo"
+    program(tmp_path / "handfast", f'case $1 in -*|completion) exec {" ".join(HANDFAST)} "$@";; esac; {shown}')
+    program(tmp_path / "only-one", "true")
+    env = environment(PATH=f"{tmp_path}:{os.environ['PATH']}", HOME=str(tmp_path), HANDFAST_URL=one.url, TERM="xterm")
+    with (
+        handfast.connect(one.url) as client,
+        handfast.connect(one.url, prefix="other:") as other,
+        client.lock("orders:42"),
+        client.lock("jobs:7"),
+        client.lock("my lock"),
+        other.lock("other"),
+        terminal(command=command, env=env, columns=200) as screen,
+    ):
+        screen.type(f"{setup}; echo set''up done\n")
+        screen.expect("setup done")
+        for typed, given in TYPED.items():
+            screen.type(f"{typed}\n")
+            screen.expect(given)
+
+
+@pytest.mark.parametrize(
+    ("line", "printed"),
+    [
+        ("handfast exec a --on-lost=w", ["--on-lost=", "--on-lost=warn"]),
+        ("handfast completion 'z", ["", "zsh"]),
+        ('handfast completion "z', ["", "zsh"]),
+        ("handfast completion ", ["", "bash", "zsh", "fish"]),
+        ("handfast show --url= ", [""]),
+    ],
+)
+def test_line_of_bash(line: str, printed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert complete_line(line) == 0
+    assert capsys.readouterr().out.split("\n")[:-1] == printed
 
 
 def test_examples_in_docstrings_are_true() -> None:

@@ -38,7 +38,9 @@ def test_page_is_served_until_ctrl_c(one: Server) -> None:
     with started("--url", one.url) as (process, url):
         assert "<title>handfast dashboard</title>" in httpx.get(url).text
         with httpx.stream("GET", f"{url}api/events") as stream:
-            next(stream.iter_lines())
+            lines = stream.iter_lines()
+            while next(lines) != "event: news":
+                pass
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 0
         assert process.stderr is not None

@@ -189,6 +189,15 @@ def test_page_of_a_lock(page: Page, one: Server, client: handfast.Client) -> Non
         expect(page.locator("#wait")).to_have_text(re.compile(r"\d"))
 
 
+def test_renewal_that_the_slow_reader_has_not_seen_yet(page: Page, one: Server) -> None:
+    with handfast.connect(one.url, ttl=3) as client, client.lock("orders"), running(one.url, interval=3600) as dashboard:
+        page.goto(dashboard.url)
+        left = page.locator("#rows .left")
+        expect(left).to_have_text("renewal not seen yet", timeout=20_000)
+        page.locator("#rows a.name").click()
+        expect(page.locator("#lock .left")).to_have_text(re.compile(r"\d m?s"))
+
+
 def test_token_in_the_address_opens_page_and_stream(page: Page, one: Server) -> None:
     with running(one.url, host="0.0.0.0") as dashboard:
         page.goto(dashboard.url.replace("0.0.0.0", "127.0.0.1"))

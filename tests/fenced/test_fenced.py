@@ -148,7 +148,7 @@ def test_bad_prefix_is_refused(prefix: Any) -> None:
 
 def test_bad_client_script_or_keys_are_refused() -> None:
     client: Any = object()
-    with pytest.raises(ConfigError, match="redis-py or valkey-py, and no pipeline; not a object"):
+    with pytest.raises(ConfigError, match="redis-py or valkey-py, and no pipeline, not an object of type object"):
         RedisFence(client)
     fence = RedisFence(SimpleNamespace(register_script=None))
     with pytest.raises(ConfigError, match="at least one key"):

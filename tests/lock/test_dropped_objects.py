@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import weakref
 from typing import Any
 
 import pytest
 
 import handfast
 import handfast.aio
-from handfast.testing import Server, available
+from handfast.testing import Server, Servers, available
 from tests.support.eventually import eventually, eventually_async
 from tests.support.programs import program
 from tests.support.sync_and_async import Awaited, both, connected, plain
@@ -61,6 +62,26 @@ def test_finalizer_can_run_anywhere(one: Server) -> None:
     assert said.stdout == "done\n", f"a finalizer waits for the thread that it runs in:\n{said.stderr}"
 
 
+DROPPED_WHILE_LOGGING = """
+import faulthandler, logging, logging.handlers, queue, sys, handfast
+
+records = queue.Queue()
+logging.getLogger().addHandler(logging.handlers.QueueHandler(records))
+client = handfast.connect(sys.argv[1])
+lease = client.lock("a").acquire(wait=1)
+faulthandler.dump_traceback_later(5, exit=True)
+with records.mutex:  # a collection runs while this thread logs something
+    del lease
+print(records.get(timeout=5).getMessage())
+"""
+
+
+@needs_server
+def test_finalizer_can_run_inside_log_handler(one: Server) -> None:
+    said = program(DROPPED_WHILE_LOGGING, one.url)
+    assert "dropped without release" in said.stdout, f"a finalizer waits for the thread that it runs in:\n{said.stderr}"
+
+
 def _descriptors() -> int:
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
@@ -88,6 +109,22 @@ async def test_dropped_client_closes_its_connections(mode: str, one: Server) -> 
         for _ in range(5):
             await use_one()
         await eventually_async(lambda: _descriptors() <= before, what="dropped clients leave descriptors open")
+
+
+@needs_server
+def test_client_whose_waiter_timed_out_beside_a_hung_node_is_collected() -> None:
+    """A connection keeps the waiter's request until the node replies, and must not keep the client alive with it."""
+    with Servers(3) as servers, handfast.connect(servers.urls, guard=False) as rival:
+        client = handfast.connect(servers.urls, guard=False)
+        client.lock("another").acquire().release()
+        with rival.lock("a").acquire():
+            servers[2].pause()
+            with pytest.raises(handfast.NotAcquired):
+                client.lock("a").acquire(wait=0.3)
+            dropped = weakref.ref(client)
+            del client
+            eventually(lambda: gc.collect() >= 0 and dropped() is None, what="the dropped client is collected")
+            servers[2].resume()
 
 
 @needs_server

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import handfast
-from handfast import Contended
+from handfast import Lease
 from handfast.testing import Server, Servers, available
 from tests.support.programs import attempt, hanging
 from tests.support.sync_and_async import both, connected
@@ -20,22 +20,34 @@ from tests.support.waiters import attempt_in_background
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
 
+KEYS = pytest.mark.parametrize(
+    "options", [{}, {"prefix": "", "fence": False}], ids=["keys of our own", "keys that other programs share"]
+)
+
+
 @both
-async def test_dropped_lease_does_not_release_next_acquisition(mode: str, one: Server) -> None:
-    async with connected(mode, one.url) as client, connected(mode, one.url) as other:
+@KEYS
+async def test_dropped_lease_does_not_release_next_acquisition(mode: str, one: Server, options: dict[str, Any]) -> None:
+    async with connected(mode, one.url, **options) as client, connected(mode, one.url, **options) as other:
         for turn in range(5):
             lock = client.lock(f"a-{turn}", owner="job", ttl=5.0)
             lease = await lock.acquire(wait=0)
             del lease
             held = await lock.acquire(wait=0)
             rival = (await attempt_in_background(other.lock(f"a-{turn}"), wait=0.2)).lease
-            assert rival is None or not held.valid, f"two clients hold the lock, at try {turn + 1}"
-            await held.release()
+            assert rival is None, f"two clients hold the lock, at try {turn + 1}"
+            assert await held.release()
 
 
+@KEYS
 @pytest.mark.parametrize(("pause", "turns"), [(0.3, 2), (1.3, 1)])
-def test_delayed_release_does_not_end_next_acquisition(one: Server, pause: float, turns: int) -> None:
-    with handfast.connect(one.url, node_timeout=0.05) as client, handfast.connect(one.url) as other:
+def test_delayed_release_does_not_end_next_acquisition(
+    one: Server, pause: float, turns: int, options: dict[str, Any]
+) -> None:
+    with (
+        handfast.connect(one.url, node_timeout=0.05, **options) as client,
+        handfast.connect(one.url, **options) as other,
+    ):
         for turn in range(turns):
             lock = client.lock(f"a-{turn}", owner="job", ttl=5.0)
             lease = lock.acquire(wait=1)
@@ -43,8 +55,8 @@ def test_delayed_release_does_not_end_next_acquisition(one: Server, pause: float
                 lease.release()
             held = lock.acquire(wait=2)
             rival = attempt(other.lock(f"a-{turn}"), wait=1.2)
-            assert isinstance(rival, Contended) or not held.valid, f"two clients hold the lock, at try {turn + 1}"
-            held.release()
+            assert not isinstance(rival, Lease), f"two clients hold the lock, at try {turn + 1}"
+            assert held.release()
 
 
 def loses_vote(node: Server, key: str) -> None:
@@ -53,17 +65,19 @@ def loses_vote(node: Server, key: str) -> None:
     node.wait_for(lambda: node.command("EXISTS", key) == 1)
 
 
-def test_release_after_healing_does_not_end_next_acquisition(three: Servers) -> None:
+@KEYS
+def test_release_after_healing_does_not_end_next_acquisition(three: Servers, options: dict[str, Any]) -> None:
     """One node loses its vote in the middle of a `with` block, and gets it back."""
-    options: dict[str, Any] = {"node_timeout": 0.2, "max_ttl": 5.0}
+    options = {"node_timeout": 0.2, "max_ttl": 5.0, **options}
     with handfast.connect(three.urls, **options) as client, handfast.connect(three.urls, **options) as other:
         handfast.bootstrap(client)
         for turn in range(8):
             name = f"a-{turn}"
             lock = client.lock(name, owner="job", ttl=0.5)
             with lock:
-                loses_vote(three[0], f"handfast:{{{name}}}")
+                loses_vote(three[0], f"handfast:{{{name}}}" if options.get("fence", True) else name)
             held = lock.acquire(wait=1)
             rival = attempt(other.lock(name), wait=0.2)
-            assert isinstance(rival, Contended) or not held.valid, f"two clients hold the lock, at try {turn + 1}"
+            # A busy machine may take longer than this ttl: a lease that has ended is no second one.
+            assert not (isinstance(rival, Lease) and held.valid), f"two clients hold the lock, at try {turn + 1}"
             held.release()

@@ -70,6 +70,38 @@ def test_client_with_other_max_ttl_changes_no_marker(three: Servers) -> None:
     assert [node.command("GET", "handfast:guard") for node in three] == before
 
 
+def test_restarts_with_data_do_not_give_wrong_client_a_majority() -> None:
+    """Two of three nodes restart, and the wrong client is the first to meet each of them."""
+    with Servers(3, config={"appendonly": "yes", "appendfsync": "always"}) as three:
+        with handfast.connect(three.urls, **RIGHT) as client:
+            handfast.bootstrap(client)
+        for node in three[:2]:
+            node.restart(empty=False)
+            with handfast.connect(three.urls, **WRONG) as wrong:
+                assert not isinstance(attempt(wrong.lock("a"), wait=0.2), Lease)
+        with handfast.connect(three.urls, **RIGHT) as client:
+            lease = attempt(client.lock("a"), wait=Q + 5)
+            assert isinstance(lease, Lease), f"a right client is refused: {lease}"
+            lease.release()
+
+
+def test_wrong_client_marks_no_node_while_another_contradicts_it(three: Servers) -> None:
+    with handfast.connect(three.urls, **RIGHT) as client:
+        handfast.bootstrap(client)
+    forgetful, knowing, missing = three
+    missing.pause()
+    with handfast.connect(three.urls, **WRONG) as wrong:
+        refused = attempt(wrong.lock("a"), wait=0)
+        assert isinstance(refused, ConfigError | NoQuorum), refused
+        forgetful.restart(empty=True)
+        for _ in range(3):
+            refused = attempt(wrong.lock("a"), wait=0.1)
+            assert isinstance(refused, NoQuorum), refused
+        assert "max_ttl=0.8, this client has max_ttl=1.6" in refused.nodes[knowing.url]
+        assert forgetful.command("GET", "handfast:guard") is None
+    missing.resume()
+
+
 def test_client_that_no_majority_contradicts_waits_for_missing_node(three: Servers) -> None:
     """One node agrees with it, one does not, one is down: the third decides which setting stands."""
     with handfast.connect(three.urls, **RIGHT) as client:

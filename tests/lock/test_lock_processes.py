@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -227,6 +228,37 @@ def test_program_that_ends_releases_its_locks(one: Server, host: str) -> None:
         _, said = holding.communicate(timeout=10)
     assert (holding.returncode, said) == (0, "")
     assert one.command("EXISTS", "handfast:{a}") == 0
+
+
+LEFT_TO_THE_WATCHDOG = {
+    "dropped": """
+import sys, handfast
+client = handfast.connect(sys.argv[1], ttl=float(sys.argv[2]))
+client.lock("a").acquire()
+""",
+    "asyncio": """
+import asyncio, sys, handfast.aio
+
+async def main():
+    client = handfast.aio.connect(sys.argv[1], ttl=float(sys.argv[2]))
+    return client, await client.lock("a").acquire()
+
+kept = asyncio.new_event_loop().run_until_complete(main())
+""",
+}
+
+
+@pytest.mark.parametrize("left", LEFT_TO_THE_WATCHDOG)
+@pytest.mark.parametrize("how", ["host name", "embedded"])
+def test_watchdog_that_connects_at_program_end_releases_locks(left: str, how: str, one: Server, tmp_path: Path) -> None:
+    """To look up a name, or to find an embedded server, it needs a thread, and Python starts none any more."""
+    url = one.url.replace("127.0.0.1", "localhost") if how == "host name" else f"embedded://{tmp_path}"
+    with handfast.connect(url) as client:
+        assert client.lock("a").holder() is None  # the embedded server is up
+        with process(LEFT_TO_THE_WATCHDOG[left], url, LONG) as ended:
+            _, said = ended.communicate(timeout=10)
+        assert client.lock("a").holder() is None
+    assert "is down" not in said
 
 
 def test_watchdog_started_at_program_end_releases_locks(one: Server) -> None:

@@ -133,6 +133,57 @@ def test_body_that_catches_interrupt_gets_lease_lost_at_its_end(client: handfast
     assert cleaned_up == ["orders"]
 
 
+@pytest.mark.parametrize("order", [("outer", "inner"), ("inner", "outer"), ("outer",), ("inner",)], ids="-".join)
+def test_interrupts_of_nested_blocks_reach_their_own_block(client: handfast.Client, order: tuple[str, ...]) -> None:
+    """The leases are lost while the thread is inside a call into C. Python keeps one pending exception for each thread,
+    so the later interrupt replaces the earlier one."""
+    leases: queue.Queue[dict[str, handfast.Lease]] = queue.Queue()
+    gate = threading.Lock()
+    gate.acquire()
+    caught: list[str] = []
+
+    def work() -> None:
+        with client.lock("outer", on_lost="interrupt") as outer:
+            try:
+                with client.lock("inner", on_lost="interrupt") as inner:
+                    leases.put({"outer": outer, "inner": inner})
+                    gate.acquire()
+                    eventually(lambda: False, 5, "an interrupt")
+            except LeaseLost as error:
+                caught.append(error.name)
+                if error.name == "inner" and "outer" in order:
+                    eventually(lambda: False, 5, "the interrupt of the outer block")
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        held = leases.get(timeout=5)
+        for name in order:
+            lose(held[name])
+        gate.release()
+        error = working.exception(timeout=12)
+        assert pool.submit(sum, range(100_000)).result() == 4_999_950_000, "an interrupt struck after its block"
+    # The interrupt of the outer block may strike while the inner one ends.
+    assert caught in (["outer"], ["inner"] if "inner" in order else [])
+    assert (error is not None) == ("outer" in order)
+    assert error is None or (isinstance(error, LeaseLost) and error.name == "outer")
+
+
+def test_interrupt_that_the_body_catches_can_be_pickled(client: handfast.Client) -> None:
+    kept: list[LeaseLost] = []
+
+    def work() -> None:
+        with client.lock("orders", on_lost="interrupt") as lease:
+            try:
+                lose(lease)
+                eventually(lambda: False, 5, "the interrupt")
+            except LeaseLost as error:
+                kept.append(pickle.loads(pickle.dumps(error)))
+
+    with pytest.raises(LeaseLost) as caught:
+        work()
+    assert [(type(error), str(error)) for error in kept] == [(LeaseLost, str(caught.value))]
+
+
 def test_pending_interrupt_is_withdrawn_at_end_of_block(client: handfast.Client, one: Server) -> None:
     """The moment is random, so it is tried many times: each interrupt comes inside the block, or never."""
     to_lose: list[handfast.Lease] = []

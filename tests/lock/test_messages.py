@@ -64,6 +64,38 @@ def test_key_taken_on_one_node_names_the_new_holder(client: handfast.Client, one
     assert "now held by a stranger" in reason
 
 
+def test_majority_that_lost_the_key_names_the_nodes_that_still_hold_it(three: Servers) -> None:
+    with handfast.connect(three.urls) as client:
+        handfast.bootstrap(client)
+        lease = client.lock("orders", ttl=0.6).acquire()
+        for server in list(three)[:2]:
+            server.command("DEL", "handfast:{orders}", "handfast:{orders}:f")
+        reason = reason_of_loss(lease)
+    for server, said in zip(three, ("its key is gone", "its key is gone", "it still holds the key"), strict=True):
+        assert f"{server.url}: {said}" in reason
+
+
+# -- too few nodes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wait", [0, 0.3])
+@pytest.mark.parametrize("guard", [True, False], ids=["guard", "no guard"])
+def test_outage_names_no_holder_that_does_not_exist(wait: float, guard: bool) -> None:
+    """Nobody holds the lock, and one node of three is up. It grants its vote, or has not been asked."""
+    with Servers(3) as servers, handfast.connect(servers.urls, guard=guard) as client:
+        if guard:
+            handfast.bootstrap(client)
+        client.lock("another").acquire().release()
+        for server in list(servers)[:2]:
+            server.kill()
+        for _ in range(2):
+            with pytest.raises(NoQuorum) as caught:
+                client.lock("orders", wait=wait).acquire()
+            error, said = caught.value, caught.value.nodes[servers[2].url]
+            assert said in {"granted", "had not answered yet", "not asked, because too few nodes answer"}
+            assert error.granted == (said == "granted")
+
+
 # -- options ----------------------------------------------------------------------------------------------------------
 
 WAIT = r"did you mean wait="

@@ -306,6 +306,19 @@ def test_break_on_a_quorum_frees_every_node(quorum: handfast.Client, five: Serve
             assert len(detail(deployment, "a").audit) == 1
 
 
+def test_break_beside_dead_nodes_is_noticed_at_the_next_renewal(three: Servers) -> None:
+    with handfast.connect(three.urls, ttl=3) as client, Deployment(three.urls) as deployment:
+        handfast.bootstrap(client)
+        three[2].kill()
+        lease = client.lock("a").acquire()
+        (seen,) = look(deployment, ["a"])
+        assert seen is not None
+        assert break_lock(deployment, seen).outcome == "broken"
+        assert lease.lost.wait(10)
+        with pytest.raises(handfast.LeaseLost, match="a majority of the nodes no longer holds it"):
+            lease.check()
+
+
 def test_break_needs_a_majority_of_nodes(quorum: handfast.Client, five: Servers) -> None:
     lease = quorum.lock("a").acquire()
     with Deployment(five.urls) as deployment:

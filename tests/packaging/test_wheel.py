@@ -100,6 +100,13 @@ def test_installed_command_runs(installed: Path) -> None:
     assert "Usage: handfast" in run(str(installed / "bin" / "handfast"), "--help", PYTHONPATH=str(installed))
 
 
+def test_cli_extra_includes_the_server_of_embedded(wheel: Path) -> None:
+    needs = metadata(wheel).get_all("Requires-Dist") or []
+    servers = {need.partition(";")[0].strip() for need in needs if "embedded" in need}
+    assert servers
+    assert all(any(need.startswith(server) and "'cli'" in need for need in needs) for server in servers)
+
+
 def test_version_has_one_source(wheel: Path) -> None:
     assert metadata(wheel)["Version"] == handfast.__version__
     assert wheel.name.split("-")[1] == handfast.__version__

@@ -16,10 +16,11 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from handfast.core import guard
+from handfast.operate.breaking import break_terms
 from handfast.protocol import commands, keys
 from handfast.protocol.commands import Identity
 from handfast.protocol.resp import bulk, encode
-from handfast.protocol.scripts import load_scripts
+from handfast.protocol.scripts import BREAK, SHA, TEXT, load_scripts
 from handfast.testing import Server
 from sim.resp import commands_in
 from tests.sim.pair import CHANNEL, Pair, Unlucky
@@ -52,6 +53,16 @@ class Play:
         found = record, self.pair.simulated.node.table(lock + keys.CLAIMS).get(b"*")
         real, simulated = (text.partition(b" ")[0] if isinstance(text, bytes) else b"" for text in found)
         return int(real or 7), int(simulated or 7)
+
+    def tokens(self, lock: bytes) -> tuple[bytes, bytes]:
+        """The last token, on both, as an operator sees it."""
+        real = self.pair.real.ask(encode(b"HGET", lock + keys.GENERATIONS, b"t") + encode(b"GET", lock + keys.FENCE))
+        node = self.pair.simulated.node
+        return _first(real), _first([node.table(lock + keys.GENERATIONS).get(b"t"), node.shows(lock + keys.FENCE)])
+
+
+def _first(replies: list[Any]) -> bytes:
+    return next((reply for reply in replies if isinstance(reply, bytes)), b"")
 
 
 class Say(NamedTuple):
@@ -142,6 +153,26 @@ class Yield(NamedTuple):
         )
 
 
+class Break(NamedTuple):
+    """An operator breaks the lock as it is seen, or as it was seen before."""
+
+    lock: bytes
+    guard_keys: tuple[bytes, ...]
+    who: Identity
+    as_seen: bool
+    retention: int
+
+    def __call__(self, play: Play) -> None:
+        seen = play.tokens(self.lock) if self.as_seen else (b"7", b"7")
+        play.send(*(self._payload(token) for token in seen))
+
+    def _payload(self, token: bytes) -> bytes:
+        names, *args = break_terms(self.lock, self.guard_keys, self.who.owner, token, self.retention)
+        load = encode(b"SCRIPT", b"LOAD", TEXT[BREAK])
+        return load + encode(b"EVALSHA", SHA[BREAK], b"%d" % len(names), *names, *args)
+
+
+breaks = st.builds(Break, locks, guards, acquisitions, st.sampled_from([True, True, True, False]), retentions)
 yields = st.builds(
     Yield, locks, guards, acquisitions, st.sampled_from([True, True, False]), small.map(b"%d".__mod__), retentions
 )
@@ -217,8 +248,8 @@ def time_passes(draw: st.DrawFn) -> Step:
 
 
 steps = st.one_of(
-    claim(), claim(), claim(), passes(), passes(), yields, yields, acquire_all(), on_what_is_held(), on_what_is_held(),
-    published(), marker(), look(), stranger(), time_passes(), st.just(say(load_scripts())),
+    claim(), claim(), claim(), passes(), passes(), yields, yields, breaks, acquire_all(), on_what_is_held(),
+    on_what_is_held(), published(), marker(), look(), stranger(), time_passes(), st.just(say(load_scripts())),
 )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from sim import run
 from sim.__main__ import main, report
 from sim.faults import SIMULATED, missing
 from sim.observer import INVARIANTS
-from sim.plan import FAULTS, Plan, draw
+from sim.plan import BREAK, FAULTS, Plan, draw
 
 SEEDS = 40
 """About 20 s of CPU. `make soak` runs more."""
@@ -265,3 +265,31 @@ def test_many_seeds_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "4", "--start", "10", "--jobs", "1"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"4 seeds, \d+\.\d simulated hours, 0 violations", shown)
+
+
+# -- an operator breaks locks ------------------------------------------------------------------------------------------
+
+BROKEN = QUORUM._replace(names=("a",), ttl=1.0, max_ttl=2.0, work=0.3, think=0.1, every=0.4, faults=(BREAK,))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        BROKEN,
+        BROKEN._replace(nodes=1, guard=False, users=2),
+        BROKEN._replace(nodes=5, owners=True, users=2),
+        BROKEN._replace(names=("a", "b"), together=True, threads=True),
+        BROKEN._replace(cohort=3, users=3),
+        BROKEN._replace(faults=(BREAK, "partition", "restart", "slow network", "cancel", "crash")),
+    ],
+    ids=["quorum", "one node", "explicit owners", "two names", "cohort", "and other faults"],
+)
+def test_holder_notices_that_its_lock_was_broken_and_tokens_stay_in_order(plan: Plan) -> None:
+    outcomes = [run(seed, plan) for seed in range(4)]
+    broken = [outcome for outcome in outcomes if outcome.violation is not None]
+    assert not broken, "\n\n".join(map(report, broken))
+    happened = sum((outcome.happened for outcome in outcomes), Counter[str]())
+    assert happened["broken"] > 20
+    assert happened["broken and handed over"] > 5
+    assert sum(outcome.sums["lost"] for outcome in outcomes) > 5
+    assert plan.expected_guarantees.unique

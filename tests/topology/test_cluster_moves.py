@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from contextlib import AsyncExitStack
 
@@ -126,7 +127,10 @@ async def test_waiter_is_woken_after_slot_has_moved(sharded: Cluster) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "stopped", *(["asked for"] if LONG_RUN else [])])
 @plain
-async def test_leases_and_waiters_survive_failover_of_shard(how: str, sharded: Cluster) -> None:
+async def test_leases_and_waiters_survive_failover_of_shard(
+    how: str, sharded: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "handfast")
     old = sharded.masters[0]
     ttl = 15.0
     async with both_clients(sharded.url, ttl=ttl) as clients, AsyncExitStack() as stack:
@@ -161,6 +165,10 @@ async def test_leases_and_waiters_survive_failover_of_shard(how: str, sharded: C
             assert await lease.release()
         gaps = [service.gap(promotion.at) for service in services]
     assert max(gaps) < 4.0, gaps
+    if how == "killed":
+        changes = [line for line in caplog.messages if f":{old.port} is " in line]
+        assert any("is replaced by" in line for line in changes), changes
+        assert not any("is back" in line for line in changes), changes
 
 
 @plain

@@ -120,6 +120,17 @@ def test_client_leaves_old_master_when_sentinels_catch_up(failover: Failover) ->
         assert there, "the client stays with the old master"
 
 
+def test_connection_that_was_made_while_the_master_moved_is_hung_up(failover: Failover) -> None:
+    """As if the failover became known between the search and the end of the handshake."""
+    with handfast.connect(failover.url) as client:
+        failover.meets_new_master(client)
+        resolver: Any = client._addresses[0].resolver
+        ended: list[Server] = []
+        for server in (failover.new, failover.old):
+            resolver.opened(server, ("127.0.0.1", server.port), ended.append)  # in place of connections
+        assert ended == [failover.old]
+
+
 # -- sentinels that answer nonsense ------------------------------------------------------------------------------------
 
 

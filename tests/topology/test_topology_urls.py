@@ -112,8 +112,8 @@ REFUSED = {
     "redis+sentinel://:s3cret@H/m/0?sentinel_pasword=s3ntinel": "unknown option 'sentinel_pasword'; known are",
     "redis+sentinel://:s3cret@H/m?sentinel_password=s3ntinel&sentinel_password=s3ntinel": "is given twice",
     "redis+sentinel://:s3cret@H/m/1?db=1": "the database is given twice",
-    "redis+sentinel://:s3cret@H/m/one": "the database must be a number, not 'one'",
-    "redis+sentinel://:s3cret@H/m/0/0": "the database must be a number, not '0/0'",
+    "redis+sentinel://:s3cret@H/m/one": "the database must be a number such as 0, not 'one'",
+    "redis+sentinel://:s3cret@H/m/0/0": "the database must be a number such as 0, not '0/0'",
     "redis+sentinel://:s3cret@H,H/m": "is listed twice",
     "redis+sentinel://:s3cret@H,/m": "a host is missing",
     "redis+sentinel://:s3cret@H,:1/m": "a host is missing",
@@ -127,7 +127,7 @@ REFUSED = {
     "redis+sentinel://:s3cret#@H/m": "must be percent-encoded",
     "redis+sentinel://:s3cret/@H/m": "must be percent-encoded",
     "redis+sentinel://:s3cret@H/m?sentinel_password=s3ntinel@": "must be percent-encoded",
-    "redis+cluster://:s3cret@H/1": "a cluster has no databases but 0",
+    "redis+cluster://:s3cret@H/1": "a cluster has only database 0",
     "redis+cluster://:s3cret@H?db=0": "unknown option 'db'",
     "redis+cluster://:s3cret@H,H": "is listed twice",
     "redis+cluster://:s3cret@H,h2:-1": "'-1' is not a port",
@@ -298,7 +298,7 @@ async def test_cluster_as_quorum_member_needs_guard_off() -> None:
     urls = ["redis+cluster://h1", "redis://h2", "redis://h3"]
     with pytest.raises(ConfigError, match="set guard=False"):
         handfast.connect(urls)
-    with pytest.raises(ConfigError, match="the restart guard cannot watch a cluster"):
+    with pytest.raises(ConfigError, match="the restart guard does not work on a cluster"):
         handfast.connect("redis+cluster://h1", guard=True)
     handfast.connect(urls, guard=False).close()
 

@@ -23,7 +23,8 @@ NODE = 3
 class Replies:
     """A collector that keeps what it is given, and is decided by the first reply."""
 
-    def __init__(self, width: int = 1, waiter: Any = None, until: float = 1.0) -> None:
+    def __init__(self, width: int = 1, waiter: Any = None, until: float = 1.0, checked: bool = False) -> None:
+        self.checked = checked
         self.until = until
         self.width = width
         self.decided = False
@@ -55,8 +56,22 @@ def no_handshake() -> Steps:
     yield from ()
 
 
+class Equal:
+    """A check that passes if the server says `1` to both of its commands."""
+
+    payload = b"CHECK TWICE "
+    width = 2
+
+    def fault(self, node: int, replies: list[Any], sent: float, received: float) -> Fault | None:
+        assert node == NODE
+        return None if replies == [1, 1] else FAILED
+
+
+FAILED = Fault("UNREADY", "the check has failed")
+
+
 def connect(steps: Steps | None = None) -> Connection:
-    return Connection(NODE, steps if steps is not None else no_handshake(), lambda: 0.0)
+    return Connection(NODE, steps if steps is not None else no_handshake(), lambda: 0.0, Equal())
 
 
 def taken(of: Connection) -> bytes:
@@ -320,9 +335,64 @@ def test_forwarded_request_is_sent_again_where_scripts_are_missing() -> None:
     assert replies.got == [7]
 
 
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def checked(it: Connection, width: int = 1) -> Replies:
+    replies = Replies(width, checked=True)
+    it.request(b"VOTE ", replies)
+    return replies
+
+
+@pytest.mark.parametrize(("said", "outcome"), [(b":1\r\n:1\r\n", [5, 6]), (b":1\r\n:0\r\n", [FAILED, FAILED])])
+def test_replies_are_kept_back_until_the_check_of_their_write_has_ended(said: bytes, outcome: list[Any]) -> None:
+    it = connect()
+    first, between, second = checked(it), Replies(), checked(it)
+    it.request(b"GET ", between)
+    assert it.take() == b"VOTE VOTE GET CHECK TWICE "
+    it.feed(b":5\r\n:6\r\n:7\r\n" + said[:4])
+    assert (first.got, second.got, between.got) == ([], [], [7])
+    it.feed(said[4:])
+    assert [*first.got, *second.got] == outcome
+    assert not it.pending
+
+
+def test_a_write_without_votes_has_no_check() -> None:
+    it = connect()
+    ask(it, b"GET", b"k")
+    assert b"CHECK" not in it.take()
+
+
+def test_an_error_needs_no_check_and_a_lost_connection_answers_for_it() -> None:
+    it = connect()
+    refused, lost = checked(it), checked(it, width=2)
+    it.take()
+    it.feed(b"-OOM command not allowed\r\n")
+    assert [fault.kind for fault in refused.got] == ["OOM"]
+    it.feed(b":1\r\n:1\r\n")
+    assert lost.got == []
+    it.fail(Fault("closed", "closed the connection"))
+    assert [fault.kind for fault in lost.got] == ["closed"]
+
+
+def test_a_vote_that_is_sent_again_is_checked_again() -> None:
+    it = connect()
+    replies = checked(it)
+    it.take()
+    it.feed(NOSCRIPT)
+    assert it.take() == load_scripts() + b"VOTE CHECK TWICE "
+    it.feed(b":1\r\n:1\r\n" + LOADED + b":5\r\n")
+    assert replies.got == []
+    it.feed(b":1\r\n:1\r\n")
+    assert replies.got == [5]
+
+
 # -- pushes ------------------------------------------------------------------------------------------------------------
 
 MESSAGE = b">3\r\n$7\r\nmessage\r\n$2\r\nch\r\n$5\r\nhello\r\n"
+
+
+SUBSCRIBED = b">3\r\n$9\r\nsubscribe\r\n$2\r\nch\r\n:1\r\n"
 
 
 def test_push_goes_to_the_listener_of_the_connection() -> None:
@@ -341,33 +411,38 @@ def subscribe(it: Connection) -> list[Any]:
     return done
 
 
-def confirm(channel: bytes) -> bytes:
+def confirmation(it: Connection) -> bytes:
+    """The server's push for the subscription that the connection has sent."""
+    channel = taken(it).split(b"\r\n")[4]
     return b">3\r\n$9\r\nsubscribe\r\n$%d\r\n%s\r\n:1\r\n" % (len(channel), channel)
 
 
-TIME = b"*2\r\n$1\r\n1\r\n$1\r\n2\r\n"
-
-
-@pytest.mark.parametrize("time", [TIME, b"-NOPERM this user has no permissions to run the 'time' command\r\n"])
-def test_subscription_is_confirmed_by_a_push_and_the_reply_behind_it(time: bytes) -> None:
+@pytest.mark.parametrize(
+    "time", [b"*2\r\n$1\r\n1\r\n$1\r\n2\r\n", b"-NOPERM no right to TIME\r\n"], ids=["time", "no right"]
+)
+def test_subscription_is_confirmed_by_the_push_of_the_server(time: bytes) -> None:
+    """Its reply to the command behind it says when to look, whatever that reply is."""
     it = connect()
     done = subscribe(it)
-    channel = taken(it).split(b"\r\n")[4]
-    it.feed(confirm(channel))
+    after = ask(it, b"GET", b"k")
+    it.feed(confirmation(it))
     assert (done, it.channel) == ([], b"")
-    it.feed(time)
-    assert (done, it.channel) == ([None], channel)
-    assert channel.startswith(b"wake:")
+    it.feed(time + b":5\r\n")
+    assert done == [None]
+    assert it.channel.startswith(b"wake:")
+    assert after.got == [5]
     assert not it.pending
 
 
-def test_subscription_that_no_push_confirms_is_refused() -> None:
+@pytest.mark.parametrize("pushed", [b"", SUBSCRIBED], ids=["no push", "another channel"])
+def test_subscription_without_the_push_of_the_server_is_not_confirmed(pushed: bytes) -> None:
+    """Some proxies reply to TIME and swallow pushes. A waiter on such a connection would never be woken."""
     it = connect()
-    done = subscribe(it)
-    it.feed(confirm(b"another"))
-    it.feed(TIME)
+    done, after = subscribe(it), ask(it, b"GET", b"k")
+    it.feed(pushed + b"*2\r\n$1\r\n1\r\n$1\r\n2\r\n:5\r\n")
     assert [fault.kind for fault in done] == ["push"]
     assert it.channel == b""
+    assert after.got == [5]
     assert not it.pending
 
 

@@ -23,6 +23,7 @@ import handfast.aio
 import handfast.fenced
 from handfast import Contended, LeaseLost, NoQuorum, StaleToken
 from handfast.core.config import Copies
+from handfast.core.explain import not_acquired
 from handfast.core.guard import STEPPED, UNREADY
 from handfast.core.handshake import NO_RESP3
 from handfast.core.io import CLOSED, SILENT, Fault
@@ -99,7 +100,10 @@ ANSWERS: list[tuple[Callable[[], Any], str]] = [
         lambda: Contended("orders", holder="host:7::ab", remaining=1.25),
         "orders: held by host:7::ab, for another 1.2 s unless renewed",
     ),
-    (lambda: Contended("orders", holder="job-42", remaining=None), "orders: held by job-42, with no end set on its key"),
+    (
+        lambda: Contended("orders", holder="job-42", remaining=None),
+        "orders: held by job-42, on a key without a ttl; if that holder is gone, delete the key",
+    ),
     (
         lambda: Contended("orders", holder=None, remaining=None),
         "orders: another caller was ahead, and may have released it by now; try again, or pass a longer wait=",
@@ -139,7 +143,7 @@ NODES: list[tuple[Callable[[], Any], str]] = [
         "its clock stepped forward against ours, so it may have ended leases early; no vote until it is checked",
     ),
     (lambda: quarantined(25.0), "restarted or new, no vote for another 25.0 s"),
-    (lambda: quarantined(0.0), "restarted, waiting for enough other nodes to restore its token counters from"),
+    (lambda: quarantined(0.0), "restarted, no vote until enough other nodes are up to restore its token counters"),
     (lambda: Copies(2, False, 50).missing(1), "1 of 2 replicas confirmed within 50 ms"),
     (lambda: Copies(0, True, 50).missing([0, 0]), "not on disk within 50 ms"),
     (lambda: from_reply("LOADING Redis is loading the dataset in memory"), "LOADING: is still loading its data"),
@@ -194,33 +198,69 @@ NODES: list[tuple[Callable[[], Any], str]] = [
     (lambda: from_socket(OSError(113, "No route to host")), "no route to host"),
 ]
 
+# -- what to do about a fault, behind the answers of the nodes ---------------------------------------------------------
+
+NEXT_STEPS: list[tuple[Fault | None, str]] = [
+    (None, "check the server and the network to it"),
+    (from_socket(TimeoutError()), "check the server and the network to it"),
+    (from_socket(ConnectionRefusedError()), "check that the server runs, and its address in the URL"),
+    (from_socket(FileNotFoundError()), "check that the server runs, and its address in the URL"),
+    (from_socket(socket.gaierror(-2, "Name or service not known")), "check the host name in the URL"),
+    (from_reply("NOAUTH"), "put user name and password into the URL, as in redis://user:password@host"),
+    (from_reply("WRONGPASS"), "check user name and password in the URL"),
+    (from_reply("NOPERM"), "give this user the rights that README lists under Known limits"),
+    (from_reply("READONLY"), "name the master in the URL, or let Sentinel find it with redis+sentinel://"),
+    (from_reply("MOVED"), "use redis+cluster:// in the URL"),
+    (from_reply("OOM"), "free memory on the server, or raise its maxmemory"),
+    (from_reply("WRONGTYPE"), "choose another name, or another prefix="),
+    (from_reply("ERR DB index is out of range"), "choose another database in the URL"),
+    (from_reply("ERR max number of clients reached"), "raise the server's maxclients, or use fewer connections"),
+]
+
 # -- where the servers are -------------------------------------------------------------------------------------------
 
 SERVERS: list[tuple[Callable[[], Any], str]] = [
-    (lambda: connect(7), "connect() takes a URL or a list of URLs, not a int"),
+    (lambda: connect(7), "connect() takes a URL or a list of URLs, not an object of type int"),
     (lambda: connect([]), "connect() was given an empty list of servers"),
-    (lambda: connect([7]), "a server is given by its URL, a string, not by a int"),
+    (
+        lambda: connect(redis.Redis()),
+        "connect() takes a URL or a list of URLs, not an object of type Redis; for a redis-py client call from_client()",
+    ),
+    (lambda: connect([7]), "a server is named by its URL, a string, not by an object of type int"),
     (
         lambda: connect("ftp://a"),
-        "ftp://a: unknown scheme 'ftp'; use redis://, rediss://, valkey://, valkeys://, unix:// or "
-        "embedded://, or redis+sentinel:// and redis+cluster:// (and so on)",
+        "ftp://a: unknown scheme 'ftp'; use redis://, rediss://, valkey://, valkeys://, unix://, embedded://, "
+        "redis+sentinel:// or redis+cluster://",
+    ),
+    (lambda: connect("localhost:6379"), "'localhost:6379' is not a URL; did you mean redis://localhost:6379?"),
+    (lambda: connect(""), "'' is not a URL; did you mean redis://localhost?"),
+    (
+        lambda: connect("redis://a:6379,b:6379"),
+        "redis://a:6379,b:6379: several servers are given as a list, with one URL for each",
+    ),
+    (
+        lambda: connect("redis://a redis://b"),
+        "redis://a redis://b: several servers are given as a list, with one URL for each",
     ),
     (
         lambda: connect("redis://a:port"),
         "redis://a:port: not a valid URL; look at the port, and at user name and password",
     ),
-    (lambda: connect("redis://a:0"), "redis://a:0: port 0 cannot be connected to"),
+    (lambda: connect("redis://a:0"), "redis://a:0: no server listens on port 0; the usual port is 6379"),
     (
         lambda: connect("redis://a#b"),
         "redis://…: '#', '/', '?' and '@' must be percent-encoded in user name and password",
     ),
-    (lambda: connect("redis://a/x"), "redis://a/x: the database must be a number, not 'x'"),
-    (lambda: connect("redis://a/1?db=2"), "redis://a/1: the database is given twice"),
+    (lambda: connect("redis://a/x"), "redis://a/x: the database must be a number such as 0, not 'x'"),
+    (
+        lambda: connect("redis://a/1?db=2"),
+        "redis://a/1: the database is given twice, in the path and as db=; leave one out",
+    ),
     (
         lambda: connect("redis://a?colour=red"),
         "redis://a: unknown option 'colour'; known are client_name, db, password, username",
     ),
-    (lambda: connect("redis://a?db=1&db=2"), "redis://a: option 'db' is given twice"),
+    (lambda: connect("redis://a?db=1&db=2"), "redis://a: option 'db' is given twice; leave one out"),
     (
         lambda: connect("redis://a?client_name=my%20app"),
         "client_name must be printable ASCII without spaces, not 'my app'",
@@ -239,25 +279,36 @@ SERVERS: list[tuple[Callable[[], Any], str]] = [
         lambda: connect("redis+sentinel://a:26379"),
         "redis+sentinel://a:26379: the master's name is missing, as in redis+sentinel://host:26379/mymaster",
     ),
-    (lambda: connect("redis+sentinel://a/main/1?db=2"), "redis+sentinel://a/main/1: the database is given twice"),
+    (
+        lambda: connect("redis+sentinel://a/main/1?db=2"),
+        "redis+sentinel://a/main/1: the database is given twice, in the path and as db=; leave one out",
+    ),
     (
         lambda: connect("redis+sentinel://a,/main"),
         "redis+sentinel://a,/main: a host is missing; members are written host:port,host:port",
     ),
-    (lambda: connect("redis+sentinel://a:x/main"), "redis+sentinel://a:x/main: 'x' is not a port"),
-    (lambda: connect("redis+sentinel://a,a/main"), "redis+sentinel://a,a/main: a is listed twice"),
+    (lambda: connect("redis+sentinel://a:x/main"), "redis+sentinel://a:x/main: 'x' is not a port from 1 to 65535"),
+    (lambda: connect("redis+sentinel://a,a/main"), "redis+sentinel://a,a/main: a is listed twice; name it once"),
     (
         lambda: connect("redis+sentinel://[::1/main"),
         "redis+sentinel://[::1/main: not a valid URL; look at the port, and at user name and password",
     ),
     (lambda: connect("redis+cluster://[::1]x"), "redis+cluster://[::1]x: '[::1]x' is not an IPv6 address in brackets"),
-    (lambda: connect("redis+cluster://a/1"), "redis+cluster://a/1: a cluster has no databases but 0"),
-    (lambda: connect("redis://a", "redis://a:6379"), "redis://a:6379 is listed twice: each server has one vote"),
+    (
+        lambda: connect("redis+cluster://a/1"),
+        "redis+cluster://a/1: a cluster has only database 0, so leave the number out",
+    ),
+    (
+        lambda: connect("redis://a", "redis://a:6379"),
+        "redis://a:6379 is listed twice: each server has one vote, so name it once",
+    ),
     (
         lambda: connect("embedded://", "redis://a"),
-        "embedded:// stands alone; use embedded://?nodes=5 for an embedded quorum",
+        "embedded:// cannot be combined with other servers; use embedded://?nodes=5 for an embedded quorum",
     ),
     (lambda: connect("embedded://?colour=red"), "embedded://: unknown option 'colour'; known is nodes"),
+    (lambda: connect("embedded://:a@private"), "embedded://private: an embedded server has no user and no password"),
+    (lambda: connect("embedded://:["), "embedded://:[: not a valid URL"),
     (lambda: connect("embedded://?nodes=0"), "embedded://: nodes must be a number from 1 to 99, not '0'"),
     (
         lambda: connect("embedded://elsewhere"),
@@ -281,17 +332,20 @@ OPTIONS: list[tuple[Callable[[], Any], str]] = [
     (lambda: client(wait=-1), "wait must be a non-negative number of seconds, not -1"),
     (
         lambda: client(ttl=31),
-        "ttl of 31 s is longer than max_ttl of 30 s, for which a restarted node is kept from voting; use "
-        "renew=True to hold longer, or set max_ttl= on every client of this namespace",
+        "ttl of 31 s is longer than max_ttl of 30 s: a lease is renewed while it is held, so use a shorter ttl, "
+        "or set the same max_ttl= on every client of this prefix",
     ),
-    (lambda: client(ttl=0.001), "ttl of 0.001 s leaves no validity after drift and a margin of 2 ms"),
+    (lambda: client(ttl=0.001), "ttl of 0.001 s is too short: drift and a margin of 2 ms leave nothing of it"),
     (lambda: client(tries=0), "tries must be a whole number of at least 1, not 0"),
-    (lambda: client(drift=0.5), "drift must be a share from 0 to 0.5, not 0.5"),
+    (lambda: client(drift=0.5), "drift must be a share such as 0.01, at least 0 and less than 0.5, not 0.5"),
     (lambda: client(renew=1), "renew must be True or False, not 1"),
     (lambda: client(backoff=0.1), "backoff must be a handfast.backoff.Backoff, not 0.1"),
     (lambda: client(on_lost="ignore"), "on_lost must be 'cancel', 'event', 'interrupt' or a callable, not 'ignore'"),
     (lambda: client(prefix=7), "prefix must be a string, not 7"),
-    (lambda: client(prefix="a{}"), "prefix must not contain {}, which would take the keys of a name apart: 'a{}'"),
+    (
+        lambda: client(prefix="a{}"),
+        "prefix must not contain {}, because a cluster would keep the keys of a name in different slots: 'a{}'",
+    ),
     (lambda: client(label="a b"), "label must not contain a colon, a space or a line break: 'a b'"),
     (lambda: client(label="x" * 65), "label is 65 bytes long, 64 at most: 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'…"),
     (lambda: client(guard=1), "guard must be True or False, not 1"),
@@ -299,6 +353,25 @@ OPTIONS: list[tuple[Callable[[], Any], str]] = [
         lambda: client(colour="red"),
         "unknown option 'colour'; known are backoff, cohort, drift, durable, fair, fence, label, max_hold, "
         "max_ttl, node_timeout, on_lost, prefix, renew, replicas, token_memory, tries, ttl, wait",
+    ),
+    (lambda: client(tttl=5), "unknown option 'tttl': did you mean ttl=?"),
+    (
+        lambda: client(auto_release_time=5),
+        "unknown option 'auto_release_time': did you mean ttl=, the seconds that the lock lasts unless renewed?",
+    ),
+    (lambda: client(auto_renewal=True), "unknown option 'auto_renewal': did you mean renew=? It is on by default"),
+    (
+        lambda: client(retry_count=3),
+        "unknown option 'retry_count': did you mean tries=? Without it a caller waits in a queue, for wait= seconds",
+    ),
+    (
+        lambda: client(retry_times=3),
+        "unknown option 'retry_times': did you mean tries=? Without it a caller waits in a queue, for wait= seconds",
+    ),
+    (
+        lambda: client(sleep=0.1),
+        "unknown option 'sleep': nothing sleeps between attempts here, because a release wakes the next waiter; "
+        "leave it out",
     ),
     (
         lambda: client(timeout=5),
@@ -340,21 +413,20 @@ OPTIONS: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: handfast.connect([URL, "redis://b", "redis://c"]).lock("orders", prefix="other:"),
-        "a guarded namespace is fenced as a whole: set prefix= on connect(), or fence=False",
+        "the restart guard covers the client's prefix only: set prefix= on connect(), or fence=False here",
     ),
     (
         lambda: handfast.connect([URL, "redis://b", "redis://c"]).lock("orders", max_ttl=60),
-        "max_ttl of 60 s is beyond the client's 30 s, for which restarted nodes are kept from voting: set it "
-        "on connect()",
+        "max_ttl of 60 s is more than the client's 30 s, for which a restarted node does not vote: set it on connect()",
     ),
     (
         lambda: connect("redis+cluster://a", "redis+cluster://b", "redis+cluster://c"),
-        "the restart guard cannot watch a cluster, whose names wander between nodes: set guard=False if you "
-        "trust it to remember",
+        "the restart guard does not work on a cluster, whose names move between nodes: set guard=False; with "
+        "replicas=k a grant survives a failover",
     ),
     (
         lambda: handfast.connect("redis+cluster://a", guard=True),
-        "the restart guard cannot watch a cluster, whose names wander between nodes: set guard=False; with "
+        "the restart guard does not work on a cluster, whose names move between nodes: set guard=False; with "
         "replicas=k a grant survives a failover",
     ),
     (
@@ -375,19 +447,23 @@ OPTIONS: list[tuple[Callable[[], Any], str]] = [
 # -- locked() --------------------------------------------------------------------------------------------------------
 
 DECORATOR: list[tuple[Callable[[], Any], str]] = [
-    (lambda: client().locked("")(function), "locked() takes a name such as 'report:{user_id}', not ''"),
+    (lambda: client().locked(""), "locked() takes a name such as 'report:{user_id}', not ''"),
+    (lambda: client().locked(7), "locked() takes a name such as 'report:{user_id}', not 7"),
     (
         lambda: client().locked("report:{user}")(function),
         "locked('report:{user}'): function() -> 'None' has no parameter 'user'",
     ),
-    (lambda: client().locked("report:{")(function), "locked('report:{'): Single '{' encountered in format string"),
+    (
+        lambda: client().locked("report:{")(function),
+        "locked('report:{'): Single '{' encountered in format string; a brace of the name itself is written twice",
+    ),
     (
         lambda: client().locked("report")(coroutine),
-        "coroutine would outlive the lock: locked() takes a plain function here",
+        "coroutine would outlive the lock: locked() takes a plain function here; for async functions use handfast.aio",
     ),
     (
         lambda: handfast.aio.connect(URL).locked("report")(function),
-        "function is not an async function: locked() takes one here",
+        "function is not an async function: for plain functions use handfast.connect()",
     ),
     (lambda: client().locked("report", skip=1), "skip must be True or False, not 1"),
     (
@@ -399,12 +475,12 @@ DECORATOR: list[tuple[Callable[[], Any], str]] = [
 # -- the wrong place, or too late ------------------------------------------------------------------------------------
 
 PLACES: list[tuple[Callable[[], Any], str]] = [
-    (lambda: closed().lock("orders"), "this client is closed"),
+    (lambda: closed().lock("orders"), "this client is closed; connect() makes a new one"),
     (
         lambda: handfast.aio.lock("orders"),
         "handfast.aio.lock() needs a running event loop, whose client it uses: call it in a coroutine",
     ),
-    (lambda: loop_of_another(), "this client belongs to another event loop: connect() anew in each"),
+    (lambda: loop_of_another(), "this client belongs to another event loop: call connect() in each event loop"),
     (
         lambda: in_a_loop(lambda: client().rlock("orders").acquire()),
         "orders: a blocking rlock() in an event loop would let every task of the thread in; use handfast.aio",
@@ -426,7 +502,7 @@ FENCES: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: handfast.fenced.SqlFence().check("conn", "orders", 7),
-        "a connection or session of sqlite3, psycopg 3 or SQLAlchemy 2 is needed, not a builtins.str",
+        "a connection or session of sqlite3, psycopg 3 or SQLAlchemy 2 is needed, not an object of type builtins.str",
     ),
     (
         lambda: handfast.fenced.SqlFence().check("conn", "orders"),
@@ -451,7 +527,7 @@ FENCES: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: handfast.fenced.RedisFence(7),
-        "RedisFence takes a client of redis-py or valkey-py, and no pipeline; not a int",
+        "RedisFence takes a client of redis-py or valkey-py, and no pipeline, not an object of type int",
     ),
     (
         lambda: handfast.fenced.RedisFence(redis.Redis()).run("return 1", [], [], 7),
@@ -487,11 +563,15 @@ ELSEWHERE: list[tuple[str, str]] = [
     ("discovery/cluster.py", "no node of the cluster serves any slot"),
     ("discovery/cluster.py", "is a server without cluster mode: use redis:// and not redis+cluster://"),
     ("discovery/cluster.py", "the cluster's slot map could not be read: "),
-    ("core/handshake.py", "is a replica, not a master: it cannot vote"),
+    ("core/handshake.py", "is a replica, not a master, so it cannot vote: name its master"),
     ("core/handshake.py", "is the same server as "),
+    ("core/handshake.py", ": each server has one vote, so name it once"),
     ("core/queue.py", "is being connected"),
+    ("core/queue.py", "not asked, because too few nodes answer"),
+    ("core/explain.py", "had not answered yet"),
     ("discovery/cluster.py", "no node of the cluster serves slot "),
     ("net/connection.py", "does not speak Redis' protocol ("),
+    ("net/connection.py", "did not confirm a subscription, so it cannot push to waiters"),
     ("net/connection.py", "sent a reply that nobody asked for: "),
     ("net/faults.py", "TLS certificate refused: "),
     ("net/faults.py", "TLS failed: "),
@@ -507,12 +587,18 @@ ELSEWHERE: list[tuple[str, str]] = [
     ("core/renew.py", "the ttl ended and it was not renewed"),
     ("core/renew.py", "its key is gone: deleted, evicted, or the server restarted without it"),
     ("core/renew.py", "now held by "),
+    ("core/renew.py", "it still holds the key"),
     ("core/renew.py", "its owner has the key, but not for this lease any more"),
     ("core/renew.py", "it does not hold the key for this lease any more"),
     ("core/renew.py", "a majority of the nodes no longer holds it: "),
     ("core/release.py", "it had ended before it was released"),
     ("core/release.py", "its deadline had passed when it was released"),
     # Embedded servers.
+    ("embedded/deployment.py", " is not a folder (a link to one will not do): embedded:// cannot use it"),
+    ("embedded/deployment.py", "): use another folder"),
+    ("embedded/deployment.py", " is open to other users: chmod 700 "),
+    ("embedded/deployment.py", " is too long a path: a unix socket in it has "),
+    ("embedded/deployment.py", ": use the same nodes= everywhere, or another folder (embedded:///some/folder?nodes="),
     ("embedded/deployment.py", "the embedded servers did not start: "),
     ("embedded/deployment.py", " is held by another process for "),
     ("embedded/deployment.py", " does not bring its servers up"),
@@ -588,18 +674,35 @@ def test_text_is_still_in_its_module(module: str, text: str) -> None:
     assert any(text in constant for constant in constants(SOURCE / module))
 
 
+@pytest.mark.parametrize(("fault", "step"), NEXT_STEPS)
+def test_outage_names_the_next_step_once(fault: Fault | None, step: str) -> None:
+    with handfast.connect([URL, "redis://b", "redis://c"]) as three:
+        text = str(not_acquired(three.lock("orders"), [fault] * 3, 0.05))
+    assert text.endswith(f"); {step}")
+    assert text.count(step) == 1
+
+
 def texts_of_errors() -> Iterator[tuple[str, str]]:
     """Of every error that the library raises: where, and the longest piece of its text that is always the same."""
     for path in sorted(SOURCE.rglob("*.py")):
         if "testing" in path.relative_to(SOURCE).parts:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                wanted = node.func.id.endswith("Error") or node.func.id in ("LeaseLost", "Fault")
-                inner = [each for arg in node.args for each in ast.walk(arg)] if wanted else []
-                pieces = [each.value for each in inner if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-                if pieces and len(longest := max(pieces, key=len).strip()) > 8:
-                    yield f"{path.relative_to(SOURCE)}:{node.lineno}", longest
+            inner = [each for arg in arguments(node) for each in ast.walk(arg)]
+            pieces = [each.value for each in inner if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            if pieces and len(longest := max(pieces, key=len).strip()) > 8:
+                yield f"{path.relative_to(SOURCE)}:{node.lineno}", longest
+
+
+def arguments(node: ast.AST) -> list[ast.expr]:
+    """What is raised, and what becomes the text of an error or a fault, or the reason of a loss."""
+    if isinstance(node, ast.Raise):
+        return [node.exc] if node.exc is not None else []
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, "id", "") or getattr(node.func, "attr", "")
+        if name.endswith("Error") or name in {"LeaseLost", "Fault", "mark_lost", "revoke", "forget"}:
+            return [*node.args, *(keyword.value for keyword in node.keywords)]
+    return []
 
 
 def test_no_error_text_is_missing_here() -> None:

@@ -30,6 +30,9 @@ def dead() -> Iterator[str]:
         yield f"redis://127.0.0.1:{port.getsockname()[1]}"
 
 
+START = "check that the server runs, and its address in the URL"
+
+
 def refused(client: handfast.Client, **options: float) -> NoQuorum:
     with pytest.raises(NoQuorum) as caught:
         client.lock("orders", wait=0).acquire(**options)
@@ -59,7 +62,9 @@ def test_contended_says_that_the_key_has_no_end(client: handfast.Client, one: Se
     with pytest.raises(Contended) as caught:
         client.lock("orders", wait=0).acquire()
     assert (caught.value.holder, caught.value.remaining) == ("a stranger", None)
-    assert str(caught.value) == "orders: held by a stranger, with no end set on its key"
+    assert (
+        str(caught.value) == "orders: held by a stranger, on a key without a ttl; if that holder is gone, delete the key"
+    )
 
 
 def test_contended_names_the_holder_in_the_published_protocol_too(client: handfast.Client, one: Server) -> None:
@@ -98,7 +103,7 @@ def test_contended_in_a_quorum_lists_every_node(three: Servers) -> None:
 def test_dead_port_is_reported_as_a_refused_connection(dead: str) -> None:
     with handfast.connect(dead) as client:
         error = refused(client)
-    assert str(error) == f"orders: 0 of 1 node granted, 1 needed ({dead}: refused the connection)"
+    assert str(error) == f"orders: 0 of 1 node granted, 1 needed ({dead}: refused the connection); {START}"
     assert (error.name, error.granted, error.needed, error.total) == ("orders", 0, 1, 1)
     assert error.nodes == {dead: "refused the connection"}
 
@@ -174,7 +179,7 @@ async def test_asyncio_client_reports_the_same(dead: str) -> None:
     async with handfast.aio.connect(dead) as client:
         with pytest.raises(NoQuorum) as caught:
             await client.lock("orders", wait=0).acquire()
-    assert str(caught.value) == f"orders: 0 of 1 node granted, 1 needed ({dead}: refused the connection)"
+    assert str(caught.value) == f"orders: 0 of 1 node granted, 1 needed ({dead}: refused the connection); {START}"
 
 
 # -- loss -------------------------------------------------------------------------------------------------------------

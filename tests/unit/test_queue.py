@@ -528,7 +528,7 @@ def test_wait_ends_at_its_deadline_and_names_the_holder(count: int, wait: float)
     assert isinstance(error, Contended)
     assert error.holder == scene.rival.owner.decode()
     assert error.remaining == pytest.approx(10.0 - wait, abs=0.01)
-    assert set(error.nodes.values()) <= {f"held by {error.holder}", "not waited for"}
+    assert set(error.nodes.values()) <= {f"held by {error.holder}", "had not answered yet"}
     scene.io.drain()
     assert [node.queued(KEY) for node in scene.nodes] == [[]] * count
 

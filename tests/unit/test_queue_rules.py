@@ -26,6 +26,7 @@ VALIDITY: Final = TTL * 0.99 - 0.002
 DRIFT: Final = 0.01
 SOMEBODY: Final = b"rival:1::" + b"a" * 32
 SECOND: Final = 1_000_000
+MARKER: Final = b"1 run:0 1 1000 41"
 
 
 class Waiting:
@@ -169,6 +170,20 @@ def test_hand_over_with_impossible_time_is_claimed_again(after: float) -> None:
     waiting.yours(0, 5, after_us=round(after * SECOND))
     assert waiting.counted() == []
     assert waiting.sent() == [(0, "claim")]
+
+
+def test_hand_over_of_a_guarded_node_counts_with_its_proof_only() -> None:
+    """A node that has lost its data on a live connection shows no marker, or another one."""
+    waiting = Waiting(guard=True)
+    node = waiting.io.group.nodes[0]
+    waiting.queued()
+    waiting.io.group.set_marker(node, MARKER)
+    for proof in (b"", b"0 ", b"0 1 run:0 5 1000 -"):
+        waiting.queue.on_push(0, Yours(waiting.queue.who.id, 5, 7, EPOCH_US, proof))
+        assert waiting.counted() == [], proof
+        waiting.io.group.set_marker(node, MARKER)
+    waiting.queue.on_push(0, Yours(waiting.queue.who.id, 6, 7, EPOCH_US, node.proof))
+    assert waiting.counted() == [0]
 
 
 def test_hand_over_before_any_reply_is_claimed_again() -> None:
@@ -354,6 +369,17 @@ def test_refused_claim_is_repeated_when_the_holders_ttl_is_over() -> None:
     assert waiting.sent() == [], "servers count whole milliseconds"
     waiting.io.time += 0.0011
     assert waiting.sent() == [(0, "claim")]
+
+
+def test_claims_of_a_waiter_that_has_left_are_over() -> None:
+    """A connection that loads lost scripts sends them again, and behind the release, unless they are over."""
+    waiting = Waiting()
+    waiting.refused(EPOCH_US, EPOCH_US, EPOCH_US)
+    waiting.sent()
+    requests = list(waiting.queue.requests)
+    assert requests
+    waiting.queue.end()
+    assert all(request.over for request in requests)
 
 
 def test_claim_is_repeated_without_reply() -> None:

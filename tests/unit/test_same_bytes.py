@@ -223,7 +223,10 @@ class Deployment:
             self.markers = [server.command("GET", "handfast:guard") for server in servers]
 
     def group(self) -> NodeGroup:
-        return NodeGroup([a.label for a in self.addresses], policy({"node_timeout": 5.0}), guard=self.guarded)
+        group = NodeGroup([a.label for a in self.addresses], policy({"node_timeout": 5.0}), guard=self.guarded)
+        if self.guarded:
+            guard.install(group)
+        return group
 
     def shake(self, group: NodeGroup) -> Callable[[int], Steps]:
         return lambda i: handshake(group, group.nodes[i], self.addresses[i].login(), clock.now, lambda text: None)

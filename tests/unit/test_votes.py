@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handfast.core.io import Fault
-from handfast.core.votes import AllReplies, Ballot, BatchBallot, MultiReplyBallot, OneReply, is_grant, majority
+from handfast.core.votes import (
+    AllReplies,
+    Ballot,
+    BatchBallot,
+    LossBallot,
+    MultiReplyBallot,
+    OneReply,
+    is_grant,
+    majority,
+)
 from handfast.protocol.claims import Granted, Refused
 
 FAULT = Fault("closed", "not connected")
@@ -61,6 +70,23 @@ def test_ballot_is_decided_when_the_outcome_is_certain_for_every_order_and_answe
         for kinds in itertools.product(KINDS, repeat=nodes):
             for order in itertools.permutations(range(nodes)):
                 play(Ballot(nodes, need), order, kinds, need)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5])
+def test_ballot_of_a_loss_waits_for_the_noes_that_prove_it(nodes: int) -> None:
+    need = majority(nodes)
+    for kinds in itertools.product(KINDS, repeat=nodes):
+        for order in itertools.permutations(range(nodes)):
+            ballot, said = LossBallot(nodes, need), []
+            for step, node in enumerate(order):
+                was_decided = ballot.decided
+                told = ballot.add(node, reply_of(kinds[node], step + node))
+                said.append(kinds[node])
+                silent = nodes - len(said)
+                may_win = said.count("yes") + silent >= need > said.count("yes")
+                may_be_refused = said.count("no") + silent > nodes - need >= said.count("no")
+                assert ballot.decided is (was_decided or said.count("yes") >= need or not (may_win or may_be_refused))
+                assert told is (ballot.decided and not was_decided)
 
 
 def test_ballot_of_five_nodes_for_every_order_and_answer() -> None:

@@ -18,7 +18,8 @@ import handfast
 from handfast.testing import Server, Servers, available
 from tests.support.eventually import eventually, eventually_async
 from tests.support.queues import LONG, SOON, acquire_in_background, hand_over, no_lock_state_left, wait_for_queue_length
-from tests.support.sync_and_async import both, connected, plain
+from tests.support.sync_and_async import bootstrap, both, connected, plain
+from tests.support.waiters import commands_executed
 
 pytestmark = pytest.mark.slow
 
@@ -203,6 +204,25 @@ async def test_waiter_for_several_names_that_times_out_gives_back_what_it_has(mo
         await eventually_async(lambda: no_lock_state_left(server))
         assert await held.release()
         assert no_lock_state_left(server, key="handfast:{b}")
+
+
+@both
+async def test_release_of_several_names_follows_a_restored_vote(mode: str, three: Servers) -> None:
+    """The watchdog has restored it on its own connection, so the watchdog releases once more behind that."""
+    async with connected(mode, three.urls, ttl=1.5) as one, connected(mode, three.urls, ttl=1.5) as two:
+        await bootstrap(one)
+        held = await one.lock("b").acquire()
+        waiting = acquire_in_background(mode, two.lock(["a", "b"]))
+        key, scripts = "handfast:{a}", lambda: commands_executed(three[0])["evalsha"]
+        await eventually_async(lambda: three[0].command("EXISTS", key) == 1)
+        three[0].command("DEL", key)
+        await eventually_async(lambda: three[0].command("EXISTS", key) == 1, what="the vote is restored")
+        assert await held.release()
+        lease = await asyncio.wait_for(waiting, SOON)
+        before = scripts()
+        assert await lease.release()
+        # One release for each name by the caller, and one by the watchdog.
+        await eventually_async(lambda: scripts() >= before + 4, what="the release is repeated")
 
 
 @both

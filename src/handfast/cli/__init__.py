@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 from typing import NoReturn
 
-from handfast.errors import ConfigError, Contended, HandfastError, NotAcquired
+from handfast.errors import ConfigError, Contended, HandfastError, NoQuorum, NotAcquired
 
 __all__ = ["CONTENDED", "LOST", "UNAVAILABLE", "USAGE", "CommandError", "command", "main"]
 
@@ -85,7 +85,7 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except (CommandError, HandfastError, OSError) as error:
-        return complain(str(error), status_of(error))
+        return complain(f"{error}{_next_step(error)}", status_of(error))
     except Exception as error:
         if os.environ.get("HANDFAST_DEBUG"):
             raise
@@ -106,7 +106,23 @@ def status_of(error: Exception) -> int:
     return UNAVAILABLE if isinstance(error, NotAcquired | OSError) else 1
 
 
+def _next_step(error: Exception) -> str:
+    """What to do about an error that does not say it."""
+    if isinstance(error, Contended):
+        from shlex import quote
+
+        return f"; wait longer with --wait, or see: handfast show {quote(error.name)}"
+    return "; see: handfast doctor" if isinstance(error, NoQuorum | ConnectionError) else ""
+
+
 def complain(text: str, status: int) -> int:
     """One line on stderr; the status."""
-    print(f"handfast: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    print(one_line(text), file=sys.stderr, flush=True)
     return status
+
+
+def one_line(text: str) -> str:
+    """What is said on stderr. It may contain an owner, which is whatever somebody wrote into a server."""
+    from handfast.cli.output import printable
+
+    return f"handfast: {printable(' '.join(text.split()))}"

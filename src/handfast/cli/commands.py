@@ -52,6 +52,10 @@ def run(words: Sequence[str]) -> int:
         from handfast.cli.completion import complete
 
         return complete(rest)
+    if first == "--complete-line":
+        from handfast.cli.completion import complete_line
+
+        return complete_line("".join(rest[:1]))
     if first.startswith("-"):
         raise CommandError(f"options come behind the command, not before it: {first}; see: handfast --help", USAGE)
     command = command_named(first)

@@ -1,7 +1,7 @@
 """`handfast completion`: what a shell offers when Tab is pressed.
 
 The script for the shell is small: it asks `handfast --complete WORD...` for candidates, where the last word is the one
-that is being typed. So the shells know what the declarations say.
+that is being typed. So the shells know what the declarations say. Behind `--` the shell completes as for any command.
 """
 
 from __future__ import annotations
@@ -18,11 +18,22 @@ PATIENCE: Final = 0.5
 """Seconds that a server has to tell names: a person waits."""
 
 SCRIPTS: Final = {
+    # bash splits words at : and =, so the line itself is sent, and what bash does not replace is cut off. The names are
+    # quoted, because they are inserted as they are.
     "bash": """\
 _handfast() {
-  local IFS=$'\\n'
-  local words=("${COMP_WORDS[@]:1:COMP_CWORD}")
-  COMPREPLY=($(compgen -W "$(handfast --complete "${words[@]}" 2>/dev/null)" -- "${COMP_WORDS[COMP_CWORD]}"))
+  local line="${COMP_LINE:0:COMP_POINT}" found one start
+  COMPREPLY=()
+  mapfile -t found < <("$1" --complete-line "$line" 2>/dev/null)
+  start="${found[0]}"
+  [[ -n $start ]] && printf -v start %q "$start"
+  for one in "${found[@]:1}"; do
+    printf -v one %q "$one"
+    COMPREPLY+=("${one:${#start}}")
+  done
+  if [[ ${#COMPREPLY[@]} = 0 && $line = *' -- '* && ${line##* -- } != *' '* ]]; then
+    COMPREPLY=($(compgen -c -- "$2"))
+  fi
 }
 complete -o default -F _handfast handfast
 """,
@@ -30,13 +41,29 @@ complete -o default -F _handfast handfast
 #compdef handfast
 _handfast() {
   local -a found
-  found=("${(@f)$(handfast --complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+  local -i at=${words[(ie)--]}
+  if (( at < CURRENT )); then
+    shift at words
+    (( CURRENT -= at ))
+    _normal
+    return
+  fi
+  found=("${(@f)$("${words[1]}" --complete "${(@Q)words[2,CURRENT]}" 2>/dev/null)}")
   [[ -n "$found" ]] && compadd -a found || _files
 }
 compdef _handfast handfast
 """,
     "fish": """\
-complete -c handfast -f -a '(handfast --complete (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'
+function __handfast
+  set -l words (commandline -opc) (commandline -ct)
+  set -l at (contains -i -- -- $words)
+  if test -n "$at" -a "$at" -lt (count $words)
+    complete -C (string join ' ' -- (string escape -- $words[(math $at + 1)..-1]))
+  else
+    $words[1] --complete $words[2..] 2>/dev/null
+  end
+end
+complete -c handfast -f -a '(__handfast)'
 """,
 }
 
@@ -53,6 +80,26 @@ def complete(words: Sequence[str]) -> int:
     return 0
 
 
+def complete_line(line: str) -> int:
+    """For bash: print the start of the last word that stays, as bash quotes it, and the candidates for that word."""
+    words = _words(line)
+    last = words[-1]
+    print(last[: max(last.rfind(":"), last.rfind("=")) + 1])
+    return complete(words[1:])
+
+
+def _words(line: str) -> list[str]:
+    """The words of a command line that may end inside a quotation; the last one is being typed."""
+    import shlex
+
+    for close in ("", "'", '"'):
+        try:
+            return shlex.split(line + close) + ([""] if not close and line.endswith(" ") else [])
+        except ValueError:
+            continue
+    return line.split(" ")
+
+
 def candidates(words: Sequence[str]) -> Iterator[str]:
     from handfast.cli.commands import MODULES, command_named
 
@@ -63,9 +110,12 @@ def candidates(words: Sequence[str]) -> Iterator[str]:
     if before[0] not in MODULES or "--" in before:
         return  # the shell knows files by itself
     command = command_named(before[0])
-    previous = next((option for option in command.options if option.flag == before[-1] and option.metavar), None)
-    if previous is not None:
-        found: Sequence[str] = previous.choices
+    flag, equals, _ = start.partition("=")
+    valued = {option.flag: option for option in command.options if option.metavar}
+    if before[-1] in valued:
+        found: Sequence[str] = valued[before[-1]].choices
+    elif equals and flag in valued:
+        found = [f"{flag}={choice}" for choice in valued[flag].choices]
     elif start.startswith("-"):
         flags = [flag for option in command.options for flag in (option.flag, option.negative) if flag]
         found = [*flags, "--help"]
@@ -90,20 +140,28 @@ def _arguments(command: Command, before: Sequence[str], start: str) -> Iterator[
 
 def _names(before: Sequence[str], start: str) -> Iterator[str]:
     """Locks that are held, of the servers that the line names."""
+    from glob import escape
     from itertools import islice
     from types import SimpleNamespace
 
+    from handfast.cli import CommandError
     from handfast.errors import HandfastError
     from handfast.operate.locks import held
     from handfast.operate.servers import Deployment
 
-    urls = [before[i + 1] for i, word in enumerate(before[:-1]) if word == "--url"]
+    given = SimpleNamespace(url=_values(before, "--url"), prefix=(_values(before, "--prefix") or ["handfast:"])[-1])
     try:
-        with Deployment(servers(SimpleNamespace(url=urls)), timeout=PATIENCE) as deployment:
-            names = (info.name for info in held(deployment, "*") if info.name.startswith(start))
+        with Deployment(servers(given), prefix=given.prefix, timeout=PATIENCE) as deployment:
+            names = (info.name for info in held(deployment, f"{escape(start)}*"))
             yield from (name for name in islice(names, MOST_NAMES) if name.isprintable())
-    except (OSError, HandfastError):
+    except (OSError, HandfastError, CommandError):
         return  # a person who presses Tab is not to read errors
+
+
+def _values(words: Sequence[str], flag: str) -> list[str]:
+    """The values of an option, in both ways to write it."""
+    behind = [words[i + 1] for i, word in enumerate(words[:-1]) if word == flag]
+    return behind + [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
 
 
 COMMAND: Final = Command(

@@ -94,6 +94,9 @@ def servers(options: Any) -> list[str]:
     """The servers that a command is about."""
     import os
 
+    if options.url and not all(map(str.strip, options.url)):
+        # Not embedded://: each of ten machines would have a lock of its own.
+        raise CommandError("--url is empty: is a variable not set? For a server on this machine write embedded://", USAGE)
     given = options.url or [os.environ.get("HANDFAST_URL", "")]
     return [url for each in given for url in each.split()] or ["embedded://"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,12 +14,13 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND"]
 
 SIGNS: Final = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "bad": ("✗", "red")}
+MIN_ROOM: Final = 15
 STATUS: Final = {"ok": 0, "warn": 1, "bad": 2}
 
 
 def _examine(options: Any) -> int:
     from handfast.cli.clients import deployment
-    from handfast.cli.output import Progress, print_json
+    from handfast.cli.output import Progress, is_terminal, print_json, terminal_width
     from handfast.operate.doctor import examine, worst
 
     checks: list[Check] = []
@@ -30,12 +32,13 @@ def _examine(options: Any) -> int:
     if options.json:
         print_json({"level": level, "checks": checks})
     else:
-        print("\n".join(_lines(checks, quiet=options.quiet)))
+        width = terminal_width() if is_terminal(sys.stdout) else None
+        print("\n".join(_lines(checks, width, quiet=options.quiet)))
     return STATUS[level]
 
 
-def _lines(checks: list[Check], *, quiet: bool) -> Iterator[str]:
-    from handfast.cli.output import coloured, printable
+def _lines(checks: list[Check], columns: int | None, *, quiet: bool) -> Iterator[str]:
+    from handfast.cli.output import coloured
 
     width = max((len(check.name) for check in checks), default=0)
     node: str | None = None
@@ -46,11 +49,26 @@ def _lines(checks: list[Check], *, quiet: bool) -> Iterator[str]:
             node = check.node
             yield coloured(node or "all servers", "bold")
         sign, colour = SIGNS[check.level]
-        yield f"  {coloured(sign, colour)} {check.name:<{width}}  {printable(check.found)}"
+        indent = " " * (width + 6)
+        first, *others = _wrapped(check.found, columns, indent)
+        yield f"  {coloured(sign, colour)} {check.name:<{width}}  {first}"
+        yield from (indent + line for line in others)
         if check.advice:
-            yield f"    {'':<{width}}  {coloured('→ ' + printable(check.advice), 'cyan')}"
+            first, *others = _wrapped(f"→ {check.advice}", columns, indent)
+            yield indent + coloured(first, "cyan")
+            yield from (f"{indent}  {coloured(line, 'cyan')}" for line in others)
     counts = {level: sum(1 for check in checks if check.level == level) for level in SIGNS}
     yield f"{counts['bad']} bad, {counts['warn']} to look at, {counts['ok']} fine"
+
+
+def _wrapped(text: str, columns: int | None, indent: str) -> list[str]:
+    """Lines that fit beside the names of the checks, if the terminal is wide enough for both."""
+    from textwrap import wrap
+
+    from handfast.cli.output import printable
+
+    room = (columns or 0) - len(indent) - 2
+    return (wrap(printable(text), room) if room > MIN_ROOM else []) or [printable(text)]
 
 
 COMMAND: Final = Command(

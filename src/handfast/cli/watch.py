@@ -37,10 +37,12 @@ def _watch(options: Any) -> int:
 
 
 def _changes(watcher: Any, seconds: float, count: int) -> Iterator[Change]:
+    from handfast.cli.output import pause
+
     looks = 0
     while not count or looks < count:
         if looks:
-            time.sleep(seconds)
+            pause(seconds)
         looks += 1
         yield from watcher.look()
 

@@ -126,8 +126,8 @@ async def _wait(
     io: IO, access: Access, queues: WaitQueues, acquisition: Acquisition, waiter: Waiter | None, ballot: Ballot | None
 ) -> Hold | None:
     """Wait after an attempt that was refused. `ballot`: its votes; None if no attempt was made."""
-    if ballot is not None:
-        await _raise_unless_worth_waiting(io, acquisition, ballot)
+    if ballot is not None and not _worth_waiting(io, acquisition, ballot):
+        raise await _named_failure(io, acquisition, ballot)
     if waiter is not None:
         return await _wait_at_head(io, queues, waiter, ballot)
     waiter = queues.enter_empty(acquisition, io.wakeup(), access.caller())
@@ -160,13 +160,12 @@ async def _subscribe(io: IO, acquisition: Acquisition) -> bytes:
     return io.channels[0]
 
 
-async def _raise_unless_worth_waiting(io: IO, acquisition: Acquisition, ballot: Ballot) -> None:
+def _worth_waiting(io: IO, acquisition: Acquisition, ballot: Ballot) -> bool:
     request = acquisition.request
-    group = request.group
-    hopeless = explain.cannot_succeed(group, ballot.answers)
+    if acquisition.wait == 0 or request.config.tries == 1:
+        return False
     over = acquisition.until is not None and io.now() >= acquisition.until
-    if acquisition.wait == 0 or request.config.tries == 1 or hopeless or over:
-        raise await _named_failure(io, acquisition, ballot)
+    return not over and not explain.cannot_succeed(request.group, ballot.answers)
 
 
 async def _named_failure(io: IO, acquisition: Acquisition, ballot: Ballot) -> NotAcquired | ConfigError:

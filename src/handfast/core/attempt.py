@@ -96,7 +96,7 @@ def attempt(io: IO, acquisition: Acquisition, channel: bytes = b"") -> Coroutine
 async def _ask_all(io: IO, acquisition: Acquisition, channel: bytes) -> Ballot | None:
     acquisition.sent = sent = io.now()
     timing, standstills = acquisition.timing, acquisition.request.group.standstills
-    ballot = _ballot(io, acquisition, sent)
+    ballot = _ballot(io, acquisition, sent, queues=bool(channel))
     payloads = _payloads(io, acquisition, ballot, channel, sent)
     await io.broadcast(payloads, ballot, acquisition.timeout(timing.timeout, sent))
     _forget_refusals(acquisition, ballot, queued=bool(channel))
@@ -125,7 +125,7 @@ async def _ask_one(io: IO, acquisition: Acquisition, channel: bytes) -> Ballot |
     if (type(reply) is int or reply == SET) and io.now() < deadline and group.standstills == standstills:
         acquisition.hold = make_hold(acquisition, deadline, sent, 1, token, standstills)
         return None
-    ballot = Ballot(1, 1, reduce=_read_unguarded)
+    ballot = Ballot(1, 1, reduce=_read_checked)
     if reply is not SILENT:
         ballot.add(0, reply)
     _forget_refusals(acquisition, ballot, queued=bool(channel))
@@ -168,8 +168,6 @@ def _attempt_payload(acquisition: Acquisition, who: Identity, node: Node, propos
     request, timing = acquisition.request, acquisition.timing
     config = request.config
     if config.exact and len(request.names) == 1 and request.owner is None:
-        if config.group.guard:
-            return commands.set_guarded(request.key, config.group.marker_key, who.owner, timing.ttl_ms)
         return commands.set_nx(request.key, who.owner, timing.ttl_ms)
     if len(request.names) > 1:
         return commands.acquire_all(
@@ -189,8 +187,8 @@ def claim_payload(
     )  # fmt: skip
 
 
-def _read_unguarded(_: int, reply: Any) -> Any:
-    """Decode a vote of an unguarded node. The usual grant is an integer, the token, and needs no decoding."""
+def _read_checked(_: int, reply: Any) -> Any:
+    """Decode a vote that needs no proof: the node has no guard, or the connection checks it behind the vote."""
     if reply is None:
         return Refused(0, b"", True, 0, b"")  # the published protocol does not name the holder
     return reply if type(reply) is int else decode_vote(reply)
@@ -199,7 +197,7 @@ def _read_unguarded(_: int, reply: Any) -> Any:
 def read_vote(io: IO, group: NodeGroup, sent: float) -> Callable[[int, Any], Any]:
     """Return a function that turns a node's reply to a claim into Granted, Refused or a Fault."""
     if not group.guard:
-        return _read_unguarded
+        return _read_checked
 
     def read(node: int, reply: Any) -> Any:
         vote = decode_vote(reply)
@@ -210,18 +208,23 @@ def read_vote(io: IO, group: NodeGroup, sent: float) -> Callable[[int, Any], Any
     return read
 
 
-def _ballot(io: IO, acquisition: Acquisition, sent: float) -> Ballot:
+def _ballot(io: IO, acquisition: Acquisition, sent: float, *, queues: bool) -> Ballot:
     """The ballot of an attempt. It reads the votes and, if copies are needed, their number."""
     copies, group = acquisition.timing.copies, acquisition.request.group
-    read = read_vote(io, group, sent)
+    # A claim that queues and a claim of several names show the node's proof. All others are checked by the connection.
+    checked = group.guard and not queues and len(acquisition.request.names) == 1
+    read = _read_checked if checked else read_vote(io, group, sent)
     if copies is None:
-        return Ballot(group.n, group.need, reduce=read)
+        ballot = Ballot(group.n, group.need, reduce=read)
+    else:
 
-    def read_both(node: int, replies: list[Any]) -> Any:
-        vote = read(node, replies[0])
-        return copies.missing(replies[1]) or vote if is_grant(vote) else vote
+        def read_both(node: int, replies: list[Any]) -> Any:
+            vote = read(node, replies[0])
+            return copies.missing(replies[1]) or vote if is_grant(vote) else vote
 
-    return MultiReplyBallot(group.n, group.need, 2, read_both)
+        ballot = MultiReplyBallot(group.n, group.need, 2, read_both)
+    ballot.checked = checked
+    return ballot
 
 
 def _forget_refusals(acquisition: Acquisition, ballot: Ballot, *, queued: bool) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from handfast.core.config import LockKeys
-from handfast.core.io import Fault
+from handfast.core.io import SILENT, Fault
 from handfast.core.nodes import NodeGroup
 from handfast.core.votes import is_grant
 from handfast.errors import ConfigError, Contended, NoQuorum, NotAcquired
@@ -33,7 +33,7 @@ def describe(group: NodeGroup, answers: Sequence[Any], timeout: float, *, decide
     for node, answer in zip(group.nodes, answers, strict=True):
         if answer is None:
             # If the other nodes have decided already, this one had no time to answer.
-            silent = "not waited for" if decided else f"no answer in {timeout * 1000:.0f} ms"
+            silent = "had not answered yet" if decided else f"no answer in {timeout * 1000:.0f} ms"
             text = node.fault.text if node.fault is not None else silent
         elif type(answer) is Fault:
             text = answer.text
@@ -53,6 +53,30 @@ def _bootstrap_hint(group: NodeGroup, answers: Sequence[Any]) -> str:
     if group.voters() or quarantined < group.need:
         return ""
     return f"if these servers are new and nobody has used them, {group.bootstrap_call} opens them at once"
+
+
+_NEXT_STEP: Final = {
+    "MOVED": "use redis+cluster:// in the URL",
+    "NOAUTH": "put user name and password into the URL, as in redis://user:password@host",
+    "NOPERM": "give this user the rights that README lists under Known limits",
+    "OOM": "free memory on the server, or raise its maxmemory",
+    "READONLY": "name the master in the URL, or let Sentinel find it with redis+sentinel://",
+    "WRONGPASS": "check user name and password in the URL",
+    "WRONGTYPE": "choose another name, or another prefix=",
+    "database": "choose another database in the URL",
+    "dns": "check the host name in the URL",
+    "maxclients": "raise the server's maxclients, or use fewer connections",
+    "refused": "check that the server runs, and its address in the URL",
+    "timeout": "check the server and the network to it",
+}
+"""What to do about a fault, by its kind. Other faults pass by themselves, or their text says what to do."""
+
+
+def _next_step(answers: Sequence[Any], *, decided: bool) -> str:
+    """What to do about the faults, once for each kind. The text of a fault may say it already, behind a semicolon."""
+    faults = [SILENT if answer is None and not decided else answer for answer in answers]
+    kinds = dict.fromkeys(fault.kind for fault in faults if type(fault) is Fault and ";" not in fault.text)
+    return "; ".join(_NEXT_STEP[kind] for kind in kinds if kind in _NEXT_STEP)
 
 
 def not_acquired(
@@ -76,7 +100,7 @@ def not_acquired(
                 nodes, "granted, but too late for the lease's validity, or with no agreement on a token"
             )
         granted = 0 if won else sum(1 for answer in answers if is_grant(answer))
-        hint = _bootstrap_hint(group, answers)
+        hint = _bootstrap_hint(group, answers) or _next_step(answers, decided=decided)
         return NoQuorum(name, granted=granted, needed=group.need, total=group.n, nodes=nodes, hint=hint)
     refusals = [answer for answer in answers if type(answer) is Refused and answer.holder]
     if not refusals:

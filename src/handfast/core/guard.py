@@ -23,7 +23,9 @@ answer is used.
 All clients of a namespace must have the same max_ttl, or Q would be too short for some leases. A client counts no votes
 of a node whose marker has another max_ttl. If no majority can agree with the client, it is the odd one: it gets a
 ConfigError and writes nothing. If a majority agrees with it, the odd marker is the mistake of a client that met the node
-first after a restart: a new quarantine with the majority's max_ttl replaces it.
+first after a restart: a new quarantine with the majority's max_ttl replaces it. A node that restarted with its data keeps
+its setting, and a client that more nodes contradict than agree with marks no node. Otherwise rolling restarts could give
+the odd client a majority.
 
 A node whose clock stepped forward has forgotten leases too: its keys expired early. So the node's time is read with the
 marker, together with votes and renewals. A client that has talked to the node before notices the step (clocks.py), does
@@ -47,7 +49,9 @@ __all__ = [
     "adopt",
     "bootstrap",
     "check_vote",
+    "contradicted",
     "incarnation",
+    "install",
     "quarantine",
     "repair",
     "server_time",
@@ -110,17 +114,18 @@ def quarantine(group: NodeGroup, node: Node, seen: bytes | None) -> bytes:
 
 
 def adopt(group: NodeGroup, node: Node, raw: bytes | None, server_us: int, now: float) -> bool:
-    """Copy a marker into the node's fields. False if it is not of the node's present incarnation."""
+    """Copy a marker into the node's fields. False if the node needs a new one: it has none of its present incarnation."""
     marker = Marker.parse(raw)
     node.other_max_ttl = 0
-    if marker is None or raw is None or marker.incarnation != node.incarnation:
-        group.set_marker(node, b"")
-        return False
-    if marker.max_ttl_ms != group.max_ttl_ms:
+    if marker is not None and marker.max_ttl_ms != group.max_ttl_ms:
+        # Also in the marker of an earlier incarnation: a restart does not change the setting of a namespace.
         node.other_max_ttl = marker.max_ttl_ms
         node.opens_at = now  # no wait: either this client's max_ttl is wrong, or the marker will be replaced
         group.set_marker(node, b"")
         return True
+    if marker is None or raw is None or marker.incarnation != node.incarnation:
+        group.set_marker(node, b"")
+        return False
     if raw != node.waiting:
         # Count on this machine's clock from the first reading: a step of the server's clock must not end a quarantine.
         node.opens_at = now + (marker.ready_at - server_us) / 1e6
@@ -186,7 +191,7 @@ STEPPED: Final = Fault(
 
 
 def check_vote(group: NodeGroup, index: int, proof: bytes, server_us: int, sent: float, received: float) -> Fault | None:
-    """Why a vote does not count, or None. The node has read `proof` in the same step in which it gave the vote."""
+    """Why a vote does not count, or None. The node has shown `proof` when it gave the vote, or later."""
     if not group.guard:
         return None
     node = group.nodes[index]
@@ -194,6 +199,40 @@ def check_vote(group: NodeGroup, index: int, proof: bytes, server_us: int, sent:
         group.set_marker(node, b"")
         return UNREADY
     return STEPPED if read_clock(group, index, sent, received, server_us) else None
+
+
+class VoteCheck:
+    """The check behind the votes of one write: the node still has its marker and its promotion, and its clock has not
+    stepped. It comes after the votes, so a node that had forgotten a lease before one of them would show it."""
+
+    width = 3
+
+    def __init__(self, group: NodeGroup) -> None:
+        self._group = group
+        self.payload = encode(b"GET", group.marker_key) + encode(b"TIME") + commands.INFO_REPLICATION
+
+    def fault(self, node: int, replies: list[Any], sent: float, received: float) -> Fault | None:
+        for reply in replies:
+            if type(reply) is Fault:
+                return reply
+        marker, time, info = replies
+        proof = promotion(info) + b" " + (marker or b"")
+        return check_vote(self._group, node, proof, server_time(time), sent, received)
+
+
+def install(group: NodeGroup) -> None:
+    """Let a check follow every vote of this guarded group."""
+    group.check = VoteCheck(group)
+
+
+NEVER_PROMOTED: Final = b"master_replid2:" + b"0" * 40
+
+
+def promotion(info: bytes) -> bytes:
+    """The replication id that a server took when it was promoted; b"0" if it never was. `info`: of INFO replication."""
+    if NEVER_PROMOTED in info:
+        return b"0"
+    return incarnation("", info)[1:]
 
 
 def incarnation(run_id: str, info: bytes) -> bytes:
@@ -235,9 +274,21 @@ def floor_for(group: NodeGroup, states: dict[int, _State], ready: int) -> int | 
 def _to_quarantine(group: NodeGroup, node: Node, state: _State, states: dict[int, _State]) -> bool:
     """Whether the node's quarantine must begin, or begin again."""
     if node.other_max_ttl:
-        agreeing = sum(1 for each in states.values() if each.marker and each.marker.max_ttl_ms == group.max_ttl_ms)
-        return agreeing >= group.need
-    return state.marker is None or node.index in group.suspects or _stuck(group, state)
+        return _agreeing(group, states) >= group.need
+    if state.marker is None:
+        return not contradicted(group, _agreeing(group, states))
+    return node.index in group.suspects or _stuck(group, state)
+
+
+def _agreeing(group: NodeGroup, states: dict[int, _State]) -> int:
+    """How many nodes have this client's max_ttl in their present marker."""
+    return sum(1 for each in states.values() if each.marker and each.marker.max_ttl_ms == group.max_ttl_ms)
+
+
+def contradicted(group: NodeGroup, agreeing: int) -> bool:
+    """Whether more nodes have another max_ttl than agree with this client. If so, it does not mark a node without a
+    marker: such a client, if it is the odd one, would add one node after the other to its side."""
+    return sum(1 for node in group.nodes if node.other_max_ttl) > agreeing
 
 
 def _is_over(node: Node, marker: Marker, server_us: int, now: float) -> bool:

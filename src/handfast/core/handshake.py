@@ -85,7 +85,7 @@ def handshake(
     if moves:
         (role,) = yield encode(b"ROLE"), 1
         if type(role) is list and role[0] != b"master":
-            raise Rejected(Fault("replica", "is a replica, not a master: it cannot vote"))
+            raise Rejected(Fault("replica", "is a replica, not a master, so it cannot vote: name its master"))
         # A user without the right to ask gets the replica's errors later.
     if group.n > 1 or group.guard:
         _refuse(about)
@@ -104,20 +104,27 @@ def _identify(group: NodeGroup, node: Node, run_id: str, now: Callable[[], float
     replies = yield asked, 1 + 2 * group.guard
     _refuse(replies)
     if eviction.fields(replies[:1]).get("role") != "master":
-        raise Rejected(Fault("replica", "is a replica, not a master: it cannot vote"))
+        raise Rejected(Fault("replica", "is a replica, not a master, so it cannot vote: name its master"))
     # Store first and compare afterwards: of two connections at the same time, at least one sees the other.
     node.run_id = run_id
     for other in group.nodes:
         if other is not node and other.run_id == run_id:
             node.run_id = ""
-            raise Rejected(Fault("config", f"is the same server as {other.label}", lasting=True))
+            raise Rejected(
+                Fault(
+                    "config",
+                    f"is the same server as {other.label}: each server has one vote, so name it once",
+                    lasting=True,
+                )
+            )
     node.incarnation = guard.incarnation(run_id, replies[0])
     if not group.guard:
         return
     time, raw = replies[-2:]
     server_us = guard.server_time(time)
     clocks.read_clock(group, node.index, sent, now(), server_us)
-    if not guard.adopt(group, node, raw, server_us, now()):
+    agreeing = sum(1 for other in group.nodes if other.marker)
+    if not guard.adopt(group, node, raw, server_us, now()) and not guard.contradicted(group, agreeing):
         (raw,) = yield guard.quarantine(group, node, raw), 1
         _refuse([raw])
         guard.adopt(group, node, raw, server_us, now())

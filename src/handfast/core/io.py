@@ -18,6 +18,7 @@ __all__ = [
     "SILENT",
     "Access",
     "CappedTimeout",
+    "Check",
     "Collector",
     "Fault",
     "IO",
@@ -77,6 +78,11 @@ class Collector(Protocol):
         """The number of replies that each node sends to its payload."""
         ...
 
+    @property
+    def checked(self) -> bool:
+        """Whether replies count only if the connection's `Check` passes."""
+        ...
+
     decided: bool
     over: bool
     """The caller does not wait any more. A driver that uses no `waiter` sets it at the end of a broadcast."""
@@ -93,8 +99,30 @@ class Collector(Protocol):
         ...
 
 
+class Check(Protocol):
+    """Decides whether the replies to requests count: by commands that a connection sends behind them.
+
+    All requests of one write share one check. Its replies come after theirs, so a check that passes holds for them all.
+    """
+
+    @property
+    def payload(self) -> bytes: ...
+
+    @property
+    def width(self) -> int:
+        """The number of replies to the payload."""
+        ...
+
+    def fault(self, node: int, replies: list[Any], sent: float, received: float) -> Fault | None:
+        """Why the replies before the check do not count, or None."""
+        ...
+
+
 class Wakeup(Protocol):
     """Ends a `wait`; if none is under way, the next one."""
+
+    is_set: bool
+    """Ends the next wait at once. A waiter clears it before it looks at the state that others have changed."""
 
     def set(self) -> None:
         """End the wait. May be called from any thread that uses the driver."""

@@ -329,7 +329,7 @@ class WaitQueues:
             raise self.timed_out(waiter, now)
         if now >= waiter.report_at and waiter.queue.explain is not None:
             waiter.queue.reported_at = now
-            self.warn(f"waiting for {now - waiter.acquisition.began:.0f} s: {waiter.queue.explain(now)}")
+            self.warn(f"waiting for {now - waiter.acquisition.began:.0f} s for {waiter.queue.explain(now)}")
 
     def timed_out(self, waiter: Waiter, now: float) -> NotAcquired | ConfigError:
         """The error for a wait that timed out, from the last known state: no time is left to ask the servers."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from handfast.core.io import Fault
+from handfast.core.io import Check, Fault
 from handfast.core.votes import majority
 from handfast.options import Policy
 from handfast.protocol import keys
@@ -152,6 +152,8 @@ class NodeGroup:
         """A node has a floor for its counters, so each node gets its own payload."""
         self.all_nodes_vote = not guard
         """As far as is known, every node may vote."""
+        self.check: Check | None = None
+        """Guarded: the check that follows every vote; see guard.install."""
         self.observer: Observer | None = None
         self.bootstrap_call = "handfast.bootstrap(client)"
         """The call that opens a new deployment, for error messages."""
@@ -210,7 +212,7 @@ class NodeGroup:
         left = node.opens_at - now
         if left > 0:
             return Fault("quarantine", f"restarted or new, no vote for another {left:.1f} s")
-        return Fault("quarantine", "restarted, waiting for enough other nodes to restore its token counters from")
+        return Fault("quarantine", "restarted, no vote until enough other nodes are up to restore its token counters")
 
     def repair_due(self, now: float) -> bool:
         """Whether a connected node, as far as is known, does not vote although its quarantine is over."""

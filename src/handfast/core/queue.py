@@ -132,6 +132,7 @@ class NodeVote:
 class _ClaimReplies:
     """Collects the replies to claims of one send. Replies to commands before the claim in a payload are dropped."""
 
+    checked = False
     decided = False
     over = False
     waiter: Any = None
@@ -190,6 +191,8 @@ class ServerQueue:
         """The lock's keys are tracked, because another program holds one."""
         self.requests: set[_ClaimReplies] = set()
         """Claims and yields that some nodes have not answered yet."""
+        self.wakes_at = NEVER
+        """Until when the waiter sleeps, unless something wakes it."""
 
     # -- replies and pushes
 
@@ -201,6 +204,7 @@ class ServerQueue:
         vote.answer, self.seen_at = answer, now
         if type(answer) is Fault:
             self._failed(vote, answer)
+            self.wakeup.set_here()  # perhaps no majority can be reached any more
         else:
             vote.sent, vote.server_us = sent, answer.server_us
             if type(answer) is Granted:
@@ -213,7 +217,12 @@ class ServerQueue:
             else:
                 vote.deadline = 0.0
                 vote.due = now + self._look_again(answer)
-        self.wakeup.set_here()
+            self._wake(vote)
+
+    def _wake(self, vote: NodeVote) -> None:
+        """Wake the waiter if it has something to do now. Most answers of a quorum only prepare the last one."""
+        if vote.to_yield or vote.due < self.wakes_at or (vote.deadline and self._has_majority()):
+            self.wakeup.set_here()
 
     def _failed(self, vote: NodeVote, fault: Fault) -> None:
         """Handle a fault. After a loss of data or a step of the node's clock, the vote does not count any more."""
@@ -240,7 +249,7 @@ class ServerQueue:
             self._handed_over(node, push)
         else:
             self.votes[node].due = 0.0
-        self.wakeup.set_here()
+        self._wake(self.votes[node])
 
     def _handed_over(self, node: int, push: Yours) -> None:
         """Handle a hand-over at server time H; see Validity above."""
@@ -255,6 +264,7 @@ class ServerQueue:
         if fault is not None:
             vote.answer = fault
             self._failed(vote, fault)
+            self.wakeup.set_here()
             return
         vote.answer, self.seen_at = Granted(-1, push.token, push.stamp, False, push.server_us, b""), now
         self._count(node, push.stamp, push.token, since + self.acquisition.timing.validity)
@@ -468,15 +478,20 @@ class ServerQueue:
 
     def explain(self, now: float) -> NotAcquired | ConfigError:
         """The error for a wait that ends now."""
-        answers = [self._insufficient() if type(vote.answer) is Granted else vote.answer for vote in self.votes]
+        answers = [self._explained(vote, now) for vote in self.votes]
         timeout = self.acquisition.timing.timeout
         return explain.not_acquired(self.acquisition.request, answers, timeout, age=now - self.seen_at)
 
-    def _insufficient(self) -> Refused | Fault:
-        """Why a granted vote is not enough: votes of other nodes are missing, or copies."""
-        if self.acquisition.timing.copies is not None:
-            return Fault("copies", "its copies are not confirmed")
-        return Refused(0, b"", False, 0, b"")
+    def _explained(self, vote: NodeVote, now: float) -> Any:
+        """The answer of a node, for the error."""
+        if type(vote.answer) is Granted:
+            if self.acquisition.timing.copies is not None:
+                return Fault("copies", "its copies are not confirmed")
+            # A vote that does not count any more was yielded to another waiter, or has expired.
+            return vote.answer if vote.deadline > now else Refused(0, b"", False, 0, b"")
+        if vote.answer is None and self.group.n > 1 and self.ticket == ARRIVAL:
+            return Fault("unasked", "not asked, because too few nodes answer")
+        return vote.answer
 
     def next_look(self) -> float:
         return self.acquisition.earlier(min(vote.due for vote in self.votes))
@@ -499,6 +514,7 @@ async def wait_in_queue(
         if type(early) is EarlyPushes:
             early.repeat_to(queue)
         while True:
+            waiter.wakeup.is_set = False  # whatever has set it so far is seen below
             now = io.now()
             queues.check(waiter, now)
             given = waiter.usable(now)
@@ -513,7 +529,8 @@ async def wait_in_queue(
             if not (io.ready and queue.group.quorum_can_vote and queue.group.all_nodes_vote):
                 await _reconnect(io, acquisition, queue)
             await queue.send_due()
-            await io.wait(waiter.wakeup, min(queue.next_look(), waiter.report_at))
+            queue.wakes_at = min(queue.next_look(), waiter.report_at)
+            await io.wait(waiter.wakeup, queue.wakes_at)
     finally:
         queue.end()
         io.mailbox.pop(queue.who.id, None)

@@ -14,7 +14,7 @@ from handfast.core.hold import Hold
 from handfast.core.io import IO, SILENT, Fault, Payloads, payload_for
 from handfast.core.votes import Ballot, MultiReplyBallot
 from handfast.protocol import commands
-from handfast.protocol.commands import Identity
+from handfast.protocol.commands import NO_GENERATION, Identity
 from handfast.protocol.keys import queue_keys
 
 __all__ = ["payloads", "release", "repeat", "take_back"]
@@ -29,7 +29,7 @@ HANDED_OVER: Final = 2
 def payloads(target: LockKeys, who: Identity, floor: int = 0) -> Payloads:
     """The commands that end an acquisition, with one reply for each name. `floor`: later tokens must be larger."""
     config = target.config
-    if config.exact:
+    if config.exact and who.generation == NO_GENERATION:
         return _published(target, who)
     # A single node needs no floor: its counter has the token already.
     word = b"%d" % (floor if config.group.n > 1 else 0)
@@ -42,7 +42,8 @@ def payloads(target: LockKeys, who: Identity, floor: int = 0) -> Payloads:
 
 
 def _published(target: LockKeys, who: Identity) -> Payloads:
-    """The commands of the published protocol. Nodes differ in how they compare and delete."""
+    """The commands of the published protocol. Nodes differ in how they compare and delete. They know no generations, so
+    they must not be used for an explicit owner: they would end its next acquisition."""
     ways = [node.deletes_by for node in target.group.nodes]
 
     def payload(way: str) -> bytes:
@@ -106,7 +107,7 @@ async def release(io: IO, hold: Hold) -> bool:
 def _payload(hold: Hold) -> bytes:
     """The command that releases one name on a single node."""
     config = hold.config
-    if config.exact:
+    if config.exact and not hold.explicit_owner:
         return commands.delete_owned(hold.group.nodes[0].deletes_by, hold.key, hold.who.owner)
     return commands.pass_on(hold.queue_keys, config.guard_keys, hold.who, b"0", config.retention_arg)
 

@@ -11,7 +11,7 @@ quarantine. It can still confirm a renewal, because it has the key, whatever els
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from handfast.core import clocks, guard
@@ -19,7 +19,7 @@ from handfast.core.config import Copies
 from handfast.core.hold import HELD, Hold
 from handfast.core.io import IO, Fault
 from handfast.core.nodes import NodeGroup
-from handfast.core.votes import AllReplies, Ballot, BatchBallot, is_grant
+from handfast.core.votes import AllReplies, Ballot, BatchBallot, LossBallot, is_grant
 from handfast.protocol import commands
 from handfast.protocol.resp import encode
 
@@ -73,7 +73,7 @@ async def renew(io: IO, group: NodeGroup, holds: Sequence[Hold], ttl: float | No
     restored vote on the connection that carried it.
     """
     sent = io.now()
-    ballots = [Ballot(group.n, group.need) for _ in holds]
+    ballots = [LossBallot(group.n, group.need) for _ in holds]
     config = holds[0].config
     extra, tail, suffix = _tail(io, group, config.timing.copies, sent)
     if ttl is not None:
@@ -89,7 +89,7 @@ async def renew(io: IO, group: NodeGroup, holds: Sequence[Hold], ttl: float | No
     until = min(hold.deadline for hold in holds)
     batch = BatchBallot(ballots, asked=group.n, extra=extra, tail=tail, until=until)
     await io.broadcast(b"".join(extensions) + suffix, batch, config.timing.timeout)
-    refused = [hold for hold, ballot in zip(holds, ballots, strict=True) if _refused(hold, ballot, io.now())]
+    refused = {hold: ballot for hold, ballot in zip(holds, ballots, strict=True) if _refused(hold, ballot, io.now())}
     reasons = await _why_refused(io, group, refused, config.timing.timeout) if refused else {}
     now = io.now()
     damaged: list[tuple[Hold, Ballot]] = []
@@ -109,7 +109,7 @@ def _refused(hold: Hold, ballot: Ballot, now: float) -> bool:
     return now < hold.deadline and not ballot.won and ballot.refused() > hold.group.n - hold.group.need
 
 
-async def _why_refused(io: IO, group: NodeGroup, holds: Sequence[Hold], timeout: float) -> dict[Hold, str]:
+async def _why_refused(io: IO, group: NodeGroup, holds: Mapping[Hold, Ballot], timeout: float) -> dict[Hold, str]:
     """Ask for the present owners of the keys, for the error. The leases are lost in any case, so this asks only once."""
     found: list[list[Any]] = [[None] * group.n for _ in holds]
     keys = [key for hold in holds for key in hold.keys]
@@ -123,12 +123,16 @@ async def _why_refused(io: IO, group: NodeGroup, holds: Sequence[Hold], timeout:
 
     everybody = AllReplies(group.n, len(keys), read)
     await io.broadcast(b"".join(encode(b"GET", key) for key in keys), everybody, min(timeout, WHY_TIMEOUT))
-    return {hold: _reason(hold, by_node) for hold, by_node in zip(holds, found, strict=True)}
+    return {hold: _reason(hold, by_node, holds[hold].answers) for hold, by_node in zip(holds, found, strict=True)}
 
 
-def _reason(hold: Hold, owners: Sequence[Any]) -> str:
-    """Why a hold is lost, from the owner of its key on each node: empty if there is none, an owner, a Fault or None."""
-    said = [_about_key(hold, owner) for owner in owners]
+def _reason(hold: Hold, owners: Sequence[Any], answers: Sequence[Any]) -> str:
+    """Why a hold is lost, from the owner of its key on each node: empty if there is none, an owner, a Fault or None.
+    `answers` are the replies to the renewal."""
+    said = [
+        "it still holds the key" if owner == hold.who.owner and is_grant(answer) else _about_key(hold, owner)
+        for owner, answer in zip(owners, answers, strict=True)
+    ]
     if len(said) == 1:
         return said[0]
     nodes = "; ".join(f"{node.label}: {text}" for node, text in zip(hold.group.nodes, said, strict=True))
@@ -157,9 +161,15 @@ def _conclude(hold: Hold, ballot: Ballot, ttl: float, sent: float, now: float) -
     else:
         hold.retrying = True
         hold.renewal_replies = {
-            node.label: "confirmed" if is_grant(answer) else answer.text if type(answer) is Fault else "no answer"
-            for node, answer in zip(group.nodes, ballot.answers, strict=True)
+            node.label: _said(answer) for node, answer in zip(group.nodes, ballot.answers, strict=True)
         }
+
+
+def _said(answer: Any) -> str:
+    """A node's answer to a renewal, in words."""
+    if type(answer) is Fault:
+        return answer.text
+    return "no answer" if answer is None else "confirmed" if is_grant(answer) else "does not hold it any more"
 
 
 async def _heal(io: IO, group: NodeGroup, damaged: list[tuple[Hold, Ballot]], timeout: float) -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "AllReplies",
     "Ballot",
     "BatchBallot",
+    "LossBallot",
     "MultiReplyBallot",
     "OneReply",
     "ask_by_broadcast",
@@ -44,6 +45,7 @@ class OneReply:
     __slots__ = ("decided", "over", "reply", "waiter")
 
     width = 1
+    checked = False
     until = float("inf")
 
     def __init__(self) -> None:
@@ -70,6 +72,7 @@ class Ballot:
     """Counts the replies to a broadcast of one command."""
 
     width = 1
+    checked = False
     # Each operation makes a ballot. Attributes that few ballots change are class attributes, to make that cheap.
     yeses = 0
     votes = 0
@@ -103,7 +106,7 @@ class Ballot:
         if reply is None:
             reply = 0
         self.answers[node] = reply
-        yes = is_grant(reply)
+        yes = reply > 0 if type(reply) is int else is_grant(reply)
         if yes:
             self.yeses += 1
             self.votes |= 1 << node
@@ -139,6 +142,23 @@ class Ballot:
         return sum(1 for a in self.answers if type(a) is Fault or (a is None and not self.decided))
 
 
+class LossBallot(Ballot):
+    """A ballot in which noes decide too: so many of them prove that no majority has the vote.
+
+    A plain ballot is decided by a fault and one no of three nodes, and the second no arrives too late to be a proof.
+    """
+
+    def add(self, node: int, reply: Any) -> bool:
+        if self.decided:
+            return super().add(node, reply)
+        super().add(node, reply)
+        if self.noes and not self.won:
+            spare, refused = self.asked - self.need, self.refused()
+            silent = self.asked - self.yeses - self.noes
+            self.decided = self.noes > spare and (refused > spare or refused + silent <= spare)
+        return self.decided
+
+
 class MultiReplyBallot(Ballot):
     """Counts the replies to payloads of several commands. `reduce` makes one answer of a node's replies."""
 
@@ -165,6 +185,7 @@ class BatchBallot:
     The batch is decided when every ballot is, or when all nodes have answered.
     """
 
+    checked = False
     __slots__ = ("answered", "asked", "ballots", "decided", "open", "over", "tail", "until", "waiter", "width")
 
     def __init__(

@@ -65,7 +65,11 @@ class Access:
             await self._app(scope, receive, send)
             return
 
+        is_open = False
+
         async def send_with_headers(message: Message) -> None:
+            nonlocal is_open
+            is_open = message["type"] == "http.response.start" or message.get("more_body", False)
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(raw=message.setdefault("headers", []))
                 for name, value in HEADERS.items():
@@ -74,6 +78,9 @@ class Access:
 
         refused = self._refuses(Request(scope))
         await (self._app if refused is None else refused)(scope, receive, send_with_headers)
+        if is_open:
+            # A stream that the end of the server has cut off. Without its last message the server complains on stderr.
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _refuses(self, request: Request) -> Response | None:
         """What to answer instead; None if it may pass."""

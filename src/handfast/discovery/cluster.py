@@ -20,6 +20,7 @@ from handfast import log
 from handfast.discovery.asking import PATIENCE
 from handfast.discovery.connections import Connections, HostPort
 from handfast.errors import ConfigError
+from handfast.net.faults import without_arguments
 
 __all__ = ["Cluster", "Shard", "slot_of"]
 
@@ -139,7 +140,9 @@ def _in_words(error: Exception) -> Exception:
     # redis-py 5 drops the server's text and keeps only its own.
     if "cluster support disabled" in str(cause) or (cause is None and "mode is not enabled" in str(error)):
         return ConfigError("is a server without cluster mode: use redis:// and not redis+cluster://")
-    return error if cause is None else LookupError(f"the cluster's slot map could not be read: {cause}")
+    if cause is None:
+        return error
+    return LookupError(f"the cluster's slot map could not be read: {without_arguments(str(cause))}")
 
 
 class Shard:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -42,23 +43,37 @@ class Endpoints:
             moving.forked()
 
 
+@functools.cache
+def _say_embedded() -> None:
+    """Warn once in a process."""
+    log.warning(
+        "no server was named, so embedded:// is used, which excludes on this machine alone; "
+        "for several machines pass a URL to connect(), or set $HANDFAST_URL"
+    )
+
+
 def locate(servers: object) -> Endpoints:
     """Find the servers: the given ones, else those in $HANDFAST_URL, else embedded ones."""
     if servers is None:
         servers = os.environ.get("HANDFAST_URL", "").split()
         if not servers:
-            log.warning("no server was named, so embedded:// is used: it excludes on this machine alone")
+            _say_embedded()
             servers = ["embedded://"]
     if isinstance(servers, str):
         servers = [servers]
     if not isinstance(servers, (list, tuple)):
-        raise ConfigError(f"connect() takes a URL or a list of URLs, not a {type(servers).__name__}")
+        hint = "; for a redis-py client call from_client()" if hasattr(servers, "connection_pool") else ""
+        raise ConfigError(
+            f"connect() takes a URL or a list of URLs, not an object of type {type(servers).__name__}{hint}"
+        )
     servers = list(servers)
     if not servers:
         raise ConfigError("connect() was given an empty list of servers")
     if any(isinstance(url, str) and url.strip().startswith("embedded:") for url in servers):
         if len(servers) > 1:
-            raise ConfigError("embedded:// stands alone; use embedded://?nodes=5 for an embedded quorum")
+            raise ConfigError(
+                "embedded:// cannot be combined with other servers; use embedded://?nodes=5 for an embedded quorum"
+            )
         return _embedded(servers[0].strip())
     return Endpoints([parse(url) for url in servers])
 
@@ -69,7 +84,12 @@ def _embedded(url: str) -> Endpoints:
 
     from handfast.embedded.deployment import Embedded, default_folder
 
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigError(f"{without_secrets(url)}: not a valid URL") from None
+    if "@" in url:
+        raise ConfigError(f"{without_secrets(url)}: an embedded server has no user and no password")
     nodes = 1
     for word, value in parse_qsl(parts.query, keep_blank_values=True):
         if word != "nodes":

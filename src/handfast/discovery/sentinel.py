@@ -28,6 +28,7 @@ from handfast import log
 from handfast.discovery.asking import once
 from handfast.discovery.connections import Connections, HostPort
 from handfast.errors import ConfigError
+from handfast.net.faults import without_arguments
 
 __all__ = ["SentinelMaster"]
 
@@ -109,9 +110,11 @@ class SentinelMaster:
                 return _UNKNOWN
             return int(told["config-epoch"]), (_text(address[0]), int(address[1]))
         except redis.ResponseError as error:
-            return _UNKNOWN if "No such master" in str(error) else f"says {error}"
+            return _UNKNOWN if "No such master" in str(error) else f"says {without_arguments(str(error))}"
+        except redis.AuthenticationError as error:
+            return f"says {without_arguments(str(error))}"
         except (redis.RedisError, OSError) as error:
-            return f"did not answer ({error})"
+            return f"did not answer ({without_arguments(str(error))})"
         except Exception as error:
             return f"does not answer as a sentinel does ({error!r})"
         finally:
@@ -179,7 +182,7 @@ class SentinelMaster:
                                 self._now_at(*answer)
             except Exception as error:
                 # The client still listens to the other sentinels, and find() reports what is wrong with this one.
-                log.debug("cannot listen to sentinel %s:%s at present: %s", host, port, error)
+                log.debug("cannot listen to sentinel %s:%s at present: %s", host, port, without_arguments(str(error)))
             finally:
                 await client.aclose()
             await asyncio.sleep(LISTEN_AGAIN)

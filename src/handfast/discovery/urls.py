@@ -44,24 +44,31 @@ def parse(url: object) -> Address:
     from urllib.parse import urlsplit
 
     if not isinstance(url, str):
-        raise ConfigError(f"a server is given by its URL, a string, not by a {type(url).__name__}")
+        raise ConfigError(f"a server is named by its URL, a string, not by an object of type {type(url).__name__}")
     try:
         parts = urlsplit(url.strip())
         several = parts.scheme.partition("+")[2] in ("sentinel", "cluster")
+        if "://" in parts.netloc + parts.path or (not several and "," in parts.netloc.rpartition("@")[2]):
+            raise ConfigError(f"{without_secrets(url)}: several servers are given as a list, with one URL for each")
         port = None if several else parts.port
+    except ConfigError:
+        raise
     except ValueError:
         # The text of this error may contain a password.
         raise ConfigError(f"{without_secrets(url)}: not a valid URL; look at the port, and at {ENCODE}") from None
     if parts.fragment or "@" in parts.path + parts.query:
         raise ConfigError(f"{without_secrets(url)}: '#', '/', '?' and '@' must be percent-encoded in {ENCODE}")
     if port == 0:
-        raise ConfigError(f"{without_secrets(url)}: port 0 cannot be connected to")
+        raise ConfigError(f"{without_secrets(url)}: no server listens on port 0; the usual port is 6379")
     if parts.scheme == "unix":
         return _unix(url, parts)
     if parts.scheme.partition("+")[0] not in _SCHEMES or ("+" in parts.scheme and not several):
+        if "://" not in url:
+            place = without_secrets(url)
+            raise ConfigError(f"{place} is not a URL; did you mean redis://{place[1:-1] or 'localhost'}?")
         raise ConfigError(
             f"{without_secrets(url)}: unknown scheme {parts.scheme!r}; use redis://, rediss://, valkey://, valkeys://, "
-            "unix:// or embedded://, or redis+sentinel:// and redis+cluster:// (and so on)"
+            "unix://, embedded://, redis+sentinel:// or redis+cluster://"
         )
     if several:
         return _sentinel(url, parts) if parts.scheme.endswith("+sentinel") else _cluster(url, parts)
@@ -70,7 +77,7 @@ def parse(url: object) -> Address:
     host = parts.hostname or "localhost"
     path = parts.path.strip("/")
     if path and "db" in options:
-        raise ConfigError(f"{without_secrets(url)}: the database is given twice")
+        raise ConfigError(f"{without_secrets(url)}: the database is given twice, in the path and as db=; leave one out")
     shown = f"[{host}]" if ":" in host else host
     db = _number(url, path or options.get("db", "0"))
     return Address(
@@ -108,7 +115,7 @@ def _sentinel(url: str, parts: SplitResult) -> Address:
             f"{without_secrets(url)}: the master's name is missing, as in redis+sentinel://host:26379/mymaster"
         )
     if rest and "db" in options:
-        raise ConfigError(f"{without_secrets(url)}: the database is given twice")
+        raise ConfigError(f"{without_secrets(url)}: the database is given twice, in the path and as db=; leave one out")
     members = _members(url, parts, 26379)
     secured = _ssl_words(options)
     asked: dict[str, Any] = {
@@ -133,7 +140,7 @@ def _cluster(url: str, parts: SplitResult) -> Address:
     tls = _SCHEMES[parts.scheme.partition("+")[0]]
     options = _options(url, parts, (_COMMON - {"db"}) | (_TLS if tls else frozenset()))
     if parts.path.strip("/") not in ("", "0"):
-        raise ConfigError(f"{without_secrets(url)}: a cluster has no databases but 0")
+        raise ConfigError(f"{without_secrets(url)}: a cluster has only database 0, so leave the number out")
     members = _members(url, parts, 6379)
     who = _who(parts, options)
     asked: dict[str, Any] = {"username": who["username"] or None, "password": who["password"] or None}
@@ -163,10 +170,10 @@ def _members(url: str, parts: SplitResult, usual: int) -> list[HostPort]:
         if not host:
             raise ConfigError(f"{without_secrets(url)}: a host is missing; members are written host:port,host:port")
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            raise ConfigError(f"{without_secrets(url)}: {port!r} is not a port")
+            raise ConfigError(f"{without_secrets(url)}: {port!r} is not a port from 1 to 65535")
         place = (host.lower(), int(port) if port else usual)
         if place in found:
-            raise ConfigError(f"{without_secrets(url)}: {text} is listed twice")
+            raise ConfigError(f"{without_secrets(url)}: {text} is listed twice; name it once")
         found.append(place)
     return found
 
@@ -226,14 +233,14 @@ def _options(url: str, parts: SplitResult, known: frozenset[str]) -> dict[str, s
         if word not in known:
             raise ConfigError(f"{without_secrets(url)}: unknown option {word!r}; known are {', '.join(sorted(known))}")
         if word in options:
-            raise ConfigError(f"{without_secrets(url)}: option {word!r} is given twice")
+            raise ConfigError(f"{without_secrets(url)}: option {word!r} is given twice; leave one out")
         options[word] = value
     return options
 
 
 def _number(url: str, text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise ConfigError(f"{without_secrets(url)}: the database must be a number, not {text!r}")
+        raise ConfigError(f"{without_secrets(url)}: the database must be a number such as 0, not {text!r}")
     return int(text)
 
 
@@ -295,5 +302,5 @@ def distinct(addresses: Sequence[Address]) -> None:
         moving = address.resolver is not None or address.cluster is not None
         place = (address.host.lower(), address.port if not address.path else 0, address.label if moving else address.path)
         if place in seen:
-            raise ConfigError(f"{address.label} is listed twice: each server has one vote")
+            raise ConfigError(f"{address.label} is listed twice: each server has one vote, so name it once")
         seen.add(place)

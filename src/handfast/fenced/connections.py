@@ -98,7 +98,9 @@ def perform(conn: Any, dialects: Mapping[str, Dialect], work: Work) -> Coroutine
         _on_sqlalchemy(conn.connection(), dialects, work)
     else:
         kind = f"{type(conn).__module__}.{type(conn).__qualname__}"
-        raise ConfigError(f"a connection or session of sqlite3, psycopg 3 or SQLAlchemy 2 is needed, not a {kind}")
+        raise ConfigError(
+            f"a connection or session of sqlite3, psycopg 3 or SQLAlchemy 2 is needed, not an object of type {kind}"
+        )
     return None
 
 

@@ -63,7 +63,9 @@ class RedisFence(Generic[Nothing, Number, Reply]):
             raise ConfigError(f"prefix must be a string without braces, and not empty: {prefix!r}")
         if not hasattr(client, "register_script") or hasattr(client, "execute"):
             kind = type(client).__qualname__
-            raise ConfigError(f"RedisFence takes a client of redis-py or valkey-py, and no pipeline; not a {kind}")
+            raise ConfigError(
+                f"RedisFence takes a client of redis-py or valkey-py, and no pipeline, not an object of type {kind}"
+            )
         self._client = client
         self._prefix = prefix.encode()
         self._scripts: dict[str, Callable[..., Any]] = {}

@@ -79,6 +79,8 @@ class AioConnections(PushRouter, RequestTimeouts):
         self._shared: list[bytes] = []
         self._collectors: list[Any] = []
         """The payloads of this turn that go to all nodes, and their collectors."""
+        self._unchecked = False
+        """One of these collectors must be checked."""
 
     # -- connecting ------------------------------------------------------------------------------------------------
 
@@ -147,7 +149,8 @@ class AioConnections(PushRouter, RequestTimeouts):
             address = link.address_now = await self.loop.run_in_executor(None, address.located)
         # `credentials` may block.
         steps = await self.loop.run_in_executor(None, self.shake, link.index) if address.credentials else None
-        protocol = NodeProtocol(link, Connection(link.index, steps or self.shake(link.index), self.now))
+        connection = Connection(link.index, steps or self.shake(link.index), self.now, self.group.check)
+        protocol = NodeProtocol(link, connection)
         if address.resolver is not None:
             protocol.connection.redirected = functools.partial(self._redirected, link, address)
             address.resolver.opened(protocol, address.host_port, NodeProtocol.hang_up)
@@ -191,6 +194,8 @@ class AioConnections(PushRouter, RequestTimeouts):
         if type(payloads) is bytes and self.up == self._n:
             self._shared.append(payloads)
             self._collectors.append(collector)
+            if collector.checked:
+                self._unchecked = True
             if not self.turning:
                 self.turning = True
                 self._call_soon(self._flush)
@@ -382,8 +387,10 @@ class AioConnections(PushRouter, RequestTimeouts):
                     link.connection.pending.extend(self._collectors)
                     link.connection.sent.extend(self._shared)
                     link.connection.out += self._shared
+                    link.connection.unchecked = link.connection.unchecked or self._unchecked
             self._shared.clear()
             self._collectors.clear()
+            self._unchecked = False
 
     def _flush(self) -> None:
         self.turning = False
@@ -397,16 +404,18 @@ class AioConnections(PushRouter, RequestTimeouts):
                 continue
             idle = not link.asked_at
             data = shared
-            if connection.out:
-                data = b"".join(connection.out) + shared
-                connection.out.clear()
             connection.pending.extend(collectors)
             connection.sent.extend(self._shared)
+            if connection.out or self._unchecked:
+                connection.out.append(shared)
+                connection.unchecked = connection.unchecked or self._unchecked
+                data = connection.take()
             if data:
                 protocol.transport.write(data)
                 if idle:
                     link.asked_at = now
         self._shared.clear()
+        self._unchecked = False
         collectors.clear()
         if self._fresh:
             self._plan_sweep(now)

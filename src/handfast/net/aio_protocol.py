@@ -33,8 +33,7 @@ class NodeProtocol(asyncio.Protocol):
 
     def _write(self) -> None:
         if self.connection.out and self.transport is not None:
-            self.transport.write(b"".join(self.connection.out))
-            self.connection.out.clear()
+            self.transport.write(self.connection.take())
 
     def data_received(self, data: bytes) -> None:
         link, connection = self.link, self.connection

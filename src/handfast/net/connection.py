@@ -4,6 +4,9 @@ Requests are pipelined. The collector of each request waits in `pending` for the
 long after the caller has gone. No request is sent before the handshake has ended. If the server has forgotten a script
 (NOSCRIPT), the connection loads it and sends the request again, in the order of the replies, so that a release still
 follows its claim.
+
+Replies to requests that must be checked are kept back. Behind the last of them in a write, `take` adds the check's
+commands; when these are answered, the kept replies are given to their collectors, or a fault instead.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any, Final
 import hiredis
 
 from handfast.core.handshake import Rejected, Steps
-from handfast.core.io import Collector, Fault
+from handfast.core.io import Check, Collector, Fault
 from handfast.net.faults import from_reply
 from handfast.protocol.resp import encode
 from handfast.protocol.scripts import LOAD_REPLIES, load_scripts
@@ -34,6 +37,7 @@ class Discard:
 
     __slots__ = ("waiter", "width")
 
+    checked = False
     decided = False
     over = False
     until = float("inf")
@@ -54,9 +58,11 @@ class Connection:
     """The state of one connection to node number `index`."""
 
     __slots__ = (
+        "_kept",
         "_partial",
         "_steps",
         "channel",
+        "check",
         "fault",
         "index",
         "now",
@@ -68,9 +74,10 @@ class Connection:
         "redirected",
         "sent",
         "subscribed_to",
+        "unchecked",
     )
 
-    def __init__(self, index: int, steps: Steps, now: Callable[[], float]) -> None:
+    def __init__(self, index: int, steps: Steps, now: Callable[[], float], check: Check | None = None) -> None:
         self.index = index
         self.now = now
         """The clock of the leases."""
@@ -81,7 +88,12 @@ class Connection:
         self.sent: deque[bytes] = deque()
         """The request of each collector in `pending`; empty if it must not be sent again."""
         self.out: list[bytes] = []
-        """Bytes for the transport to send; it takes and clears them."""
+        """Bytes to send. The transport gets them by `take`."""
+        self.check = check
+        self.unchecked = False
+        """A request in `out` must be checked."""
+        self._kept: list[tuple[Any, Any]] = []
+        """Replies that wait for a check, with their collectors."""
         self.ready = False
         """The handshake has ended, so requests may be sent."""
         self.fault: Fault | None = None
@@ -101,6 +113,24 @@ class Connection:
         self.pending.append(collector)
         self.sent.append(payload)
         self.out.append(payload)
+        if collector.checked:
+            self.unchecked = True
+
+    def take(self) -> bytes:
+        """Take the bytes to write now. The transport calls this once for each write."""
+        out = self.out
+        if self.unchecked:
+            self.add_check()
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        return data
+
+    def add_check(self) -> None:
+        """Let a check follow the requests that must be checked."""
+        assert self.check is not None
+        self.unchecked = False
+        self._expect(_CheckReplies(self, self.check))
+        self.out.append(self.check.payload)
 
     def _expect(self, collector: Collector) -> None:
         """Expect replies to bytes that must not be sent again: the handshake, or SCRIPT LOAD."""
@@ -121,7 +151,9 @@ class Connection:
                 # The usual case, without a further call: one reply, no error. It runs for each reply of each node.
                 sent.popleft()
                 collector = pending.popleft()
-                if collector.add(self.index, reply):
+                if collector.checked:
+                    self._kept.append((collector, reply))
+                elif collector.add(self.index, reply):
                     waiter = collector.waiter
                     if waiter is not None and not waiter.over:
                         waiter.set_result(None)
@@ -153,8 +185,22 @@ class Connection:
             reply, self._partial = self._partial, []
         collector = self.pending.popleft()
         payload = self.sent.popleft()
-        if (width == 1 and type(reply) is not Fault) or not self._again(collector, payload, reply):
+        failed = type(reply) is Fault
+        if (width > 1 or failed) and self._again(collector, payload, reply):
+            return
+        if collector.checked and not failed:
+            self._kept.append((collector, reply))
+        else:
             self.answer(collector, reply)
+
+    def end_check(self, fault: Fault | None) -> None:
+        """Give the kept replies to their collectors; if the check has failed, its fault instead."""
+        kept, self._kept, index = self._kept, [], self.index
+        for collector, reply in kept:
+            if collector.add(index, reply if fault is None else fault):
+                waiter = collector.waiter
+                if waiter is not None and not waiter.over:
+                    waiter.set_result(None)
 
     def answer(self, collector: Any, reply: Any) -> None:
         """Give a reply to its collector."""
@@ -170,6 +216,7 @@ class Connection:
         self.ready = False
         self.out.clear()
         self.sent.clear()
+        self.end_check(self.fault)
         while self.pending:
             self.answer(self.pending.popleft(), self.fault)
 
@@ -191,6 +238,7 @@ class Connection:
         self._expect(Discard(LOAD_REPLIES))
         self._expect(collector)
         self.out += [load_scripts(), payload]
+        self.unchecked = self.unchecked or collector.checked
         return True
 
     def _step(self, replies: list[Any] | None) -> None:
@@ -241,6 +289,24 @@ class Subscription(Discard):
         else:
             fault = NOT_CONFIRMED
         self._done(node, fault)
+        return False
+
+
+class _CheckReplies(Discard):
+    """The collector of one check."""
+
+    __slots__ = ("_check", "_connection", "_sent")
+
+    def __init__(self, connection: Connection, check: Check) -> None:
+        super().__init__(check.width)
+        self._connection = connection
+        self._check = check
+        self._sent = connection.now()
+
+    def add(self, node: int, reply: Any) -> bool:
+        connection = self._connection
+        fault = reply if type(reply) is Fault else self._check.fault(node, reply, self._sent, connection.now())
+        connection.end_check(fault)
         return False
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from handfast.core.io import CLOSED, Fault
 from handfast.errors import ConfigError
 
-__all__ = ["from_reply", "from_socket", "wants_more"]
+__all__ = ["from_reply", "from_socket", "wants_more", "without_arguments"]
 
 _MEANING: Final = {
     "LOADING": "is still loading its data",
@@ -45,6 +45,7 @@ def from_reply(text: str) -> Fault:
     >>> from_reply("ERR unknown command 'HELLO'").lasting
     True
     """
+    text = without_arguments(text)
     code, _, rest = text.partition(" ")
     # Some servers wrap an error inside a script in another error. The code of the inner error counts.
     for word in (code, *rest.replace(":", " ").split()[:12]):
@@ -61,10 +62,19 @@ def from_reply(text: str) -> Fault:
         hint = "; Redis 6.2 or Valkey is needed" if "hello" in text.lower() else ""
         return Fault("ERR", text + hint, lasting=True)
     if any(said in text for said in _NO_DATABASE):
-        return Fault("ERR", text, lasting=True)
+        return Fault("database", text, lasting=True)
     if "max number of clients" in text:
         return Fault("maxclients", "has reached its maximum number of clients")
     return Fault(code, text)
+
+
+def without_arguments(text: str) -> str:
+    """The text of an error reply without the arguments of the command. Those of HELLO and AUTH are secret.
+
+    >>> without_arguments("ERR unknown command 'AUTH', with args beginning with: 'secret' ")
+    "ERR unknown command 'AUTH'"
+    """
+    return text.partition(", with args beginning with")[0]
 
 
 def from_socket(error: BaseException) -> Fault:

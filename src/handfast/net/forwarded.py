@@ -16,6 +16,7 @@ ASKING: Final = encode(b"ASKING")
 class ForwardedReply:
     """The collector of a redirected request. It returns the reply to the connection that was asked first."""
 
+    checked = False
     decided = False
 
     def __init__(self, connection: Connection, collector: Any, asking: bool) -> None:

@@ -38,6 +38,7 @@ class ReplyFuture:
     _waker: Waker
     width = 1
     until = float("inf")
+    checked = False
     decided = False
 
     def __init__(self) -> None:

@@ -26,8 +26,7 @@ def converse(sock: socket.socket, connection: Connection, *, blocking: bool) -> 
     while not connection.ready and connection.fault is None:
         sock.settimeout(max(0.001, end - time.monotonic()))
         if connection.out:
-            sock.sendall(b"".join(connection.out))
-            connection.out.clear()
+            sock.sendall(connection.take())
         data = sock.recv(65536)
         if not data:
             connection.fail(CLOSED)

@@ -2,10 +2,11 @@
 
 Most of the time of a round trip on a near server is spent on falling asleep and being woken, not on Python or on the
 network. So a blocking round trip first polls its sockets without sleeping, for about twice the time that recent replies
-took and never for more than `LONGEST`. It needs a second CPU, because the server may have to run on this one.
+took and never for more than `LONGEST`. It needs a machine with a second CPU, because the server may run on this one.
 
-Spinning does not pay with a far server, with busy CPUs, or if another thread keeps the interpreter's lock. In these cases
-it is switched off for a while, and tried again later. A contended lock is such a case: other processes need the CPUs.
+Spinning does not pay with a far server, with busy CPUs, if the server needs the CPU to which this process is pinned, or
+if another thread keeps the interpreter's lock. In these cases it is switched off for a while, and tried again later. A
+contended lock is such a case: other processes need the CPUs.
 """
 
 from __future__ import annotations
@@ -32,10 +33,7 @@ _clock = time.perf_counter
 
 
 def _has_second_cpu() -> bool:
-    try:
-        return len(os.sched_getaffinity(0)) > 1
-    except AttributeError:  # this system cannot tell
-        return (os.cpu_count() or 1) > 1
+    return (os.cpu_count() or 1) > 1
 
 
 class Spinner:

@@ -127,7 +127,7 @@ class ThreadConnections(PushRouter):
             sock = dial(address, CONNECT_TIMEOUT)
             if address.resolver is not None:
                 address.resolver.opened(sock, address.host_port, hang_up)
-            connection = Connection(index, self.shake(index), self.now)
+            connection = Connection(index, self.shake(index), self.now, self.group.check)
             if address.resolver is not None:
                 connection.redirected = functools.partial(self._redirected, index, address)
             converse(sock, connection, blocking=address.tls is None)
@@ -300,10 +300,9 @@ class ThreadConnections(PushRouter):
         self.inconsistent = before
 
     def _flush(self, link: ThreadLink, connection: Connection) -> None:
-        sock, out = link.sock, connection.out
+        sock = link.sock
         assert sock is not None
-        data = out.pop() if len(out) == 1 else b"".join(out)
-        out.clear()
+        data = connection.take()
         try:
             sent = sock.send(data, link.flags)
         except OSError as error:
@@ -343,7 +342,7 @@ class ThreadConnections(PushRouter):
         try:
             data = sock.recv(65536, link.flags)
             # TLS may have decrypted more than recv() returned, and poll() does not report that.
-            while data and link.address.tls is not None and sock.pending():  # type: ignore[attr-defined]
+            while not link.flags and data and sock.pending():  # type: ignore[attr-defined]
                 data += sock.recv(65536)
         except OSError as error:
             if not wants_more(error):

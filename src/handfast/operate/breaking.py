@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from handfast.core.io import Fault
 from handfast.operate.locks import AUDIT_LENGTH, LockInfo, look
-from handfast.operate.servers import Deployment, Node
+from handfast.operate.servers import Deployment, Link, Node
 from handfast.protocol import keys
 from handfast.protocol.resp import encode
-from handfast.protocol.scripts import text_of
+from handfast.protocol.scripts import BREAK, TEXT
 
-__all__ = ["Broken", "break_lock"]
+__all__ = ["Broken", "break_lock", "break_terms"]
 
 Outcome = Literal["broken", "changed", "unknown"]
 BROKEN: Final = "broken"
@@ -86,16 +87,31 @@ def _break_on(deployment: Deployment, node: Node, seen: LockInfo, token: int | N
         (entry,) = scribe.receive(1)
         if type(entry) is Fault:
             return f"not broken, because the audit line could not be written: {entry.text}"
-        guards = _guard_keys(deployment, node)
-        all_keys = [key, *keys.with_suffix([key], keys.QUEUE, keys.CLAIMS, keys.FENCE, keys.GENERATIONS), *guards]
-        args = (seen.owner.text.encode(), b"%d" % token if token is not None else b"", _retention(deployment))
-        reply: Any = link.run_script(text_of("break"), all_keys, *args)
+        shown = b"%d" % token if token is not None else b""
+        retention = round(deployment.settings.token_memory)
+        terms = break_terms(key, _guard_keys(deployment, node), _owner(link, key, seen), shown, retention)
+        reply: Any = link.run_script(TEXT[BREAK], *terms)
         if reply in (1, 2):
             return HANDED_OVER if reply == 2 else BROKEN
         scribe.call(b"XDEL", log, entry)
         return reply.text if type(reply) is Fault else "changed"
     except OSError as error:
         return node.drop(error).text
+
+
+def break_terms(
+    key: bytes, guard_keys: Sequence[bytes], owner: bytes, token: bytes, retention: int
+) -> tuple[list[bytes], bytes, bytes, bytes]:
+    """The keys and arguments of break.lua."""
+    suffixes = (keys.QUEUE, keys.CLAIMS, keys.FENCE, keys.GENERATIONS)
+    return [key, *keys.with_suffix([key], *suffixes), *guard_keys], owner, token, b"%d" % retention
+
+
+def _owner(link: Link, key: bytes, seen: LockInfo) -> bytes:
+    """The owner as the node has it. What is not UTF-8 was replaced when it was shown."""
+    present = link.call(b"GET", key)
+    same = type(present) is bytes and present.decode(errors="replace") == seen.owner.text
+    return present if same else seen.owner.text.encode()
 
 
 def _guard_keys(deployment: Deployment, node: Node) -> list[bytes]:
@@ -105,10 +121,6 @@ def _guard_keys(deployment: Deployment, node: Node) -> list[bytes]:
     marker, mark = keys.guard_key(deployment.prefix), keys.mark_key(deployment.prefix)
     link = node.link_for(marker)
     return [marker, mark] if link is not None and link.call(b"EXISTS", marker) == 1 else []
-
-
-def _retention(deployment: Deployment) -> bytes:
-    return b"%d" % round(deployment.settings.token_memory)
 
 
 def _audit_line(deployment: Deployment, seen: LockInfo, by: str, reason: str) -> bytes:

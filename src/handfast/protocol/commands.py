@@ -29,7 +29,6 @@ __all__ = [
     "raise_token",
     "restore_vote",
     "script",
-    "set_guarded",
     "set_marker",
     "set_nx",
     "track",
@@ -188,11 +187,6 @@ INFO_REPLICATION: Final = encode(b"INFO", b"replication")
 def set_nx(key: bytes, owner: bytes, ttl_ms: bytes) -> bytes:
     """The acquisition of the published protocol."""
     return b"*6\r\n$3\r\nSET\r\n%b%b$2\r\nNX\r\n$2\r\nPX\r\n%b" % (bulk(key), bulk(owner), bulk(ttl_ms))
-
-
-def set_guarded(key: bytes, marker_key: bytes, owner: bytes, ttl_ms: bytes) -> bytes:
-    """The same on a guarded node, which shows its proof."""
-    return script("set_guarded", (key, marker_key), owner, ttl_ms)
 
 
 def delete_owned(way: str, key: bytes, owner: bytes) -> bytes:

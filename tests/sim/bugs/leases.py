@@ -192,7 +192,7 @@ LEASES: tuple[Bug, ...] = (
         "the release of several names does not follow a vote that was restored for one of them",
         (9,),
         ((several._join, "hold.healed = any(part.healed for part in parts)", "pass"),),
-        "tests/sim/test_sim.py::test_what_was_found_once_stays_repaired",
+        "tests/waiting/test_forms.py::test_release_of_several_names_follows_a_restored_vote",
     ),
     Bug(
         "sent-again-after-its-end",

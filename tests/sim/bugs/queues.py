@@ -151,6 +151,7 @@ QUEUES: tuple[Bug, ...] = (
         "a claim whose script was lost is sent again though its waiter has left",
         (9,),
         ((_ClaimReplies.end, "self.over = True", "pass"),),
+        "tests/unit/test_queue_rules.py::test_claims_of_a_waiter_that_has_left_are_over",
     ),
     Bug(
         "another-connection's-fault",

@@ -210,6 +210,7 @@ GUARD: tuple[Bug, ...] = (
                 "fault = None",
             ),
         ),
+        "tests/unit/test_queue_rules.py::test_hand_over_of_a_guarded_node_counts_with_its_proof_only",
     ),
     Bug(
         "quarantine-by-the-server's-clock",
@@ -251,7 +252,7 @@ TOKENS: tuple[Bug, ...] = (
         "token-from-wall-clock",
         "a node gives the proposed token, whatever its counter says",
         (2, 3, 4, 12),
-        ((GIVES, "if token < least then token = least end", ""),),
+        ((GIVES, "if token < least then token, text = least, nil end", ""),),
     ),
     Bug(
         "floor-unused",
@@ -278,7 +279,7 @@ TOKENS: tuple[Bug, ...] = (
         "old-proposal",
         "a proposal that is older than an expired counter is believed",
         (2, 3, 4),
-        ((GIVES, "if token == 0 or (count == 0 and token <= now - retention * 1000000) then", "if token == 0 then"),),
+        ((GIVES, "if token == 0 or token <= now - retention * 1000000 then", "if token == 0 then"),),
     ),
     Bug(
         "lost-raise-counts",

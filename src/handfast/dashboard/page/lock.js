@@ -10,6 +10,7 @@ export class LockPage {
   #name = null;
   #asked = 0;
   #bar = bar();
+  #ends = 0; // as the servers were asked about this lock alone, which is more often
 
   constructor(board) {
     this.#board = board;
@@ -21,6 +22,7 @@ export class LockPage {
 
   open(name) {
     this.#name = name;
+    this.#ends = 0;
     byId("lock").replaceChildren(el("p", { class: "soft" }, name === null ? "" : "Asking the servers …"));
     if (name !== null) this.#refresh(++this.#asked);
     else this.#asked++;
@@ -43,6 +45,7 @@ export class LockPage {
 
   #draw({ name, now, holders, found }) {
     const lock = found?.lock ?? null;
+    this.#ends = lock?.ttl ? now + lock.ttl * 1000 : 0;
     byId("lock").replaceChildren(
       back(),
       el("h2", { class: "title" }, visible(name)),
@@ -59,7 +62,8 @@ export class LockPage {
   tick() {
     const lock = [...this.#board.rows.values()].find((each) => each.name === this.#name);
     this.#bar.hidden = !lock;
-    if (lock) drawBar(this.#bar, lock, this.#board.now());
+    const ends = lock && (lock.ends === null ? null : Math.max(lock.ends, this.#ends));
+    if (lock) drawBar(this.#bar, { ...lock, ends }, this.#board.now());
   }
 }
 

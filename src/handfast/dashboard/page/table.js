@@ -27,7 +27,8 @@ export function drawBar(element, lock, now) {
   const share = rest === null ? 1 : lock.span > 0 ? Math.min(1, rest / lock.span) : 0;
   fill.style.width = `${(share * 100).toFixed(1)}%`;
   mark(element, "level", rest !== null && share < 0.34 ? "low" : "fine");
-  say(left, rest === null ? "no end" : duration(rest));
+  // A lock that is listed is held as far as is known: its renewal comes to light with the next look at the servers.
+  say(left, rest === null ? "no end" : rest === 0 ? "renewal not seen yet" : duration(rest));
 }
 
 export function drawVotes(element, lock, nodes) {

@@ -15,13 +15,14 @@ try:  # hashlib imports OpenSSL, which takes longer to load than all the scripts
 except ImportError:
     from hashlib import sha1
 
-__all__ = ["LOAD_REPLIES", "NAMES", "SHA", "TEXT", "load_scripts", "text_of"]
+__all__ = ["BREAK", "LOAD_REPLIES", "NAMES", "SHA", "TEXT", "load_scripts", "text_of"]
 
 NAMES: Final = (
-    "claim", "pass", "yield", "acquire_all", "extend", "restore_vote", "raise_token", "delete_owned", "set_guarded",
-    "set_marker",
+    "claim", "pass", "yield", "acquire_all", "extend", "restore_vote", "raise_token", "delete_owned", "set_marker",
 )  # fmt: skip
-"""Those that clients use. `break` is for operators, and sent when it is run."""
+"""Those that clients use: every connection loads them."""
+BREAK: Final = "break"
+"""For operators: it is loaded when it is run."""
 INCLUDE: Final = b"--@ "
 
 
@@ -36,7 +37,7 @@ def text_of(name: str) -> bytes:
     )
 
 
-TEXT: Final[dict[str, bytes]] = {name: text_of(name) for name in NAMES}
+TEXT: Final[dict[str, bytes]] = {name: text_of(name) for name in (*NAMES, BREAK)}
 SHA: Final[dict[str, bytes]] = {
     name: sha1(text, usedforsecurity=False).hexdigest().encode() for name, text in TEXT.items()
 }

@@ -36,7 +36,7 @@ local function give(floor)
     local ends, ttl, step, proposal, generation, channel, owner = string.match(claim, CLAIM)
     if owner and tonumber(ends) >= tonumber(time[1]) then
       local stamp, token = new_stamp(), '0'
-      if step ~= '0' then token = next_token(tonumber(step), tonumber(proposal), floor) end
+      if step ~= '0' then token = next_token(tonumber(step), proposal, floor) end
       if heir == id or push(channel, table.concat({'yours', heir, stamp, token, time[1], time[2], proof()}, ' ')) then
         ttl = tonumber(ttl)
         take(owner, generation, ttl, token)

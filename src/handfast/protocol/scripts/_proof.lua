@@ -1,10 +1,10 @@
--- _proof: part of other scripts. The proof that a guarded node shows with its vote: promotion and marker.
+-- _proof: part of other scripts. The proof that a guarded node shows with a hand-over: promotion and marker.
 -- KEYS   6 guard marker (guarded only)
 -- needs  call
 -- The part of the node's incarnation that a script can see: 0, or the replication id that it took at its promotion.
 local function promotion()
   local info = call('INFO', 'replication')
-  if string.find(info, 'master_replid2:0+\r') then return '0' end
+  if string.find(info, 'master_replid2:' .. string.rep('0', 40), 1, true) then return '0' end
   return string.match(info, 'master_replid:(%x+)') or '?'
 end
 local function proof()

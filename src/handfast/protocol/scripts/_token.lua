@@ -3,22 +3,25 @@
 -- token that it gave, and the server's time is a safe start. A proposal that is older than the retention may be older
 -- than an expired counter: the server's time replaces it.
 -- KEYS   4 fence counter  7 high-water mark (guarded only)
--- needs  call, time, retention (seconds)
-local function set_counter(token)
-  local text = string.format('%.0f', token)
+-- needs  call, time (nil: not asked yet), retention (seconds)
+local function set_counter(token, text)
+  text = text or string.format('%.0f', token)
   call('SET', KEYS[4], text, 'EXAT', math.floor(token / 1000000) + retention + 1)
   local mark = KEYS[7]
   if mark and token > tonumber(call('GET', mark) or '0') then call('SET', mark, text) end
   return text
 end
 local function next_token(step, proposal, floor)
-  local now = time[1] * 1000000 + time[2]
   local count = tonumber(call('GET', KEYS[4]) or '0')
-  local token = proposal
-  if token == 0 or (count == 0 and token <= now - retention * 1000000) then token = now end
+  local token, text = tonumber(proposal), proposal
+  if token == 0 or count == 0 then
+    time = time or call('TIME')
+    local now = time[1] * 1000000 + time[2]
+    if token == 0 or token <= now - retention * 1000000 then token, text = now, nil end
+  end
   local least = math.max(count, floor) + step
-  if token < least then token = least end
+  if token < least then token, text = least, nil end
   -- Lua numbers are doubles: above 2^53 they do not count by ones.
   if token >= 9007199254740992 then error('EXHAUSTED the fence counter has reached 2^53', 0) end
-  return set_counter(token)
+  return set_counter(token, text)
 end

@@ -5,17 +5,19 @@
 --        5 number of tokens, of which the last is the reply (0: unfenced)  6 proposed token (0: the server's time)
 --        7 floor of the counter  8 retention of the counter in s  9 longest ttl in ms
 --        10 ticket ('': do not queue; '0': the time of arrival)  11 channel  12 1: overtake the queue if the lock is free
--- reply  an integer, the token (1 if unfenced): granted, on a node without a guard
+-- reply  an integer, the token (1 if unfenced): granted, to a claim without a ticket or on a node without a guard
 --        {1, remaining ttl in ms, token, stamp, s, µs, proof, inquired}: granted; inquired: a lower ticket waits
 --        {0, remaining ttl of the holder in ms (-1: none), holder, held by a plain key, s, µs, proof}: refused or queued
 local call = redis.call
 local id, owner, generation, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local step, retention, ticket = tonumber(ARGV[5]), tonumber(ARGV[8]), ARGV[10]
-local time = call('TIME')
+local time
 --@ _token
 --@ _proof
 local function granted(token)
-  if not KEYS[6] then return tonumber(token) end
+  -- The client checks the node behind a claim without a ticket, and needs no proof in the reply.
+  if ticket == '' or not KEYS[6] then return tonumber(token) end
+  time = time or call('TIME')
   return {1, ttl, token, '0', time[1], time[2], proof(), 0}
 end
 -- The usual case: the lock is free and has no waiters, and the owner is not explicit.
@@ -23,14 +25,15 @@ local overtakes = ARGV[12] == '1'
 if generation == '-' and (ticket == '' or ticket == '0')
     and (overtakes or call('EXISTS', KEYS[2]) == 0) and call('SET', KEYS[1], owner, 'NX', 'PX', ttl) then
   if step == 0 then return granted('1') end
-  return granted(next_token(step, tonumber(ARGV[6]), tonumber(ARGV[7])))
+  return granted(next_token(step, ARGV[6], tonumber(ARGV[7])))
 end
+time = time or call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 --@ _vote
 local holder = call('GET', KEYS[1])
 local function grant()
   local token = '1'
-  if step > 0 then token = next_token(step, tonumber(ARGV[6]), tonumber(ARGV[7])) end
+  if step > 0 then token = next_token(step, ARGV[6], tonumber(ARGV[7])) end
   take(owner, generation, ttl, token)
   return granted(token)
 end
@@ -74,7 +77,7 @@ if holder == owner then
     if call('PTTL', KEYS[5]) < ttl then call('PEXPIRE', KEYS[5], ttl) end
     token = call('HGET', KEYS[5], 't') or '0'
     if step > 0 and tonumber(token) < 2 then
-      token = next_token(step, tonumber(ARGV[6]), tonumber(ARGV[7]))
+      token = next_token(step, ARGV[6], tonumber(ARGV[7]))
       call('HSET', KEYS[5], 't', token)
     end
   elseif step > 0 then
