@@ -67,6 +67,7 @@ def test_no_seed_breaks_an_invariant(first: int) -> None:
 # -- every fault strikes, every invariant is looked at -----------------------------------------------------------------
 
 
+@pytest.mark.timeout(300)
 def test_every_simulated_fault_happens_in_these_seeds() -> None:
     """Only as many of the seeds are run as it takes: those whose plan has something on that was not seen yet."""
     seen: Counter[str] = Counter()
