@@ -1,4 +1,4 @@
-"""handfast, through its public names only. The lock object is made anew for every pair, as callers do."""
+"""handfast, through its public names only. Every pair makes a new lock object, as callers do."""
 
 from __future__ import annotations
 
