@@ -70,7 +70,7 @@ def owners() -> Callable[[], bytes]:
 
 
 def proposals() -> Callable[[], int]:
-    """max(wall µs, last + 1), as a quorum client proposes its token (DESIGN, section 7)."""
+    """max(wall µs, last + 1), as a quorum client proposes its token."""
     last = 0
 
     def propose() -> int:

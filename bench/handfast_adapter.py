@@ -13,7 +13,7 @@ NAME = "handfast"
 
 
 def prepare(urls: Urls) -> None:
-    """A quorum of new nodes votes only after its bootstrap (DESIGN, section 8)."""
+    """A quorum of new nodes votes only after its bootstrap."""
     import handfast
 
     if len(urls) > 1:
