@@ -57,8 +57,11 @@ class QueueChecks:
     # -- order
 
     def _majority_knows(self, client: Client, key: bytes, who: Identity, since: float) -> bool:
-        """A majority of the nodes has known since `since` that it waits. What a node knew before a restart or a loss of data
-        does not count: the first claims afterwards are the first in its queue."""
+        """A majority of the nodes has known since `since` that it waits.
+
+        What a node knew before a restart or a loss of data does not count: the first claims afterwards are the first in
+        its queue.
+        """
         nodes = [node for node in self._observer.nodes if node.disturbed_at < since and _knows(node, key, who)]
         return len(nodes) >= client.group.need
 

@@ -1,10 +1,11 @@
 """A history that random draws hardly ever produce: a client dies with the vote of a node that has lost its data.
 
 A client whose clock is ahead reaches only three nodes of five, two of them late. The first node loses its data right
-after its vote; another client reads the node at that moment, before the other two have voted. The first client gets its token
-and dies before it can release, so its token does not reach the other nodes. Now only two nodes know the token. When the
-first node leaves quarantine, and those two are out of reach, the other three nodes are a majority, and their tokens must
-still be larger. They are larger if the first node gets its floor from the others after its quarantine, and not before.
+after its vote; another client reads the node at that moment, before the other two have voted. The first client gets
+its token and dies before it can release, so its token does not reach the other nodes. Now only two nodes know the
+token. When the first node leaves quarantine, and those two are out of reach, the other three nodes are a majority, and
+their tokens must still be larger. They are larger if the first node gets its floor from the others after its
+quarantine, and not before.
 """
 
 from __future__ import annotations
