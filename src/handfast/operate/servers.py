@@ -1,7 +1,7 @@
-"""Connections to all servers of a deployment, for questions and not for votes.
+"""Connections to all servers of a deployment, for reading and not for votes.
 
-They take no part in the protocol of votes: they set no marker, start no quarantine and load no scripts. A server that
-does not answer is an answer too: a `Fault` takes the place of its replies.
+They take no part in the voting: they set no marker, start no quarantine and load no scripts. If a server does not answer,
+a `Fault` takes the place of its replies.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Link:
             _raise(self.call(b"AUTH", *words, login.password.encode()))
         if login.db:
             _raise(self.call(b"SELECT", b"%d" % login.db))
-        reply = self.call(b"PING")  # a server that wants a password, or is not ready, says so now
+        reply = self.call(b"PING")  # a server that needs a password, or is not ready, refuses here
         if type(reply) is Fault and reply.kind != "NOPERM":
             raise Refusal(reply)
 
@@ -67,7 +67,7 @@ class Link:
         return self.receive(1)[0]
 
     def run_script(self, text: bytes, keys: Sequence[bytes], *args: bytes) -> Any:
-        """Load a script and run it, with the rights that clients need: EVAL is none of them."""
+        """Load a script and run it, with the rights that clients need, which do not include EVAL."""
         sha = self.call(b"SCRIPT", b"LOAD", text)
         return sha if type(sha) is Fault else self.call(b"EVALSHA", sha, b"%d" % len(keys), *keys, *args)
 
@@ -75,7 +75,7 @@ class Link:
         self._socket.sendall(payload)
 
     def receive(self, count: int) -> list[Any]:
-        """The next replies. What the server pushes is none of them."""
+        """The next replies, without pushes."""
         replies: list[Any] = []
         while len(replies) < count:
             reply = self._reader.gets()
@@ -93,7 +93,7 @@ class Link:
 
 
 class Refusal(Exception):
-    """The server answers, but not to us."""
+    """The server answers, but refuses this user."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.text)
