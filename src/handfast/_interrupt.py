@@ -32,9 +32,12 @@ _open: dict[int, list[ThreadBody]] = {}
 
 
 def _renew_lock() -> None:
-    """Make a new lock in a child after a fork: another thread of the parent may hold the old one."""
+    """Make a new lock in a child after a fork: another thread of the parent may hold the old one. Forget the blocks of
+    threads that do not exist here: a new thread may get the ident of one of them."""
     global _lock
     _lock = threading.Lock()
+    for thread in [each for each in _open if each != threading.get_ident()]:
+        del _open[thread]
 
 
 os.register_at_fork(after_in_child=_renew_lock)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import MutableMapping
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from handfast.core import renew
 from handfast.core.config import LockConfig, LockRequest, Timing
@@ -291,6 +291,17 @@ class BaseLock(LockRequest):
         self._reentrant = reentrant
         self._leases: list[Any] = []
         """The leases of the open `with` blocks of this lock. They live as long as the lock, unless a block ends first."""
+
+    if not TYPE_CHECKING:  # otherwise type checkers would accept every attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            # Called for attributes that do not exist. In other libraries a lock is what a lease is here.
+            hint = ""
+            if name == "locked":
+                hint = ": holder() tells who holds it"
+            elif (not name.startswith("_") and hasattr(BaseLease, name)) or name in ("release", "extend", "lost"):
+                hint = f": keep the lease that acquire() returns, and use its {name}"
+            raise AttributeError(f"a lock has no attribute {name!r}{hint}", name=name, obj=self)
 
     def _innermost(self) -> Any:
         """The lease of the innermost open block of this lock: the caller's own or, if it has none, another caller's.

@@ -42,16 +42,22 @@ class Event(NamedTuple):
     node_up          A node that was down is connected again. `seconds`: how long it was down.
     quarantined      A node lost its data, or is new: it has no vote for `seconds`.
     readmitted       A node that was quarantined votes again.
+
+    The fields:
+
+    kind       One of the words above.
+    name       The lock's name; several names are joined by commas. Empty for events about a node.
+    who        The name of the thread or task that caused the event.
+    seconds    A duration, see above.
+    outcome    The result or the reason, in words, see above.
+    node       The node's address, as errors show it; several addresses are joined by commas.
+    token      The fencing token, for events about a lease; None with fence=False.
     """
 
     kind: Kind
     name: str = ""
-    """The lock's name; several names are joined by commas. Empty for events about a node."""
     who: str = ""
-    """The name of the thread or task that caused the event."""
     seconds: float = 0.0
     outcome: str = ""
     node: str = ""
-    """The node's address, as errors show it; several addresses are joined by commas."""
     token: int | None = None
-    """The fencing token, for events about a lease; None with fence=False."""

@@ -275,6 +275,12 @@ def test_every_kind_is_explained(kind: str) -> None:
     assert re.search(rf"^\s*{kind}  +[A-Z]", handfast.Event.__doc__ or "", re.MULTILINE)
 
 
+@pytest.mark.parametrize("record", [handfast.Event, handfast.Holder])
+def test_help_explains_every_field(record: Any) -> None:
+    for field in record._fields:
+        assert re.search(rf"^\s*{field}  +[A-Z]", record.__doc__, re.MULTILINE), field
+
+
 @pytest.mark.parametrize("kind", ["acquired", "released", "renewed", "lost", "not_acquired"])
 @plain
 async def test_asyncio_reports_the_same(one: Server, kind: str) -> None:

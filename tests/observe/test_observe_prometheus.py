@@ -62,10 +62,10 @@ async def test_wait_in_vain_is_measured(mode: str, one: Server, registry: Collec
     async with connected(mode, one.url) as client:
         observe(client, registry)
         with handfast.connect(one.url) as other, other.lock("orders"), pytest.raises(handfast.Contended):
-            await client.lock("orders", wait=0.05).acquire()
+            await client.lock("orders", wait=0.5).acquire()
     assert scraped.value("handfast_waiting") == 0
     assert scraped.value("handfast_wait_seconds_count", outcome="contended") == 1
-    assert (scraped.value("handfast_wait_seconds_sum", outcome="contended") or 0) >= 0.05
+    assert (scraped.value("handfast_wait_seconds_sum", outcome="contended") or 0) >= 0.5
 
 
 def test_waiters_are_counted(client: handfast.Client, registry: CollectorRegistry, scraped: Endpoint) -> None:
@@ -340,6 +340,15 @@ def test_every_reason_that_the_library_gives_has_a_word(
         client.close()
     for reason in leases:
         assert scraped.value("handfast_losses_total", reason=reason) == 1, reason
+
+
+@pytest.mark.parametrize(
+    ("module", "needs", "extra"), [("prometheus", "prometheus_client", "prometheus"), ("opentelemetry",) * 2 + ("otel",)]
+)
+def test_without_the_extra_the_import_says_what_to_install(module: str, needs: str, extra: str) -> None:
+    program = f"import sys; sys.modules[{needs!r}] = None; import handfast.observe.{module}"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert f"pip install 'handfast[{extra}]'" in ended.stderr.splitlines()[-1]
 
 
 def test_the_package_imports_neither(one: Server) -> None:

@@ -438,6 +438,9 @@ class FakeWatchdog:
     def finish(self, hold: Hold) -> None:
         self.to_finish.append(hold)
 
+    def call_soon(self, what: Callable[..., Any], *args: Any) -> None:
+        what(*args)
+
     def finish_all(self, nodes: Sequence[FakeNode]) -> None:
         """Release what was left to it, over connections of its own."""
         for hold in self.to_finish:

@@ -490,6 +490,11 @@ PLACES: list[tuple[Callable[[], Any], str]] = [
         lambda: copy.copy(lock()),
         "a lock cannot be pickled or copied: send its name, and call lock() on a client of the process that needs it",
     ),
+    (
+        lambda: lock().release(),
+        "a lock has no attribute 'release': keep the lease that acquire() returns, and use its release",
+    ),
+    (lambda: lock().locked(), "a lock has no attribute 'locked': holder() tells who holds it"),
     (lambda: handfast.conect, "module 'handfast' has no attribute 'conect'"),
 ]
 
@@ -620,6 +625,8 @@ ELSEWHERE: list[tuple[str, str]] = [
     # The dashboard: tests/dashboard.
     ("cli/dashboard.py", " is not a port from 0 to 65535"),
     ("cli/dashboard.py", ": pip install 'handfast[dashboard]'"),
+    ("observe/prometheus.py", ": pip install 'handfast[prometheus]'"),
+    ("observe/opentelemetry.py", ": pip install 'handfast[otel]'"),
     ("cli/dashboard.py", "; choose another --host or --port"),
     # The command line, provoked in tests/cli and tests/operate.
     ("cli/bootstrap.py", "one server is no quorum and needs no bootstrap: give --url once for each server"),
@@ -627,11 +634,15 @@ ELSEWHERE: list[tuple[str, str]] = [
     ("cli/breaks.py", "there is no terminal to ask at: pass --yes if you are sure"),
     ("cli/commands.py", "options come behind the command, not before it:"),
     ("cli/commands.py", "there is no command"),
+    ("cli/declare.py", "--url is empty: is a variable not set? For a server on this machine write embedded://"),
     ("cli/declare.py", "a command is missing behind --; see: handfast"),
+    ("cli/declare.py", "--url is empty: is a variable not set? For a server on this machine write embedded://"),
     ("cli/declare.py", "is not a whole number"),
     ("cli/declare.py", "put -- before the command to run; see: handfast"),
     ("cli/declare.py", "the pause between two looks must not be 0: the servers have other work"),
+    ("cli/durations.py", "is longer than ten years"),
     ("cli/durations.py", "is not a duration: write 500ms, 60s, 5m, 1h or plain seconds"),
+    ("cli/durations.py", "is longer than ten years"),
     ("cli/exec.py", ": not executable; chmod +x it, or name its interpreter"),
     ("cli/serve_quorum.py", "is not a number of servers from 1 to 99"),
     ("cli/top.py", "top needs rich: pip install 'handfast[cli]'; or use handfast ls, or top --json"),

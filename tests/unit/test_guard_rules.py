@@ -103,7 +103,7 @@ def test_marker_without_a_floor_gives_no_vote_even_after_the_quarantine() -> Non
     assert early is not None
     assert "no vote for another 2.0 s" in early.text
     assert late is not None
-    assert "waiting for enough other nodes" in late.text
+    assert "until enough other nodes are up" in late.text
 
 
 @pytest.mark.parametrize("raw", [None, b"", b"garbage", b"1 other:replid 1 5000 41", b"1 run:other 1 5000 41"])

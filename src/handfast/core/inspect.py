@@ -21,15 +21,18 @@ PEEK_REPLIES = 4
 
 
 class Holder(NamedTuple):
-    """The holder of a lock, as a majority of its nodes sees it."""
+    """The holder of a lock, as a majority of its nodes sees it.
+
+    owner        The owner in the lock's key: host:pid:label:nonce, or the explicit owner.
+    remaining    Seconds until the lease ends on the servers unless it is renewed; None if its key has no ttl.
+    token        The holder's fencing token, if the servers know it. In a cohort, the last token of its turn.
+    since        Seconds since the holder got the lock, if the servers know it.
+    """
 
     owner: str
     remaining: float | None
-    """Seconds until the lease ends on the servers unless it is renewed; None if its key has no ttl."""
     token: int | None
-    """The holder's fencing token, if the servers know it. In a cohort, the last token of its turn."""
     since: float | None = None
-    """Seconds since the holder got the lock, if the servers know it."""
 
 
 async def _ask(io: IO, request: LockRequest, payload: bytes, width: int) -> dict[int, list[Any]]:

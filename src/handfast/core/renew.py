@@ -161,15 +161,17 @@ def _conclude(hold: Hold, ballot: Ballot, ttl: float, sent: float, now: float) -
     else:
         hold.retrying = True
         hold.renewal_replies = {
-            node.label: _said(answer) for node, answer in zip(group.nodes, ballot.answers, strict=True)
+            node.label: _said(answer, ballot.decided) for node, answer in zip(group.nodes, ballot.answers, strict=True)
         }
 
 
-def _said(answer: Any) -> str:
-    """A node's answer to a renewal, in words."""
+def _said(answer: Any, decided: bool) -> str:
+    """A node's answer to a renewal, in words. If the other nodes have decided, it had no time to answer."""
     if type(answer) is Fault:
         return answer.text
-    return "no answer" if answer is None else "confirmed" if is_grant(answer) else "does not hold it any more"
+    if answer is None:
+        return "not waited for" if decided else "no answer"
+    return "confirmed" if is_grant(answer) else "does not hold it any more"
 
 
 async def _heal(io: IO, group: NodeGroup, damaged: list[tuple[Hold, Ballot]], timeout: float) -> None:

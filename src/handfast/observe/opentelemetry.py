@@ -11,9 +11,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from opentelemetry import metrics, trace
-from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
-from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
+try:
+    from opentelemetry import metrics, trace
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+    from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}: pip install 'handfast[otel]'", name=error.name) from None
 
 from handfast import __version__
 from handfast.events import Event

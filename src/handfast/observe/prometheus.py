@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client import Metric as Family
-from prometheus_client.registry import Collector
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client import Metric as Family
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}: pip install 'handfast[prometheus]'", name=error.name) from None
 
 from handfast.observe import BUCKETS, HELD, METRICS, NODE_QUARANTINED, NODE_UP, WAITING, Metric, Metrics, Names
 
