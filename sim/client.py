@@ -20,8 +20,8 @@ from handfast.core.local_queue import Acquisition
 from handfast.core.nodes import NodeGroup
 from handfast.core.schedule import FOREVER, Schedule
 from handfast.discovery.endpoints import Endpoints
-from handfast.given import ClientOptions
 from handfast.net.address import Address
+from handfast.option_types import ClientOptions
 from handfast.options import Policy
 from handfast.protocol.commands import Identity
 from sim.connection_pool import ConnectionPool

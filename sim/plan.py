@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Final, NamedTuple, cast
 
-from handfast.given import ClientOptions
+from handfast.option_types import ClientOptions
 from sim.observer import ExpectedGuarantees
 
 __all__ = ["BEYOND", "BREAK", "DRIFT", "FAULTS", "Plan", "draw"]

@@ -44,7 +44,7 @@ class Signals:
 
     def __init__(self, forward: Callable[[int, bool], None]) -> None:
         self._forward = forward
-        """Called in the signal thread, or for kept signals in the main thread: the signal, and whether the command has got it."""
+        """Called with a signal, and whether the command has got it: in the signal thread, or later in the main thread."""
         # Reentrant: the handler of the nudge may run while the main thread holds it.
         self._lock = threading.RLock()
         self._state = "waiting"

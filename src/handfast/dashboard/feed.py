@@ -29,10 +29,10 @@ from handfast import log
 from handfast.dashboard.board import Board, News, holder_shown
 from handfast.dashboard.reading import Reader, Snapshot
 from handfast.events import Event
-from handfast.given import Servers
 from handfast.operate.doctor import examine
 from handfast.operate.locks import LockDetail, detail
 from handfast.operate.servers import Deployment
+from handfast.option_types import Servers
 
 if TYPE_CHECKING:
     from handfast import aio, sync
