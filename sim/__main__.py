@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 import traceback
@@ -129,4 +130,5 @@ def _many(seeds: range, most: int, jobs: int) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback if the reader of a trace ends first
     sys.exit(main())

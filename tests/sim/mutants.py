@@ -169,7 +169,7 @@ def _replay(mutant: Mutant, seed: int) -> int:
 
 def _line(mutant: Mutant, fate: Fate) -> str:
     """The mutant's line of the table."""
-    by = f"invariant {fate.invariant}" if fate.invariant else "circles"
+    by = f"invariant {fate.invariant}" if fate.invariant else "no progress"
     last = f"python -m tests.sim.mutants --only {mutant.name} --seed {fate.seeds - 1}"
     if mutant.test:
         by, last = "a test", f"pytest {mutant.test}"
