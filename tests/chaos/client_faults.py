@@ -71,7 +71,7 @@ def paused_after_the_check(env: Environment) -> None:
 @scenario("clients paused at random", 1, 2, 3)
 def paused_at_random(env: Environment) -> None:
     env.servers(1)
-    crowd = env.crowd(think=0.03)
+    crowd = env.start_workers(think=0.03)
     end = now() + 2 * env.seconds
     for member in itertools.cycle(crowd):
         if now() > end:
@@ -84,11 +84,11 @@ def paused_at_random(env: Environment) -> None:
 @scenario("clients killed at random", 2)
 def killed_at_random(env: Environment) -> None:
     env.servers(1)
-    crowd = env.crowd(think=0.03)
+    crowd = env.start_workers(think=0.03)
     end = now() + 2 * env.seconds
     while now() < end:
         env.kill(crowd.pop(0))
-        crowd += env.crowd(1, think=0.03)
+        crowd += env.start_workers(1, think=0.03)
         env.lapse(0.2)
     env.recovers()
 
@@ -100,7 +100,7 @@ def replies_held(env: Environment) -> None:
     proxy.delay(1.4 * TTL, down=True)
     for mode in MODES:
         env.member(mode, urls=[proxy.url], names=env.names).ask("work")
-    env.crowd(2)
+    env.start_workers(2)
     env.fault("replies held", 1)
     env.lapse(2 * env.seconds)
     proxy.heal()
@@ -113,7 +113,7 @@ def orphans(env: Environment) -> None:
     proxy = env.enter(Proxy(node))
     for mode in MODES:
         env.member(mode, urls=[proxy.url], names=env.names, wait=1.0).ask("work")
-    env.crowd(2)
+    env.start_workers(2)
     for _ in range(2):
         proxy.delay(math.inf, up=True)
         env.fault("requests held")
@@ -129,7 +129,7 @@ def renewal_at_release(env: Environment) -> None:
     nodes = env.servers(3)
     env.open(node_timeout=0.5)
     proxies = env.proxies()
-    env.crowd(4, users=1, think=0.8)
+    env.start_workers(4, users=1, think=0.8)
     for proxy in proxies:
         proxy.delay(0.05)
         env.fault("slow network")
@@ -161,7 +161,7 @@ def late_renewal(env: Environment) -> None:
         env.expect(not holder.ask("check"), "what was confirmed too late does not count")
         env.takes_over(rival)
         proxy.heal()
-        env.lets_go(holder)
+        env.tries_to_release(holder)
 
 
 @scenario("tasks cancelled at random", 32, peers=False)
@@ -170,7 +170,7 @@ def cancelled(env: Environment) -> None:
     env.open()
     for _ in range(2):
         env.member("asyncio", names=env.names, users=6, cancel=True).ask("work")
-    env.crowd(2)
+    env.start_workers(2)
     env.lapse(2 * env.seconds)
     env.recovers()
     env.faults["task cancelled"] = env.counts["cancelled"]
@@ -215,7 +215,7 @@ def gil_held(env: Environment) -> None:
             holder.ask("write")
         rival.hear()
         env.uses(rival)
-        env.lets_go(holder)
+        env.tries_to_release(holder)
 
 
 @scenario("fork while holding", 35, peers=False)
@@ -241,7 +241,7 @@ def fifty_waiters(env: Environment) -> None:
     env.servers(1)
     env.names = env.names[:1]
     holder = env.member()
-    env.crowd(5, users=10, think=0.001)
+    env.start_workers(5, users=10, think=0.001)
     end = now() + 2 * env.seconds
     while now() < end:
         if not env.takes_over(holder):
@@ -258,7 +258,7 @@ def year_ahead(env: Environment) -> None:
     for mode in MODES:
         env.member(mode, names=env.names, env=early.environment).ask("work")
         env.fault("clock a year ahead")
-    env.crowd(2)
+    env.start_workers(2)
     env.lapse(env.seconds)
     early.step(-2 * YEAR)
     env.fault("and a year behind")
@@ -270,7 +270,7 @@ def year_ahead(env: Environment) -> None:
 def another_max_ttl(env: Environment) -> None:
     env.servers(3)
     env.open()
-    env.crowd(2)
+    env.start_workers(2)
     for mode in MODES:
         stranger = env.member(mode, options={"max_ttl": 5.0})
         env.fault("client with another max_ttl")

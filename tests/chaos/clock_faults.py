@@ -59,7 +59,7 @@ def shared_clock_steps(env: Environment) -> None:
     env.open()
     holder, rival = env.member("asyncio"), env.member()
     rival.ask("acquire", WAIT, env.names[1])
-    env.lets_go(rival)
+    env.tries_to_release(rival)
     hold_on_three(env, holder, env.nodes)
     env.step(clocks[2], env.nodes[2], 1.5 * env.ttl)
     env.takes_over(rival)
@@ -70,7 +70,7 @@ def shared_clock_steps(env: Environment) -> None:
 def one_clock_steps_in_a_crowd(env: Environment) -> None:
     clocks = env.clocked(5)
     env.open()
-    env.crowd(think=0.1)
+    env.start_workers(think=0.1)
     for clock, node in zip(clocks[:3], env.nodes, strict=False):
         env.step(clock, node, 1.5 * TTL)
         env.lapse(Q + 0.3)
@@ -118,6 +118,6 @@ def step_after_restart(env: Environment) -> None:
         # Renewals of the other lock meet the new incarnation.
         env.until(lambda: env.nodes[2].command("EXISTS", "handfast:guard"), "the quarantine has begun")
     env.step(clocks[2], env.nodes[2], HOUR)
-    env.lets_go(rival)
+    env.tries_to_release(rival)
     env.takes_over(rival)
     env.finishes(holder)

@@ -122,7 +122,7 @@ class Environment:
         self._things.callback(member.kill)
         return member
 
-    def crowd(self, processes: int = 4, **more: Any) -> list[Member]:
+    def start_workers(self, processes: int = 4, **more: Any) -> list[Member]:
         """Workers that go on until the end, threads and tasks by turns; back when each lock was held."""
         more = {"names": self.names, **more}
         crowd = [self.member(MODES[i % 2], **more) for i in range(processes)]
@@ -236,9 +236,9 @@ class Environment:
                 member.ask("write")
         except WorkerError as error:
             self.expect(False, f"a look at the lease raised {error}")
-        self.lets_go(member)
+        self.tries_to_release(member)
 
-    def lets_go(self, member: Member) -> None:
+    def tries_to_release(self, member: Member) -> None:
         """Some locks raise if they are not held any more; ours does not."""
         try:
             member.ask("release")
@@ -248,7 +248,7 @@ class Environment:
     def writes_late(self, member: Member) -> None:
         """Write without a check what it read before another holder came: only a fenced register is safe from that."""
         self.expect(not member.ask("write").get("fenced"), "a fenced register refuses it")
-        self.lets_go(member)
+        self.tries_to_release(member)
 
     def key(self, name: str) -> str:
         """Where the lock under test has its key."""

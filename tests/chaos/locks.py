@@ -51,7 +51,7 @@ class Contender(Protocol):
     async def close(self) -> None: ...
 
 
-class OurGrant:
+class HandfastGrant:
     """A lease of either client; what the two do not share is in `release`."""
 
     def __init__(self, lease: handfast.Lease | handfast.aio.Lease) -> None:
@@ -82,7 +82,7 @@ class OurGrant:
             await said
 
 
-class Ours:
+class Handfast:
     """handfast: the blocking client, or the asyncio one."""
 
     def __init__(self, aio: bool, urls: Sequence[str], ttl: float, options: dict[str, Any]) -> None:
@@ -90,13 +90,13 @@ class Ours:
         self.client: Any = connect(urls[0] if len(urls) == 1 else list(urls), ttl=ttl, **options)
         self._aio = aio
 
-    async def acquire(self, name: str, wait: float) -> OurGrant:
+    async def acquire(self, name: str, wait: float) -> HandfastGrant:
         lock = self.client.lock(name)
         try:
             lease = await lock.acquire(wait=wait) if self._aio else lock.acquire(wait=wait)
         except handfast.NotAcquired as error:
             raise Refused(f"{type(error).__name__}: {error}") from error
-        return OurGrant(lease)
+        return HandfastGrant(lease)
 
     async def close(self) -> None:
         if self._aio:
@@ -108,7 +108,7 @@ class Ours:
 def open_contender(kind: str, urls: Sequence[str], ttl: float, options: dict[str, Any]) -> Contender:
     """`threads` and `asyncio` are ours; everything else is a peer."""
     if kind in ("threads", "asyncio"):
-        return Ours(kind == "asyncio", urls, ttl, options)
+        return Handfast(kind == "asyncio", urls, ttl, options)
     from tests.chaos import peers
 
     return peers.KINDS[kind].open(urls, ttl)

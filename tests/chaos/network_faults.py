@@ -27,7 +27,7 @@ def _crowd(env: Environment, nodes: int) -> list[Proxy]:
     env.servers(nodes)
     env.open()
     proxies = env.proxies()
-    env.crowd(wait=1.0)
+    env.start_workers(wait=1.0)
     return proxies
 
 

@@ -63,7 +63,7 @@ def shared_node_forgets(env: Environment) -> None:
 def minority_restarts(env: Environment) -> None:
     nodes = env.servers(5)
     env.open()
-    env.crowd()
+    env.start_workers()
     for i in range(3):
         restart(env, nodes[i], nodes[i + 1])
         env.lapse(Q + 0.5)
@@ -73,7 +73,7 @@ def minority_restarts(env: Environment) -> None:
 def _one_node_dies(env: Environment, fsync: str, *, guard: bool) -> None:
     (node,) = env.servers(1, config={"appendonly": "yes", "appendfsync": fsync})
     env.open(guard=guard)
-    env.crowd(think=0.05)
+    env.start_workers(think=0.05)
     for _ in range(2):
         restart(env, node, empty=False)
         env.lapse(env.seconds / 2)
@@ -142,7 +142,7 @@ def majority_restarts(env: Environment) -> None:
     """Unavailable for Q, and not much longer."""
     nodes = env.servers(5)
     env.open()
-    env.crowd()
+    env.start_workers()
     dead = restart(env, *nodes[:3])
     env.lapse(Q)
     env.recovers()
@@ -153,7 +153,7 @@ def majority_restarts(env: Environment) -> None:
 def two_restarts(env: Environment) -> None:
     (node,) = env.servers(1)
     env.open(guard=True)
-    env.crowd()
+    env.start_workers()
     restart(env, node)
     env.lapse(Q / 2)
     dead = restart(env, node)
@@ -166,7 +166,7 @@ def two_restarts(env: Environment) -> None:
 def one_node_flushed(env: Environment) -> None:
     (node,) = env.servers(1)
     env.open(guard=True)
-    env.crowd()
+    env.start_workers()
     node.command("FLUSHALL")
     env.fault("FLUSHALL")
     env.lapse(Q)
@@ -177,7 +177,7 @@ def one_node_flushed(env: Environment) -> None:
 def minority_flushed(env: Environment) -> None:
     nodes = env.servers(5)
     env.open()
-    env.crowd()
+    env.start_workers()
     for i in range(3):
         for node in (nodes[i], nodes[i + 1]):
             node.command("FLUSHALL")
@@ -189,7 +189,7 @@ def minority_flushed(env: Environment) -> None:
 @scenario("node stopped, then a burst of old commands", 24)
 def node_stopped(env: Environment) -> None:
     (node,) = env.servers(1)
-    env.crowd(wait=1.0)
+    env.start_workers(wait=1.0)
     for _ in range(2):
         node.pause()
         env.fault("SIGSTOP of a node")
@@ -203,7 +203,7 @@ def node_stopped(env: Environment) -> None:
 def minority_stopped(env: Environment) -> None:
     nodes = env.servers(5)
     env.open()
-    env.crowd()
+    env.start_workers()
     for _ in range(2):
         for node in nodes[:2]:
             node.pause()
@@ -220,7 +220,7 @@ def maxclients(env: Environment) -> None:
     """Clients that connect again are refused."""
     nodes = env.servers(3)
     env.open()
-    env.crowd()
+    env.start_workers()
     for some in (nodes[:1], nodes[:2]):
         # Connections that were let in before.
         inside = [env.enter(Connection((LOOPBACK, node.port), timeout=5.0)) for node in some]
@@ -282,7 +282,7 @@ def evicted_on_a_minority(env: Environment) -> None:
     """A lease may stand on a bare majority, and the node that evicts be one of it."""
     nodes = env.servers(3)
     env.open()
-    env.crowd()
+    env.start_workers()
     for _ in range(3):
         _evict(nodes[0], lambda: False)
         env.fault("eviction")

@@ -75,7 +75,7 @@ def _refused(word: str) -> Callable[[Environment], None]:
     def run(env: Environment) -> None:
         nodes = env.servers(3)
         env.open()
-        env.crowd(3)
+        env.start_workers(3)
         for some in (nodes[:1], nodes[:2]):
             with contextlib.ExitStack() as errors:
                 for node in some:

@@ -62,7 +62,7 @@ def failover(env: Environment) -> None:
 @scenario("failover among many users", 27, peers=False)
 def failover_in_a_crowd(env: Environment) -> None:
     pair = Pair(env, guard=True)
-    env.crowd(think=0.05)
+    env.start_workers(think=0.05)
     pair.link.delay(0.1, down=True)
     env.lapse(0.5)
     pair.master.kill()
@@ -119,7 +119,7 @@ def old_master_with_copies(env: Environment) -> None:
     rival = _old_master(env, holder, pair)
     env.expect(not holder.ask("check"), "its lease is over")
     env.uses(rival)
-    env.lets_go(holder)
+    env.tries_to_release(holder)
 
 
 @scenario("old master cut off with its holder", 29, promise=TOKENS)

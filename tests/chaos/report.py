@@ -38,7 +38,7 @@ def _verdict(outcome: Outcome) -> str:
 
 
 def chaos_table(outcomes: Sequence[Outcome], scenarios: dict[str, Scenario]) -> str:
-    """Ours, for the docs."""
+    """Handfast, for the docs."""
     rows = [
         "| scenario | faults | injected | operations | promised | violations | without tokens | idle |",
         "|---|---|---|---|---|---|---|---|",

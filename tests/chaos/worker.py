@@ -24,7 +24,7 @@ from typing import Any
 
 import handfast
 from handfast.testing.history import Holding, Recorder, now
-from tests.chaos.locks import Contender, Grant, OurGrant, Refused, open_contender
+from tests.chaos.locks import Contender, Grant, HandfastGrant, Refused, open_contender
 from tests.chaos.registers import Registers
 
 
@@ -245,7 +245,7 @@ class Worker:
 
     async def votes(self) -> int:
         grant = self.user.grant
-        assert isinstance(grant, OurGrant)
+        assert isinstance(grant, HandfastGrant)
         return len(grant.lease.votes)
 
     async def block(self, seconds: float) -> None:
@@ -257,7 +257,7 @@ class Worker:
         ctypes.PyDLL(None).usleep(round(seconds * 1e6))
 
     async def fork(self) -> dict[str, Any]:
-        assert isinstance(self.user.grant, OurGrant)
+        assert isinstance(self.user.grant, HandfastGrant)
         return _child_of(self.user.grant.lease)
 
 

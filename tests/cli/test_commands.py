@@ -27,7 +27,7 @@ LOOKS = [["ls"], ["show", "a"], ["top", "--count", "1"], ["watch", "--count", "1
 @pytest.fixture
 def leases(one: Server) -> Iterator[dict[str, handfast.Lease]]:
     with handfast.connect(one.url, label="tests") as client:
-        yield {name: client.lock(name).acquire() for name in ("a", "b", EVIL)}
+        yield {name: client.lock(name, ttl=20).acquire() for name in ("a", "b", EVIL)}
 
 
 def lines(text: str) -> list[Any]:
@@ -320,7 +320,7 @@ def test_watch_ends_when_its_reader_does(one: Server, leases: dict[str, handfast
 
 @pytest.mark.parametrize(("sort", "first"), [("name", "a"), ("ttl", "b")])
 def test_top_sorts(one: Server, leases: dict[str, handfast.Lease], sort: str, first: str) -> None:
-    one.command("PEXPIRE", "handfast:{b}", 100_000 if sort == "name" else 1_500)
+    one.command("PEXPIRE", "handfast:{b}", 100_000 if sort == "name" else 10_000)
     (data,) = lines(handfast_command("top", "--json", "--count", "1", "--sort", sort, "--url", one.url).stdout)
     assert data["first"][0]["name"] == first
 

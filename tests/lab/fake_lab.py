@@ -96,6 +96,7 @@ class FakeLab:
         self.posts: list[tuple[str, str | None, Any]] = []
         self.refusal: tuple[int, str] | None = None
         self._streams: list[queue.Queue[bytes | None]] = []
+        self._one_at_a_time = threading.Lock()
         lab = self
 
         class Answer(_Answer):
@@ -119,8 +120,9 @@ class FakeLab:
         return f"http://127.0.0.1:{self._server.server_port}/?token={TOKEN}"
 
     def send(self, event: str, data: Any) -> None:
-        for stream in self._streams:
-            stream.put(_event(event, data))
+        with self._one_at_a_time:
+            for stream in self._streams:
+                stream.put(_event(event, data))
 
     def change(self, **facts: Any) -> None:
         self.state.update(facts)
@@ -133,8 +135,9 @@ class FakeLab:
 
     def listen(self) -> queue.Queue[bytes | None]:
         stream: queue.Queue[bytes | None] = queue.Queue()
-        stream.put(b"retry: 50\n\n" + _event("state", self.state))
-        self._streams.append(stream)
+        with self._one_at_a_time:  # no change is lost between its first state and its place in the list
+            stream.put(b"retry: 50\n\n" + _event("state", self.state))
+            self._streams.append(stream)
         return stream
 
 

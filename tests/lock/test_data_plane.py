@@ -854,7 +854,7 @@ async def test_request_larger_than_socket_buffers_arrives_whole(mode: str, one: 
 
 @plain
 async def test_five_thousand_concurrent_requests_get_their_own_replies(one: Server) -> None:
-    async with handfast.aio.connect(one.url, fence=False, ttl=30) as client:
+    async with handfast.aio.connect(one.url, fence=False, ttl=30, node_timeout=10) as client:
         leases = await asyncio.gather(*[client.lock(f"n{i}").acquire(wait=0) for i in range(5000)])
         values = one.command("MGET", *[f"handfast:{{n{i}}}" for i in range(5000)])
         assert values == [lease.owner.encode() for lease in leases]

@@ -67,6 +67,7 @@ def test_no_seed_breaks_an_invariant(first: int) -> None:
 # -- every fault strikes, every invariant is looked at -----------------------------------------------------------------
 
 
+@pytest.mark.timeout(300)
 def test_every_simulated_fault_happens_in_these_seeds() -> None:
     """Only as many of the seeds are run as it takes: those whose plan has something on that was not seen yet."""
     seen: Counter[str] = Counter()
@@ -284,7 +285,7 @@ BROKEN = QUORUM._replace(names=("a",), ttl=1.0, max_ttl=2.0, work=0.3, think=0.1
     ids=["quorum", "one node", "explicit owners", "two names", "cohort", "and other faults"],
 )
 def test_holder_notices_that_its_lock_was_broken_and_tokens_stay_in_order(plan: Plan) -> None:
-    outcomes = [run(seed, plan) for seed in range(4)]
+    outcomes = [run(seed, plan) for seed in range(6)]
     broken = [outcome for outcome in outcomes if outcome.violation is not None]
     assert not broken, "\n\n".join(map(report, broken))
     happened = sum((outcome.happened for outcome in outcomes), Counter[str]())

@@ -27,11 +27,18 @@ def eventually(predicate: Callable[[], object], within: float = PATIENCE, what: 
 
 async def eventually_async(predicate: Callable[[], object], within: float = PATIENCE, what: str = "") -> None:
     """The same for asyncio: the event loop keeps running."""
+    if not await comes_true(predicate, within):
+        raise AssertionError(f"not so within {within:g} s: {what or predicate}")
+
+
+async def comes_true(predicate: Callable[[], object], within: float) -> bool:
+    """Whether `predicate` holds within that many seconds. Returns as soon as it does."""
     end = time.monotonic() + within
     while not predicate():
         if time.monotonic() > end:
-            raise AssertionError(f"not so within {within:g} s: {what or predicate}")
+            return False
         await asyncio.sleep(EVERY)
+    return True
 
 
 def assert_on_time(attempt: Callable[[], float], within: float = 0.03, tries: int = 5) -> None:

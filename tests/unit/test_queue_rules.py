@@ -212,6 +212,19 @@ def test_vote_that_was_yielded_never_counts_and_is_yielded_again(again: str, sta
     assert waiting.arguments()[0][3] == b"%d" % stamp
 
 
+@pytest.mark.parametrize(("age", "counted"), [(0.1, [0]), (0.3, [])], ids=["sent after the yield", "sent before it"])
+def test_vote_with_a_smaller_stamp_counts_if_the_node_began_anew(age: float, counted: list[int]) -> None:
+    """The node's clock was set back, and the node forgot its stamps. Only the reply to a later request proves that."""
+    waiting = Waiting()
+    waiting.queued()
+    waiting.granted(0, 5)
+    waiting.inquire(0, 5)
+    assert waiting.sent() == [(0, "yield")]
+    waiting.io.time += 0.2
+    waiting.granted(0, 3, age=age)
+    assert waiting.counted() == counted
+
+
 def test_vote_with_a_newer_stamp_counts_after_a_yield() -> None:
     waiting = Waiting()
     waiting.queued()

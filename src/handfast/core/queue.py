@@ -105,6 +105,7 @@ class NodeVote:
         "to_yield",
         "token",
         "yielded",
+        "yielded_at",
     )
 
     def __init__(self) -> None:
@@ -115,7 +116,9 @@ class NodeVote:
         self.stamp = 0
         """The stamp of the vote that counts."""
         self.yielded = 0
-        """The largest stamp that was yielded. No vote with that stamp or a smaller one counts again."""
+        """The last stamp that was yielded. No vote with that stamp or a smaller one counts again."""
+        self.yielded_at = 0.0
+        """When that was decided."""
         self.to_yield = 0
         """The stamp of a yield that is not sent yet; 0 if there is none."""
         self.inquired = 0
@@ -208,6 +211,10 @@ class ServerQueue:
         else:
             vote.sent, vote.server_us = sent, answer.server_us
             if type(answer) is Granted:
+                if 0 < answer.stamp < vote.yielded and sent > vote.yielded_at:
+                    # The stamps of a node grow, unless it forgot them and its clock was set back. Without this the waiter
+                    # would yield to itself until the clock has caught up.
+                    vote.yielded = 0
                 left = self.acquisition.timing.ttl if answer.left_ms < 0 else answer.left_ms / 1000
                 # Never believe more than the requested ttl: a server whose clock was set back reports hours.
                 validity = self.config.policy.validity(min(left, self.acquisition.timing.ttl))
@@ -291,7 +298,7 @@ class ServerQueue:
             return
         # Uncount and record the vote first. Once the yield is sent, another waiter may have the vote.
         vote.deadline = 0.0
-        vote.yielded = stamp
+        vote.yielded, vote.yielded_at = stamp, self.io.now()
         vote.to_yield = stamp
 
     def _has_majority(self) -> bool:

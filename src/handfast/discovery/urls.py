@@ -252,7 +252,11 @@ def without_secrets(url: str) -> str:
     place = rest.partition("?")[0]
     if "@" in rest[len(place) :] or "#" in rest:
         return f"{head}://…"  # nothing shows where the password ends and the address begins
-    return f"{head}://{place.rpartition('@')[2]}"
+    address = place.rpartition("@")[2]
+    first, colon, second = address.partition(":")
+    if colon and "@" not in place and second[:1].isalpha():
+        return f"{head}://{first}:…"  # no port: perhaps a password with a space in it, whose rest is another word
+    return f"{head}://{address}"
 
 
 def tls_context(
