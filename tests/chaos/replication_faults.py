@@ -12,7 +12,7 @@ from tests.chaos.workers import Member
 
 
 class Address(Proxy):
-    """Stands for whichever server is the master: what a failover moves."""
+    """An address that a failover moves: it leads to the present master."""
 
     def move_to(self, server: Server) -> None:
         self._target = parse(server.url)
@@ -75,7 +75,7 @@ def failover_in_a_crowd(env: Environment) -> None:
 
 @scenario("demoted and promoted again on a live connection", 28)
 def demoted_and_promoted(env: Environment) -> None:
-    """It takes over another server's data, without the lock, and is a master again before anybody reconnects."""
+    """A master takes over another server's data, without the lock, and is a master again before any client reconnects."""
     env.lasting()  # a replica needs a second to be in step
     node, other = env.servers(2)
     env.urls = [node.url]
@@ -99,7 +99,7 @@ def demoted_and_promoted(env: Environment) -> None:
 
 
 def _old_master(env: Environment, holder: Member, pair: Pair) -> Member:
-    """The holder and the old master stay together; everybody else has a new one. Who takes over there."""
+    """The holder stays with the old master; all others have a new one. Returns the client that takes over there."""
     holder.ask("acquire", WAIT)
     holder.ask("read")
     pair.link.drop()
@@ -113,7 +113,7 @@ def _old_master(env: Environment, holder: Member, pair: Pair) -> Member:
 
 @scenario("old master cut off with its holder, replicas=1", 29, peers=False)
 def old_master_with_copies(env: Environment) -> None:
-    """Nobody confirms its renewals any more."""
+    """No replica confirms its renewals any more."""
     pair = Pair(env, guard=True, replicas=1, node_timeout=0.3)
     holder = env.member("asyncio", urls=[pair.master.url])
     rival = _old_master(env, holder, pair)
@@ -124,7 +124,7 @@ def old_master_with_copies(env: Environment) -> None:
 
 @scenario("old master cut off with its holder", 29, promise=TOKENS)
 def old_master(env: Environment) -> None:
-    """Its renewals go on: two leases, one on each master."""
+    """Its renewals still succeed: there are two leases, one on each master."""
     pair = Pair(env, guard=True)
     holder = env.member("asyncio", urls=[pair.master.url])
     rival = _old_master(env, holder, pair)
