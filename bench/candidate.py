@@ -1,9 +1,8 @@
 """What floors, handfast and peers look like to the measurement.
 
-A candidate opens its connections to some nodes and yields a `Session`: given a lock's name, a session
-returns the function that does one acquire + release pair on it, or raises. What a candidate can prepare
-once per name (request bytes, a lock object meant to be reused) it prepares in the session, outside the
-timed part.
+A candidate opens its connections to some nodes and yields a `Session`. A session takes the name of a lock and
+returns a function that does one acquire + release pair on it, or raises. The session prepares what a candidate
+can prepare once per name (request bytes, a lock object that is meant to be reused), outside the timed part.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 
 TTL = 10.0
-"""Seconds; every candidate asks for the same."""
+"""Seconds; the same for every candidate."""
 
 TTL_MS = int(TTL * 1000)
 
@@ -25,12 +24,12 @@ AsyncSession = Callable[[str], AsyncPair]
 
 
 class PairFailed(Exception):
-    """A lock nobody else wants was refused, or was gone at its release: the candidate does not work here."""
+    """An uncontended lock was refused, or was gone at its release: the candidate does not work here."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One program in one case. `nodes` are the numbers of nodes it can be asked for."""
+    """One program in one case. `nodes` are the numbers of nodes that it supports."""
 
     what: str
     open: Callable[[Urls], AbstractContextManager[Session]]
@@ -46,6 +45,6 @@ class AsyncCandidate:
 
 
 def address(url: str) -> tuple[str, int]:
-    """`redis://host:port`, as the bench's own servers write it."""
+    """Host and port of a URL `redis://host:port`, the form that the bench's servers have."""
     host, _, port = url.removeprefix("redis://").rpartition(":")
     return host, int(port)

@@ -1,4 +1,4 @@
-"""What is measured: the table CASES, and the cases of one acquire + release after another that nobody else wants."""
+"""The table CASES of what is measured, and the cases of uncontended acquire + release pairs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from bench.plan import Plan
 
 def _fail(standing: Standing, error: BaseException) -> None:
     standing.fail(error)
-    # A peer's failure is a line in the report; our own wants its traceback.
+    # A peer's failure is a line in the report; handfast's own failure needs its traceback.
     if not standing.peer:
         traceback.print_exception(error, file=sys.stderr)
 
@@ -56,13 +56,13 @@ def _outcome(better: str, floor_names: set[str], standings: Sequence[Standing]) 
     outcome.floors.update({what: figure for what, figure in best.items() if what in floor_names})
     outcome.rows.update({what: figure for what, figure in best.items() if what not in floor_names})
     if outcome.floors:
-        # Where there are several floors the best one counts.
+        # If there are several floors, the best one counts.
         kind = choose(outcome.floors, key=lambda what: value(best[what]))
         outcome.floor = kind, best[kind]
         rounds = {standing.what: [value(figure) for figure in standing.figures] for standing in standings}
         for what in outcome.rows:
             outcome.ratios[what] = round(value(best[what]) / value(best[kind]), 3)
-            # A peer has fewer rounds; zip pairs those it has with the floor's of the same turn.
+            # A peer has fewer rounds; zip pairs each of them with the floor's round of the same turn.
             turns_of_both = zip(rounds[what], rounds[kind], strict=False)
             outcome.paired[what] = round(statistics.median(mine / floor for mine, floor in turns_of_both), 3)
     return outcome
@@ -79,7 +79,7 @@ class SyncPairs:
 
     def run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome:
         raw = floors.floors(self.nodes, self.kind == "fenced")
-        # No peer has a fencing token, so the peers stand beside the plain floor only.
+        # No peer has a fencing token, so the peers are compared with the plain floor only.
         peers = [] if self.kind != "published" else [peer for peer in PEERS if self.nodes in peer.nodes]
         standings: list[Standing] = []
         pairs: dict[str, Pair] = {}

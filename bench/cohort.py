@@ -1,7 +1,7 @@
-"""A thousand tasks of one process that all want one lock, again and again: how many get it in a second.
+"""Acquisitions per second of one lock that a thousand tasks of one process want again and again.
 
-Plain, every acquisition is the server's; with `cohort=` the process passes a held lock on to its own next waiter. Both
-with handfast's defaults, so with fencing tokens. There is no floor: they are compared with each other.
+Without `cohort=` the server grants every acquisition; with it the process hands a held lock over to its own next waiter.
+Both use handfast's defaults, so they have fencing tokens. There is no floor: the two are compared with each other.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from bench.plan import Plan
 TASKS = 1000
 COHORT, PEER = f"{NAME} cohort", "redis-py asyncio"
 WARM_UP_SECONDS, PEER_WARM_UP_SECONDS = 0.1, 0.4
-"""The peer opens a hundred connections before anybody gets the lock."""
+"""Seconds before the timed part: the peer opens a hundred connections before its first task gets the lock."""
 CANCEL_AGAIN_SECONDS = 0.2
 
 Session = tuple[Callable[[str], Awaitable[Any]], Callable[[Any], Awaitable[object]]]
-"""take(name) waits for the lock and returns what give() wants to give it back."""
+"""take(name) waits for the lock and returns the argument of give(), which releases it."""
 
 
 @contextlib.asynccontextmanager
@@ -47,12 +47,12 @@ async def handfast_lock(url: str, node_timeout: float | None, **options: Any) ->
 async def redis_py(url: str) -> AsyncIterator[Session]:
     import redis.asyncio
 
-    # See peers.py: the default pool raises where this one makes a task wait for a connection.
+    # See peers.py: the default pool raises, and this one makes a task wait for a connection.
     pool = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=100, timeout=None)
     async with redis.asyncio.Redis.from_pool(pool) as client:
 
         async def take(name: str) -> Any:
-            lock = client.lock(name, timeout=TTL)  # One each: it keeps its token per thread, not per task.
+            lock = client.lock(name, timeout=TTL)  # One object per task: it keeps its token per thread.
             if not await lock.acquire():
                 raise PairFailed("not acquired")
             return lock
@@ -61,7 +61,7 @@ async def redis_py(url: str) -> AsyncIterator[Session]:
 
 
 async def contend(session: Session, name: str, seconds: float) -> Figure:
-    """All tasks at once; p50 and p99 are of how long those waited that got the lock."""
+    """Runs all tasks at once. p50 and p99 are the waits of the tasks that got the lock."""
     take, give = session
     clock, waited = time.perf_counter_ns, []
 
@@ -83,12 +83,12 @@ async def contend(session: Session, name: str, seconds: float) -> Figure:
     for task in done:
         task.result()
     if hanging or figure is None:
-        raise PairFailed(f"{hanging} tasks did not end when cancelled" if hanging else "nobody got the lock")
+        raise PairFailed(f"{hanging} tasks did not end when cancelled" if hanging else "no task got the lock")
     return figure
 
 
 async def _ended(tasks: list[asyncio.Task[None]]) -> int:
-    """Cancels them, more than once: redis-py now and then swallows it. How many would not end."""
+    """Cancels the tasks, again and again, because redis-py sometimes swallows it. Returns how many did not end."""
     over, pending = time.monotonic() + STUCK_SECONDS, set(tasks)
     while pending and time.monotonic() < over:
         for task in pending:
@@ -116,7 +116,7 @@ class Cohort:
         schedule = replace(plan, rounds=contended.rounds, peer_rounds=contended.peer_rounds)
         async with contextlib.AsyncExitStack() as stack:
             sessions = {what: await stack.enter_async_context(opening) for what, opening in candidates.items()}
-            # A name for every round: a peer's task that is cancelled may leave the lock held.
+            # A new name for every round: a cancelled task of a peer may leave the lock held.
             go = partial(_round, sessions=sessions, names=(f"bench:cohort:{n}" for n in number))
             for standing in standings:
                 await go(standing, seconds=PEER_WARM_UP_SECONDS if standing.peer else WARM_UP_SECONDS)

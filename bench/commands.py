@@ -1,9 +1,9 @@
-"""The bytes the floors send, and the answers that grant them.
+"""The bytes that the floors send, and the replies that mean a grant.
 
 Plain: `SET key owner NX PX ttl`, released by the published owner-checked delete. Fenced: acquired by a script that also
 counts a token, and does nothing else.
-Every command is made from its name and owner when it is sent, as a client must that does not know its names
-beforehand; all that is the same for every name is prepared.
+A floor builds every command from its name and owner at the time of the send, because a real client does not know its
+names beforehand. The parts that are the same for every name are prepared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.candidate import TTL_MS
 RELEASE = b"if redis.call('get',KEYS[1])==ARGV[1] then return redis.call('del',KEYS[1]) else return 0 end"
 
 Request = Callable[[bytes], tuple[bytes, object]]
-"""From an attempt's owner: the bytes to send, and the reply that means yes."""
+"""Takes an attempt's owner; returns the bytes to send, and the reply that means a grant."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Commands:
 
 
 class _AnyToken:
-    """Equals every token: on one node the server chooses it, and a refusal is an array."""
+    """Equals every integer: on one node the server chooses the token, and a refusal is an array."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -52,12 +52,12 @@ def lock_key(name: str) -> bytes:
     return b"floor:{%s}" % name.encode()
 
 
-# Places in a template for what is known only when it is sent.
+# Placeholders of a template, filled at the time of the send.
 KEY, FENCE, OWNER, TOKEN = b"\0key", b"\0fence", b"\0owner", b"\0token"
 
 
 def owners() -> Callable[[], bytes]:
-    """128 random bits for each attempt, read from the system in blocks: the cheapest way there is, and handfast's too."""
+    """128 random bits for each attempt, read from the system in blocks: the cheapest way, and handfast's way too."""
     left: list[bytes] = []
 
     def owner() -> bytes:
@@ -70,7 +70,7 @@ def owners() -> Callable[[], bytes]:
 
 
 def proposals() -> Callable[[], int]:
-    """max(wall µs, last + 1), as a quorum client proposes its token (DESIGN, section 7)."""
+    """max(wall µs, last + 1), as a quorum client proposes its token."""
     last = 0
 
     def propose() -> int:
@@ -82,7 +82,7 @@ def proposals() -> Callable[[], int]:
 
 
 def template(*words: bytes) -> bytes:
-    """The command with `$%d %b` where a place is; FENCE is the key and `:f`."""
+    """The command with `$%d %b` at each placeholder; FENCE is the key and `:f`."""
     parts = [b"*%d\r\n" % len(words)]
     for word in words:
         if word == FENCE:
@@ -142,7 +142,7 @@ def fenced(quorum: bool) -> Commands:
         def request(owner: bytes) -> tuple[bytes, object]:
             key, token = lock_key(name), propose()
             digits = b"%d" % token
-            # Only a node that answers the proposal itself is a vote for it.
+            # Only a node that replies with the proposed token has voted for it.
             return form_quorum % (len(key), key, len(key) + 2, key, len(owner), owner, len(digits), digits), token
 
         return request

@@ -1,7 +1,7 @@
 """`python -m bench.dashboard`: what a dashboard with many viewers costs the servers that it watches.
 
-Locks are held and renewed by a process of their own, as in production. Viewers are connections that read everything. What
-it asks: how much of a core each server needs, with and without the dashboard; how long other clients wait for a server;
+A separate process holds and renews the locks, as in production. Viewers are connections that read everything. The report
+says how much of a core each server needs, with and without the dashboard; how long other clients wait for a server; and
 what a viewer receives.
 """
 
@@ -36,7 +36,7 @@ def options() -> argparse.Namespace:
 
 
 def hold(urls: list[str], locks: int, ttl: float, pipe: Connection) -> None:
-    """Holds all locks until it is told to end."""
+    """Holds all locks until the parent process sends a message."""
 
     async def main() -> None:
         async with handfast.aio.connect(urls, ttl=ttl) as client:
@@ -93,7 +93,7 @@ def cpu_of(pid: int) -> float:
 
 
 class Load:
-    """CPU and latencies while something goes on."""
+    """CPU time and latencies of one phase."""
 
     def __init__(self, servers: list[Server], seconds: float, dashboard: int | None = None) -> None:
         pids = [server.pid for server in servers]
@@ -128,15 +128,15 @@ def main() -> int:
         if chosen.nodes > 1:
             with handfast.connect(urls) as client:
                 handfast.bootstrap(client)
-        holder, theirs = context.Pipe()
-        holding = context.Process(target=hold, args=(urls, chosen.locks, chosen.ttl, theirs), daemon=True)
+        holder, holder_end = context.Pipe()
+        holding = context.Process(target=hold, args=(urls, chosen.locks, chosen.ttl, holder_end), daemon=True)
         holding.start()
         print(f"{holder.recv()} locks on {chosen.nodes} node(s), ttl {chosen.ttl:g} s")
         print("without the dashboard:", Load(servers, chosen.seconds))
-        ours, theirs = context.Pipe()
-        page = context.Process(target=serve, args=(urls, theirs), daemon=True)
+        page_pipe, page_end = context.Pipe()
+        page = context.Process(target=serve, args=(urls, page_end), daemon=True)
         page.start()
-        url = ours.recv()
+        url = page_pipe.recv()
         viewers = Viewers(url, chosen.viewers)
         while viewers.messages.value < 3 * chosen.viewers:
             time.sleep(0.1)

@@ -1,9 +1,9 @@
 """The blocking floors: raw sockets, hiredis' parser, and nothing that a lock could do without.
 
-F1 writes and waits on one socket. F5 writes to all five and takes the replies as epoll brings them; it
-comes in two kinds, one that waits for every reply and one that returns at the majority and reads the late
-replies during the next operation. Which is faster depends on the machine's cores; the case takes the
-faster one as its floor.
+F1 writes and waits on one socket. F5 writes to all five and takes the replies in the order of epoll. It has
+two variants: one waits for every reply, the other returns at the majority and reads the late replies during
+the next operation. Which one is faster depends on the machine's cores; the case takes the faster one as its
+floor.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Broadcast:
                 wire.reader.feed(wire.sock.recv(65536))
                 while (reply := wire.reader.gets()) is not False:
                     wire.owed -= 1
-                    # Replies keep the order of requests: only the last one owed can answer this operation.
+                    # Replies keep the order of requests: only the last outstanding reply can belong to this operation.
                     if wire.owed:
                         continue
                     if reply == yes:

@@ -1,4 +1,4 @@
-"""handfast, through its public names only. The lock object is made anew for every pair, as callers do."""
+"""handfast, through its public names only. Every pair makes a new lock object, as callers do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME = "handfast"
 
 
 def prepare(urls: Urls) -> None:
-    """A quorum of new nodes votes only after its bootstrap (DESIGN, section 8)."""
+    """A quorum of new nodes votes only after its bootstrap."""
     import handfast
 
     if len(urls) > 1:

@@ -1,10 +1,10 @@
-"""One lock among many processes: how fast, how evenly and at what cost it goes from one to the next.
+"""One lock among many processes: how fast, how evenly and at what cost it moves from one to the next.
 
-A *hand-off* is an acquisition by another process than the one before. They are timed with an empty critical section,
-among 8 processes, and then among 2 and among 64 in turns: their ratio is that of the same minute. Among 8 there are two
-rounds more: in one, with a section of a millisecond, the server counts commands and Jain's index says how evenly the
-turns fell. In the other one process holds the lock and the others wait, and whatever arrives at the server then is
-polling.
+A *hand-off* is an acquisition by another process than the previous one. The timed rounds have an empty critical section:
+first among 8 processes, then among 2 and among 64 in turns, so that the ratio of these two compares rounds of the same
+minute. There are two more rounds among 8 processes. In one, the critical section takes a millisecond, the server counts
+commands, and Jain's index says how evenly the turns were distributed. In the other, one process holds the lock while the
+others wait; every command that arrives at the server during that time is polling.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from bench.workers import Workers, WorkersFailed
 
 FEW, SOME, MANY = 2, 8, 64
 MAIN_PART = 0.5
-"""Of the case's time: what the timed rounds of 8 processes may use up."""
+"""The share of the case's time that the timed rounds of 8 processes may use."""
 LONGER = 3
-"""How much longer the rounds of 64 processes are: each comes eight times more rarely, and its first turns are cold."""
+"""How much longer the rounds of 64 processes are: each has an eighth of the turns, and its first turns are cold."""
 WARM_UP_SECONDS = 0.05
 SECTION, LONG_SECTION = 0.001, 0.01
 LONG_ROUNDS = 8
-"""How much longer the rounds with a long section are: each process is to have many turns."""
+"""How much longer the rounds with a long critical section are, so that each process has many turns."""
 QUIET_SECONDS, SETTLE_SECONDS = 0.02, 0.2
 
 
 class Race:
-    """The workers of some candidates, of one size or several, each on a lock of its own, taking turns."""
+    """The workers of some candidates, in one size or several. Each candidate has its own lock, and they run in turns."""
 
     def __init__(self, urls: Urls, field: Sequence[WaitingCandidate], *sizes: int) -> None:
         self.urls = urls
@@ -83,13 +83,13 @@ class Race:
         return Workers(self.candidates[standing.what], size, self.url, lock)
 
     def floor_of(self, standing: HandoffStanding) -> HandoffStanding | None:
-        """Of the same size."""
+        """The floor with the same number of processes."""
         floors = [each for each in self.standings if each.what == FLOOR.what and each.processes == standing.processes]
         return floors[0] if floors and floors[0].failure is None else None
 
     @contextlib.contextmanager
     def judged(self, standing: HandoffStanding) -> Iterator[None]:
-        """Whoever fails is out, and its processes end: they may be polling."""
+        """A candidate that fails is out, and its processes end, because they may be polling."""
         try:
             yield
         except (WorkersFailed, NotExclusive) as error:
@@ -113,7 +113,7 @@ class Race:
         standing.jain = round(min(jains), 4)
 
     def wait(self, standing: HandoffStanding, seconds: float, traffic: AllTraffic) -> None:
-        """The last thing a workers does: it is still waiting when it ends."""
+        """The last round of some workers: they are still waiting when they end."""
         workers = self.teams[standing.what, standing.processes]
         with self.workers(standing, 1) as holder, contextlib.closing(workers):
             holder.order(Hold())
@@ -128,7 +128,7 @@ class Race:
 
 
 def _settle(traffic: AllTraffic, waiters: int) -> None:
-    """Until all waiters have asked for the lock and been told to wait; those that poll are never quiet."""
+    """Waits until all waiters have asked for the lock and have been queued. Waiters that poll are never quiet."""
     over, asked, latest = time.monotonic() + SETTLE_SECONDS, 0, 0
     while (asked < waiters or latest) and time.monotonic() < over:
         time.sleep(QUIET_SECONDS)
@@ -165,7 +165,7 @@ class Handoffs:
 
 
 def _enter(outcome: Outcome, race: Race, standing: HandoffStanding) -> None:
-    """One candidate's line in the outcome, beside the floor of the same size."""
+    """Adds one candidate's line to the outcome, beside the floor of the same size."""
     size = standing.processes
     title = standing.what if size == SOME else f"{standing.what}, {size} processes"
     if standing.failure is not None:
@@ -207,7 +207,7 @@ def _named(best: Best) -> dict[str, float | None]:
         "waiting_commands_per_s": own.waiting_commands_per_s if own else None,
         "handoff_latency": ratio(_latency(best, default), _latency(best, floor)),
         "handoff_64_over_2": ratio(_speed(best, default, MANY), _speed(best, default, FEW)),
-        # What this machine makes of so many processes, whatever they do.
+        # The floor's own ratio: what this machine loses by running so many processes, whatever they do.
         "handoff_floor_64_over_2": ratio(_speed(best, floor, MANY), _speed(best, floor, FEW)),
     }
 

@@ -1,7 +1,8 @@
-"""From the notes of the processes that shared a lock to figures.
+"""Computes figures from the timestamps of processes that shared a lock.
 
-Every process noted when it had got the lock and when it was about to release it, by the clock that all processes of a
-machine share. Merged, the notes say who came after whom, how long that took, and whether two held it at once.
+Every process notes when it has acquired the lock and when it is about to release it, by the clock that all processes of a
+machine share. The merged notes show the order of the processes, how long each hand-off took, and whether two processes
+held the lock at once.
 """
 
 from __future__ import annotations
@@ -20,34 +21,34 @@ class NotExclusive(Exception):
 
 @dataclass(frozen=True)
 class Round:
-    """Counted from when the last process had begun until the first might end."""
+    """The figures of one round, from the start of the last process to the first possible end of one."""
 
     handoffs_per_s: float
     p50_us: float | None
-    """From just before release() to the return of the next one's acquire(); None if the lock never moved."""
+    """From just before release() to the return of the next process' acquire(); None if the lock never moved."""
     p99_us: float | None
     jain: float
     handoffs: int
-    """From beginning to end: what the commands of the round are divided by."""
+    """Turns from beginning to end: the divisor for the commands of the round."""
 
     @classmethod
     def of(cls, workers: Sequence[Turns], until: int) -> Round:
         begin = max(worker.began for worker in workers)
         taken = sorted((got, gave, who) for who, m in enumerate(workers) for got, gave in zip(m.got, m.gave, strict=True))
-        # Both were noted while the lock was held: if these overlap, so did the leases.
+        # Each process noted both times while it held the lock: if the intervals overlap, the leases did too.
         if together := sum(later[0] < earlier[1] for earlier, later in pairwise(taken)):
             raise NotExclusive(f"{together} times a process got the lock before the last one released it")
         changes = [(earlier[1], later[0]) for earlier, later in pairwise(taken) if earlier[2] != later[2]]
         waits = sorted(got - gave for gave, got in changes if begin <= got <= until)
         p50, p99 = (waits[int(part * (len(waits) - 1))] / 1000 if waits else None for part in (0.5, 0.99))
         counts = [sum(begin <= got <= until for got in worker.got) for worker in workers]
-        # On a busy machine the last of 64 may begin when a short round is over.
+        # On a busy machine the last of 64 processes may begin after the end of a short round.
         per_s = len(waits) * 1e9 / (until - begin) if waits else 0.0
         return cls(per_s, p50, p99, jain(counts), len(changes))
 
 
 def jain(counts: Sequence[int]) -> float:
-    """1 if everybody got as many, 1/n if one of n got them all."""
+    """Jain's fairness index: 1 if all counts are equal, 1/n if one of n has everything."""
     squares = len(counts) * sum(n * n for n in counts)
     return sum(counts) ** 2 / squares if squares else 0.0
 
@@ -61,7 +62,7 @@ class HandoffFigure:
     jain: float | None = None
     commands_per_handoff: float | None = None
     waiting_commands_per_s: float | None = None
-    """Of all waiters together, while somebody else holds the lock."""
+    """Of all waiters together, while another process holds the lock."""
 
     def cells(self) -> dict[str, str]:
         shown = {
@@ -77,7 +78,7 @@ class HandoffFigure:
 
 @dataclass
 class HandoffStanding(Standing):
-    """A candidate's rounds so far, with so many processes, and what was found out about it besides."""
+    """A candidate's rounds so far, with so many processes, and its other figures."""
 
     processes: int = 0
     rounds: list[Round] = field(default_factory=list)
@@ -86,7 +87,7 @@ class HandoffStanding(Standing):
     waiting_commands_per_s: float | None = None
 
     def figure(self) -> HandoffFigure:
-        """Each figure is that of its best round: noise only ever takes away."""
+        """Each figure comes from its best round, because noise only makes figures worse."""
         p50s = [r.p50_us for r in self.rounds if r.p50_us is not None]
         p99s = [r.p99_us for r in self.rounds if r.p99_us is not None]
         return HandoffFigure(

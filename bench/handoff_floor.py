@@ -1,9 +1,9 @@
-"""FH, the floor of a hand-off: waiters queue on the server, and a release gives the lock to the next of them.
+"""FH, the floor of a hand-off: waiters queue on the server, and a release hands the lock to the next of them.
 
-Two commands per turn, as no lock can do with fewer whose holder releases now and asks again later: one that
-takes the lock or joins the queue, and one that releases it. The second makes the next in the queue the holder and tells
-it by a RESP3 push on the connection on which that one waits. Nothing is done for waiters that die, for holders
-that lose the lock, for fencing tokens, or to know how long the lock is valid.
+A turn takes two commands; no lock whose holder releases it and asks again later needs fewer. One command takes the lock
+or joins the queue, the other releases it. The release makes the next waiter the holder and sends it a RESP3 push on the
+connection on which it waits. There is no code for waiters that die, for holders that lose the lock, for fencing tokens
+or for the validity of the lock.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ return 0
 # An owner begins with the 32 letters of its process' channel.
 GIVE = b"""
 if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
-local heir = redis.call('lpop', KEYS[2])
-if heir then
-    redis.call('set', KEYS[1], heir, 'PX', ARGV[2])
-    redis.call('publish', string.sub(heir, 1, 32), heir)
+local next_owner = redis.call('lpop', KEYS[2])
+if next_owner then
+    redis.call('set', KEYS[1], next_owner, 'PX', ARGV[2])
+    redis.call('publish', string.sub(next_owner, 1, 32), next_owner)
 else
     redis.call('del', KEYS[1])
 end
@@ -55,11 +55,11 @@ def queue(url: str, name: str) -> Iterator[Taking]:
         key, owner = lock_key(name), b"%s%08x" % (channel, next(attempts))
         if wire.ask(take_form % (len(key), key, len(key) + 2, key + b":q", len(owner), owner)) == 1:
             return owner
-        # Its answer was written before anybody's release could run: the next to come is the push.
+        # The server wrote the reply before any release could run, so the next message is the push.
         while (push := reader.gets()) is False:
             reader.feed(sock.recv(65536))
         if push[2] != owner:
-            raise PairFailed(f"{owner!r} was told {push!r}")
+            raise PairFailed(f"{owner!r} received the push {push!r}")
         return owner
 
     def give(owner: bytes) -> None:

@@ -1,7 +1,7 @@
 """`python -m bench.hold`: many leases in one process, held by the watchdog for longer than their TTL.
 
-What it asks: is every lease still valid, on this side and on the server; what share of a core do the
-renewals take; how much memory does one held lease need.
+The report says whether every lease is still valid, in this process and on the server; what share of a core the
+renewals take; and how much memory one held lease needs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from handfast.testing import Server
 
 AT_ONCE = 1000
 SAMPLES_PER_TTL = 6
-"""Looking at every lease costs CPU too, so not too often; often enough that no renewal passes unseen."""
+"""A look at every lease costs CPU, so looks are few, but frequent enough to see every missed renewal."""
 
 
 def options() -> argparse.Namespace:
@@ -44,7 +44,7 @@ def cpu_seconds() -> float:
 
 
 def keys_with_ttl(server: Server) -> int:
-    """What the server itself holds: of our keys only locks have a TTL, fence counters have none."""
+    """How many locks the server holds: of handfast's keys only locks have a TTL, fence counters have none."""
     return int(server.info("db0").partition("expires=")[2].partition(",")[0] or 0)
 
 
@@ -65,7 +65,7 @@ async def release_all(held: list[Any]) -> int:
 
 
 async def watch(held: list[Any], seconds: float, every: float) -> dict[str, float]:
-    """Idles, looking at every lease from time to time."""
+    """Idles, and looks at every lease from time to time."""
     over = time.monotonic() + seconds
     samples, invalid, lost, least, looking = 0, 0, 0, float("inf"), 0.0
     while (left := over - time.monotonic()) > 0:
@@ -89,8 +89,8 @@ async def hold(server: Server, chosen: argparse.Namespace) -> dict[str, object]:
     import handfast.aio
 
     async with handfast.aio.connect(server.url) as client:
-        # The first lease pays for connections, scripts and the watchdog; it is not part of what
-        # one lease needs.
+        # The first lease opens connections, loads scripts and starts the watchdog. A lease does not need
+        # that memory.
         first = await client.lock("hold:first", ttl=chosen.ttl).acquire(wait=0)
         await first.release()
         memory, started = resident_bytes(), time.monotonic()
@@ -107,7 +107,7 @@ async def hold(server: Server, chosen: argparse.Namespace) -> dict[str, object]:
             "held_s": round(wall, 1),
             **seen,
             "keys_on_server": on_server,
-            "released_as_ours": await release_all(held),
+            "released_in_time": await release_all(held),
             "cpu_share_of_a_core": round(cpu / wall, 3),
             "bytes_per_lease": round(memory / len(held)),
             "acquired_per_s": round(len(held) / (acquired - started)),
@@ -119,7 +119,7 @@ def main() -> int:
     with servers.running(1, chosen.server) as running:
         result = {**asyncio.run(hold(running[0], chosen)), "server": servers.version(running)}
     print(json.dumps(result) if chosen.json else "\n".join(f"{key:22}{value}" for key, value in result.items()))
-    whole = chosen.leases == result["keys_on_server"] == result["released_as_ours"]
+    whole = chosen.leases == result["keys_on_server"] == result["released_in_time"]
     return 0 if whole and not result["invalid"] and not result["lost"] else 1
 
 

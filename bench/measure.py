@@ -1,11 +1,11 @@
 """One round of one candidate, the order in which rounds take turns, and the best of them.
 
-Noise on a shared machine mostly adds time, so each candidate is judged by its best round; and since it
-comes and goes over seconds, the rounds of all candidates alternate. Beside that stands a second opinion,
-the median over the rounds of (this round / the floor's round): a floor measured against itself keeps it
-within a few per cent where one lucky round spoils the best.
-The collector stays on, as in any user's process, but a round starts with a clean, frozen heap: nobody
-pays for the garbage or the sheer size of what ran before.
+Noise on a shared machine mostly adds time, so the figure of a candidate is its best round. Noise comes and goes
+over seconds, so the rounds of all candidates alternate. A second figure is the median over the rounds of
+(this round / the floor's round). A floor measured against itself keeps that figure within a few per cent, where
+one lucky round spoils the best.
+The garbage collector stays on, as in any user's process. But every round starts with a clean, frozen heap, so a
+candidate does not pay for the garbage or the heap of the one before it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench.plan import Plan
 
 LEAST_ROUNDS = 2
 STUCK_SECONDS = 8.0
-"""A round that takes this long does not work; it must not take the others' time."""
+"""Seconds after which a round counts as failed, so that it does not take the time of the others."""
 WARM_UP_PAIRS = 50
 WARM_UP_PAIRS_PER_TASK = 2
 
@@ -76,7 +76,7 @@ E = TypeVar("E", bound=Standing)
 
 
 def turns(standings: Sequence[E], plan: Plan, deadline: float) -> Iterator[E]:
-    """Who runs next. The order shifts every round, so that nobody always runs after the same neighbour."""
+    """The candidates in the order of their rounds. The order shifts, so that no candidate always follows the same one."""
     for number in range(plan.rounds):
         if number >= LEAST_ROUNDS and time.monotonic() > deadline:
             return
@@ -98,7 +98,7 @@ def quiet_heap() -> Iterator[None]:
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Breaks a blocking call that hangs (main thread only)."""
+    """Interrupts a blocking call that hangs (main thread only)."""
 
     def stop(*_: object) -> None:
         raise Stuck(f"still not done after {seconds:g} s")
@@ -113,7 +113,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def sync_round(pair: Pair, pairs: int, seconds: float = STUCK_SECONDS) -> Figure:
-    """Up to `pairs` pairs, fewer when `seconds` are over first."""
+    """Up to `pairs` pairs; fewer if `seconds` pass first."""
     clock, taken = time.perf_counter_ns, []
     with quiet_heap(), time_limit(STUCK_SECONDS):
         start, cpu = clock(), time.process_time()
@@ -137,7 +137,7 @@ SAMPLED = 10
 async def async_round(
     session: AsyncSession, what: str, tasks: int, pairs_per_task: int, seconds: float = STUCK_SECONDS
 ) -> Figure:
-    """All tasks at once, each with its own name; the clock starts when every task is ready to go."""
+    """Runs all tasks at once, each with its own name; the clock starts when every task is ready."""
     clock, go = time.perf_counter_ns, asyncio.Event()
     taken: list[int] = []
     over: list[bool] = []

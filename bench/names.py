@@ -14,7 +14,7 @@ from bench.servers import find_server
 from handfast.testing import Server
 
 TOKEN_MEMORY = 5
-"""Seconds for which a counter is kept: a week would take a week to measure."""
+"""Seconds for which a counter is kept: the default of a week would take a week to measure."""
 TASKS = 500
 EVERY = 20.0
 """Seconds between two lines."""

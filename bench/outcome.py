@@ -11,7 +11,7 @@ from bench.plan import Plan
 
 
 class Row(Protocol):
-    """A dataclass of figures: its fields go into the JSON, its cells, by their headings, into the table."""
+    """A dataclass of figures. Its fields go into the JSON; its cells, by heading, go into the table."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -20,21 +20,21 @@ class Row(Protocol):
 
 @dataclass
 class Outcome:
-    """A case's figures, with ratios to the floor: of times (lower is better) or of throughput (higher is)."""
+    """A case's figures and their ratios to the floor: of times (lower is better) or of throughput (higher is better)."""
 
     better: str
     floor: tuple[str, Row] | None = None
     floors: dict[str, Row] = field(default_factory=dict)
     rows: dict[str, Row] = field(default_factory=dict)
     ratios: dict[str, float] = field(default_factory=dict)
-    """Of the best rounds."""
+    """Ratios of the best rounds."""
     paired: dict[str, float] = field(default_factory=dict)
-    """The median of round by round."""
+    """Medians of the ratios of each round."""
     skipped: dict[str, str] = field(default_factory=dict)
     own_row: str = NAME
     """The row whose ratio is handfast's own."""
     named: dict[str, float | None] = field(default_factory=dict)
-    """Where a case has other ratios than that one, or more: all of them, by the names they are reported under."""
+    """All ratios by their names in the report, if a case has others than that one."""
 
     def headline(self, case: str) -> dict[str, float | None]:
         return self.named or {case: self.ratios.get(self.own_row)}
@@ -46,7 +46,7 @@ class Case(Protocol):
 
     @property
     def weight(self) -> float:
-        """Its share of the run's budget, where an ordinary case has 1."""
+        """Its share of the run's time; an ordinary case has 1."""
 
     def run(self, urls: Urls, plan: Plan, deadline: float) -> Outcome: ...
 

@@ -1,7 +1,7 @@
 """The other libraries, each through its documented usage, one small adapter each.
 
-A lock object that a library lets one reuse is made once, outside the timed part: the peers get their best
-case. What is not installed, or fails, is reported by name with the reason.
+If a library's lock object can be reused, the adapter makes it once, outside the timed part: the peers get their
+best case. The report names each library that is not installed, or fails, with the reason.
 
 redlock-py and redlock-ng both install a package called `redlock`, and redlock-ng asks for a redis-py
 older than the one the project uses. So either may live in a folder of its own under `peers/` in the
@@ -39,7 +39,7 @@ def _check(held: object) -> None:
 
 
 def _redlock(distribution: str, has: str) -> ModuleType:
-    """The `redlock` of that distribution; `has` is a name only its one exports."""
+    """The `redlock` of that distribution; `has` is a name that only this distribution exports."""
     folder = str(Path(sys.prefix) / "peers" / distribution)
     for name in [n for n in sys.modules if n.partition(".")[0] == "redlock"]:
         del sys.modules[name]
@@ -169,7 +169,7 @@ def redlock_ng(urls: Urls) -> Iterator[Session]:
 @contextlib.asynccontextmanager
 async def redlock_ng_asyncio(urls: Urls) -> AsyncIterator[AsyncSession]:
     module = _redlock("redlock-ng", has="AsyncRedlock")
-    # Its default patience of 0.1 s is over before a hundred tasks have opened their connections to
+    # Its default timeout of 0.1 s ends before a hundred tasks have opened their connections to
     # five nodes.
     patient = module.RedlockConfig(masters=list(urls), socket_timeout=5, socket_connect_timeout=5)
     manager = module.AsyncRedlock(patient, retry_count=0)
@@ -194,7 +194,7 @@ PEERS = (
     Candidate("redlock-py", redlock_py),
     Candidate("redlock-ng", redlock_ng),
 )
-# A connection per task in flight is how they work; a hundred tasks is what suits them.
+# These libraries open a connection for each task in flight, so a hundred tasks suit them.
 ASYNC_PEERS = (
     AsyncCandidate("redis-py asyncio (100 tasks)", redis_py_asyncio, nodes=(1,), tasks=100),
     AsyncCandidate("redis-py asyncio (1,000 tasks)", redis_py_asyncio, nodes=(1,), tasks=1000),

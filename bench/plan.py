@@ -7,31 +7,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Contended:
-    """How much to measure of one lock that many want: rounds and their seconds."""
+    """How much to measure of one contended lock: rounds and their seconds."""
 
     rounds: int
     seconds: float
     peer_rounds: int
     peer_seconds: float
-    """Who polls every 0.1 s has little to show in less."""
+    """Long enough for a candidate that polls every 0.1 s."""
     details_seconds: float
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much to measure. Floors and handfast do equally many pairs; slow peers stop at `peer_seconds`."""
+    """How much to measure. Floors and handfast do the same number of pairs; slow peers stop after `peer_seconds`."""
 
     rounds: int
     sync_pairs: int
     pairs_per_task: dict[int, int]
-    """By the number of nodes: a round is to take about as long on one as on five."""
+    """By the number of nodes, so that a round takes about as long on one node as on five."""
     peer_rounds: int
     peer_seconds: float
     budget: float
-    """Seconds for the whole run; cases that run late cut their rounds, but never below LEAST_ROUNDS."""
+    """Seconds for the whole run. Cases that are late drop rounds, but keep at least LEAST_ROUNDS."""
     contended: Contended
     node_timeout: float | None = None
-    """handfast's patience with one node; None leaves it at its default, as most users will."""
+    """handfast's timeout of one round trip; None means its default, which most users have."""
 
 
 QUICK = Plan(

@@ -1,8 +1,8 @@
 """FQ, the floor of a hand-over on a quorum: claims with tickets on five nodes, inquire and yield, and nothing else.
 
 Each node keeps a sorted set of owners by ticket and hands its vote over; a majority of votes is the lock. There are no
-stamps, no validity, no tokens and no expiry: a program like this is quick, and wrong as soon as anything fails. Tickets
-are this machine's clock, which all processes share.
+stamps, no validity, no tokens and no expiry: such a program is fast, and wrong as soon as anything fails. A ticket is
+the time of this machine's clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Claimant:
             wire.ask(encode(b"SUBSCRIBE", self.channel))
             self.poller.register(wire.sock.fileno(), select.EPOLLIN)
         key = lock_key(name)
-        self.keys = (b"2", key + b":fq", key + b":fq:q")  # of its own: other floors leave other kinds of keys
+        self.keys = (b"2", key + b":fq", key + b":fq:q")  # a name of its own: other floors leave keys of other types
         self.numbers = count()
         self.votes: set[int] = set()
 

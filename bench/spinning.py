@@ -1,8 +1,8 @@
 """`python -m bench.spinning`: what spinning before sleeping (handfast/net/spinning.py) gains, and what it costs others.
 
-Each row is measured with and without it, in turns, on one server. A pair is an acquire and a release by one thread. The
-second row is the work of a thread that computes while another thread of its process takes a lock again and again. The
-third row is the hand-overs of one lock among eight processes.
+Each row is measured with and without spinning, in turns, on one server. The first row is a pair: an acquire and a release
+by one thread. The second row is the work of a thread that computes while another thread of its process acquires a lock
+again and again. The third row is the hand-overs of one lock among eight processes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def one_of_eight(url: str, name: str, on: bool) -> Iterator[Taking]:
 
 
 def pair(url: str) -> float:
-    """Microseconds of a pair."""
+    """Microseconds per pair."""
     with handfast.connect(url) as client:
 
         def once() -> None:

@@ -1,9 +1,10 @@
 """`python -m bench.topologies`: what Sentinel and Cluster cost, against one server in the same run.
 
-The same pairs as in the main bench, by handfast on one server, under Sentinel (a master with two replicas, three
-sentinels) and on clusters, each beside the floor of the single server. Servers under Sentinel and in a cluster do more
-than one that stands alone (they copy every write to their replicas, they look slots up), so the floor is measured on such
-servers too: how much of the difference is theirs, not ours. `growth` is throughput by the number of masters.
+handfast runs the pairs of the main bench on one server, under Sentinel (a master with two replicas, three sentinels)
+and on clusters, each beside the floor of the single server. Servers under Sentinel and in a cluster do more work than a
+single server (they copy every write to their replicas, they look up slots). So the floor is measured on such servers
+too, which shows how much of the difference is the servers' and how much is handfast's. `growth` is throughput by the
+number of masters.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Site(NamedTuple):
     url: str
     floor: bool = False
     slots: tuple[str, ...] = ()
-    """For a floor that has to know which node a name is on: by slot its URL."""
+    """For a floor, which has to know the node of a name: the URL by slot."""
 
     def node_of(self, name: str) -> str:
         return self.slots[slot_of(lock_key(name))] if self.slots else self.url
@@ -114,7 +115,7 @@ async def tasks(where: Sites, plan: Plan, deadline: float) -> dict[str, Figure]:
 
 
 def ratios(sync: dict[str, Figure], throughput: dict[str, Figure]) -> dict[str, dict[str, float]]:
-    """To the floor of the single server, and of the same servers: above 1 is slower for times, faster for rates."""
+    """Ratios to the floor of the single server, and of the same servers: above 1 means longer times, or higher rates."""
     own = {what: f"floor, {what}" if f"floor, {what}" in sync else FLOOR for what in sync}
     return {
         what: {

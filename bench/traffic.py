@@ -1,8 +1,8 @@
 """How many commands clients send, counted by the server.
 
-INFO cannot say it: both total_commands_processed and commandstats also count what scripts call (seen on Redis 7.0 and
-Valkey 9.1), and the same command may come from both. MONITOR shows every command with its sender, which is
-`lua` for those of a script. It slows the server down, so what is measured meanwhile is only counted, not timed.
+INFO cannot tell: both total_commands_processed and commandstats also count the commands that scripts call (seen on Redis
+7.0 and Valkey 9.1), and clients and scripts use the same commands. MONITOR shows every command with its sender, which is
+`lua` for a command of a script. MONITOR slows the server down, so rounds under it are counted and not timed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OF_A_SCRIPT = b" lua] "
 
 
 class Traffic:
-    """Watches all clients of a server. The lines wait in the server until they are asked for."""
+    """Watches all clients of a server. The server buffers the lines until they are read."""
 
     def __init__(self, url: str) -> None:
         self._closing = contextlib.ExitStack()
@@ -30,7 +30,7 @@ class Traffic:
         self._unread = bytearray()
 
     def since_last_asked(self) -> int:
-        """Commands of clients since the last call, without our own mark that tells one call from the next."""
+        """Commands of clients since the last call, without the marker command that separates two calls."""
         self._marks += 1
         mark = b"traffic:%d" % self._marks
         self._marker.ask(encode(b"ECHO", mark))
@@ -39,7 +39,7 @@ class Traffic:
         while (at := seen.find(end, looked)) < 0:
             looked = max(0, len(seen) - len(end))
             seen += self._monitor.sock.recv(1 << 20)
-        # The line of the mark itself is cut off before its end, and so is not counted.
+        # The marker's own line is cut off before its end, so it is not counted.
         sent = seen.count(b"\r\n", 0, at) - seen.count(OF_A_SCRIPT, 0, at)
         del seen[: at + len(end)]
         return sent

@@ -1,4 +1,4 @@
-"""handfast and the other libraries where several processes want the same lock, each as its users wait for it."""
+"""handfast and the other libraries under contention of several processes, each with its documented way to wait."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ DEFAULT = NAME
 def handfast_lock(url: str, name: str, options: Mapping[str, Any], node_timeout: float | None) -> Iterator[Taking]:
     import handfast
 
-    urls = url.split()  # several: a quorum
+    urls = url.split()  # more than one: a quorum
     with handfast.connect(urls if len(urls) > 1 else url, **policies(node_timeout)) as client:
 
         def give(lease: handfast.Lease) -> None:
             if not lease.release():
                 raise PairFailed("the lease was lost before its release")
 
-        # One lock object for all turns, as the others have it.
+        # One lock object for all turns, as for the other libraries.
         yield client.lock(name, ttl=TTL, **options).acquire, give
 
 
 def _reused(lock: Any) -> Taking:
-    """One lock object for all turns, where its library lets one reuse it."""
+    """One lock object for all turns, for libraries whose lock objects can be reused."""
 
     def take() -> None:
         if not lock.acquire():
@@ -67,7 +67,7 @@ def pottery(url: str, name: str) -> Iterator[Taking]:
 
 
 def handfast_candidates(node_timeout: float | None) -> list[WaitingCandidate]:
-    """Without a token, as the floor has none; and with default options."""
+    """handfast without tokens, as the floor has none, and with default options."""
     kinds: list[tuple[str, dict[str, Any]]] = [(UNFENCED, {"fence": False}), (DEFAULT, {})]
     return [
         WaitingCandidate(what, partial(handfast_lock, options=options, node_timeout=node_timeout), peer=False)

@@ -1,7 +1,7 @@
-"""One of the processes that all want one lock: it does what it is told over a pipe.
+"""One of the processes that contend for one lock. It runs the orders that arrive over a pipe.
 
-It does not outlive the bench: waiting for orders, it ends when the pipe does; hanging in somebody's acquire(), it is
-ended by its own alarm.
+It does not outlive the bench. While it waits for orders, it ends with the pipe; while it hangs in a library's
+acquire(), its own alarm ends it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 from bench.measure import STUCK_SECONDS
 
 Taking = tuple[Callable[[], Any], Callable[[Any], None]]
-"""take() waits for the lock and returns what give() wants to give it back; both raise if they cannot."""
+"""take() waits for the lock and returns the argument of give(), which releases it; both raise if they fail."""
 
 
 @dataclass(frozen=True)
 class WaitingCandidate:
-    """One program that contends for a lock. `open` gets a url and the lock's name; it is sent by its own name."""
+    """One program that contends for a lock. `open` gets a URL and the lock's name; it is pickled by its own name."""
 
     what: str
     open: Callable[[str, str], AbstractContextManager[Taking]]
@@ -44,7 +44,7 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Hold:
-    """Take the lock, and keep it to the end."""
+    """Take the lock, and keep it until the process ends."""
 
 
 class Turns(NamedTuple):
@@ -61,10 +61,10 @@ class Failed(NamedTuple):
 
 
 def run(pipe: connection.Connection[Any, Any], candidate: WaitingCandidate, url: str, name: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the bench, which then kills us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the bench, which kills its workers.
     logging.disable()
-    sys.stdout = sys.stderr  # The bench's own output may be JSON.
-    kept: list[Any] = []  # A lease that nobody keeps is released.
+    sys.stdout = sys.stderr  # Standard output may carry the bench's JSON.
+    kept: list[Any] = []  # The reference keeps the lease: a dropped lease is released.
     try:
         _arm()
         with candidate.open(url, name) as taking:
@@ -77,7 +77,7 @@ def run(pipe: connection.Connection[Any, Any], candidate: WaitingCandidate, url:
                     kept.append(taking[0]())
                     pipe.send("held")
     except Exception as error:
-        with contextlib.suppress(OSError):  # The bench may be gone.
+        with contextlib.suppress(OSError):  # The bench may have ended.
             pipe.send(Failed(f"{type(error).__name__}: {error}", traceback.format_exc()))
 
 
@@ -92,7 +92,7 @@ def _next_order(pipe: connection.Connection[Any, Any]) -> Work | Hold | None:
 
 
 def _arm() -> None:
-    """Later than the bench loses patience, so that this is seen only if there is no bench any more."""
+    """Sets the alarm later than the bench's own time limit, so that it strikes only after the bench has ended."""
     signal.alarm(int(STUCK_SECONDS) + 2)
 
 

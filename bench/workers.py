@@ -1,8 +1,8 @@
-"""Processes that all want one lock.
+"""Processes that contend for one lock.
 
-They are forked by multiprocessing's fork server. It has imported what they need and has neither threads nor
-connections, so a fork of it is safe, and takes 5 ms where a new interpreter takes 300. Each opens its own
-connection, says that it is ready and then waits for orders (see worker.py); between rounds it is blocked there.
+multiprocessing's fork server forks them. It has imported what they need and has neither threads nor connections, so
+forking it is safe; it takes 5 ms, where a new interpreter takes 300. Each worker opens its own connection, reports that
+it is ready, and waits for orders (see worker.py); it is blocked there between rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class WorkersFailed(Exception):
 
 
 class Workers:
-    """So many processes of one candidate on one name. `with Workers(...) as workers:` starts them, and kills them."""
+    """Some processes of one candidate on one name. `with Workers(...) as workers:` starts and kills them."""
 
     def __init__(self, candidate: WaitingCandidate, size: int, url: str, name: str) -> None:
         self._size, self._job = size, (candidate, url, name)
@@ -57,7 +57,7 @@ class Workers:
             raise WorkersFailed("a process died") from None
 
     def answers(self) -> list[Any]:
-        """One of each process, as they come: the first to fail says why before the others hang."""
+        """One answer of each process, as they arrive: the first failure is raised before the others hang."""
         answers, pending, over = [], set(self._pipes), time.monotonic() + STUCK_SECONDS
         while pending:
             ready = connection.wait(pending, max(0.0, over - time.monotonic()))
@@ -76,13 +76,13 @@ class Workers:
         return answers
 
     def work(self, seconds: float, hold: float = 0.0) -> tuple[list[Turns], int]:
-        """All of them at once; and when it was over."""
+        """Runs an order in all processes at once; returns the answers and the time of the end."""
         until = time.monotonic_ns() + int(seconds * 1e9)
         self.order(Work(until, hold))
         return self.answers(), until
 
     def close(self) -> None:
-        """Killed, not asked: between rounds they hold nothing, and after a failure they may not listen."""
+        """Kills the processes. Between rounds they hold nothing, and after a failure they may not read orders."""
         for process in self._workers:
             process.kill()
         for process in self._workers:

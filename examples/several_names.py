@@ -17,7 +17,7 @@ def transfer(client: handfast.Client, source: str, target: str, amount: int) -> 
         before = accounts[source], accounts[target]
         if before[0] < amount:
             return False
-        time.sleep(0.001)  # without the locks somebody else would change the accounts meanwhile
+        time.sleep(0.001)  # without the locks another process could change the accounts here
         lease.check(need=0.1)
         accounts[source], accounts[target] = before[0] - amount, before[1] + amount
         return True

@@ -1,6 +1,6 @@
 """A long job in a thread that stops when its lease is lost.
 
-The watchdog renews the lease while the job runs. If no server can be reached, the lease ends on time all the same: the
+The watchdog renews the lease while the job runs. If no server can be reached, the lease still ends on time: the
 event `lease.lost` is set, and another host may begin. With asyncio nothing of this is needed: the body of an `async with`
 is cancelled.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 import traceback
@@ -29,7 +30,7 @@ def line(at: float, kind: str, words: tuple[Any, ...]) -> str:
 
 
 def _shown(word: Any) -> str:
-    """A request as its commands: scripts by their names, without their keys but the first."""
+    """The commands of a request: scripts by name, with their first key only."""
     if not isinstance(word, bytes) or not word.startswith(b"*"):
         return str(word)
     shown: list[str] = []
@@ -42,7 +43,7 @@ def _shown(word: Any) -> str:
 
 
 def report(outcome: Outcome, *, shown: int = SHOWN) -> str:
-    """A violation, and the events before it."""
+    """Prints a violation, and the events before it."""
     events = [line(*event)[:300] for event in outcome.recent[-shown:]] if shown else []
     return "\n".join(
         [
@@ -129,4 +130,5 @@ def _many(seeds: range, most: int, jobs: int) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback if the reader of a trace ends first
     sys.exit(main())

@@ -1,8 +1,8 @@
 """A simulated process: the asyncio client and the watchdog of production, with another driver below them.
 
 Its users are tasks of one actor. They share one SimIO, as asyncio's tasks do, or borrow connections from a pool, as
-threads do. The watchdog is an actor of its own with a SimIO of its own. SIGSTOP stops both, a blocked event loop only the
-first.
+threads do. The watchdog is a second actor with its own SimIO. SIGSTOP stops both actors; a blocked event loop stops
+only the first.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from handfast.core.local_queue import Acquisition
 from handfast.core.nodes import NodeGroup
 from handfast.core.schedule import FOREVER, Schedule
 from handfast.discovery.endpoints import Endpoints
-from handfast.given import ClientOptions
 from handfast.net.address import Address
+from handfast.option_types import ClientOptions
 from handfast.options import Policy
 from handfast.protocol.commands import Identity
+from sim.connection_pool import ConnectionPool
 from sim.io import SimIO
-from sim.lanes import Lanes
 from sim.net import Net
 from sim.node import Node
 from sim.world import Actor, Clock, Task, Timer, World
@@ -37,7 +37,7 @@ __all__ = ["Client", "Watchdog"]
 
 
 class Lease(aio.Lease):
-    """A lease that ends only when a user says so: see `Client.drop`. Users keep the hold."""
+    """A lease whose finalizer does nothing: see `Client.drop`. Users keep the hold."""
 
     __slots__ = ()
 
@@ -68,13 +68,13 @@ class Client(aio.Client):
         self.world = world
         self.name = f"c{where}" if not life else f"c{where}.{life}"
         self.life = life
-        """Which process of this machine it is."""
+        """Counts the processes of this machine."""
         self.where = where
         self.clock = clock
         self.observer = observer
         self._now = clock.now
         super().__init__(Endpoints([Address(f"n{node.index}", host=f"n{node.index}") for node in nodes]), options)
-        _client._clients.discard(self)  # it ends with its world, not with this process
+        _client._clients.discard(self)  # the client ends with its world, not with this process
         self._collected.detach()
         self.group = self._group
         self.queues = self._queues
@@ -84,17 +84,17 @@ class Client(aio.Client):
         """Of users."""
 
         def io(actor: Actor) -> SimIO:
-            return SimIO(actor, clock, where, self.group, net, nodes, self._shake, partial(observer.told, self))
+            return SimIO(actor, clock, where, self.group, net, nodes, self._shake, partial(observer.on_write, self))
 
         self.io = self._io = io(self.actor)
-        self.lanes = Lanes(lambda: io(self.actor)) if threads else None
-        """Of a client with threads."""
+        self.pool = ConnectionPool(lambda: io(self.actor)) if threads else None
+        """Only a client with threads has one."""
         self._overtaking: dict[Hold, None] = {}
-        """Holds that are released on other connections than those that carried their acquisition."""
+        """Holds whose release uses other connections than their acquisition."""
         self.dog = self._dog = Watchdog(self, io(Actor(world, f"{self.name} watchdog")))
         self.group.on_standstill = partial(self.dog.clock_stood_still, self.group)
         self.hands_over: Callable[[Client], None] = lambda client: None
-        """Called when a holder has handed over to a sibling that does not know it yet."""
+        """Called when a holder has handed over to a sibling that has not noticed it yet."""
 
     def _warn(self, text: str) -> None:
         self.world.note("warns", self.name, text)
@@ -107,13 +107,13 @@ class Client(aio.Client):
         self.actor.go_on()
         self.dog.actor.go_on()
 
-    def went_on_for(self, seconds: float) -> bool:
-        """Nobody has stopped it for so long."""
+    def ran_for(self, seconds: float) -> bool:
+        """The process was not stopped during the last `seconds`."""
         return not self.actor.stopped and self.world.now - self.actor.went_on > seconds
 
     def crash(self, *, silently: bool = False) -> None:
-        """kill -9: the kernel closes its connections. If the whole machine loses its power, nobody does."""
-        for io in (self.io, self.dog.io, *(self.lanes.all if self.lanes is not None else ())):
+        """kill -9: the kernel closes the connections. `silently`: a power cut, which leaves them half-open."""
+        for io in (self.io, self.dog.io, *(self.pool.all if self.pool is not None else ())):
             io.actor.die()
             for link in io.links:
                 if link.tcp is not None and not silently:
@@ -127,32 +127,32 @@ class Client(aio.Client):
     async def release(self, hold: Hold) -> bool:
         if hold in self.dog.renewing:
             self.world.happened["30"] += 1
-        if self.lanes is None:
+        if self.pool is None:
             return await self._release(hold)
-        # As sync.Client does it: on the connections that carried the acquisition, if no other thread uses them.
-        with self.lanes.lend(hold.carrier) as io:
+        # As in sync.Client: on the connections that carried the acquisition, if no other thread uses them.
+        with self.pool.lend(hold.carrier) as io:
             if io is not hold.carrier:
                 self._overtaking[hold] = None
             return await self._release(hold)
 
     def drop(self, hold: Hold) -> None:
-        """Nobody has the lease any more, and nobody has released it."""
+        """The user drops the lease without releasing it."""
         aio.Lease.__del__(self._lease_type(self, hold))
 
     async def extend(self, hold: Hold, ttl: float) -> None:
         self.observer.renews(self, hold)
         try:
-            with self.lanes.lend() if self.lanes is not None else nullcontext():
+            with self.pool.lend() if self.pool is not None else nullcontext():
                 await self._extend(hold, ttl)
         finally:
             self.observer.renewed(self, hold)
 
-    # -- where production asks its surroundings, or the observer looks on --------------------------------------------
+    # -- production's hooks, and calls to the observer ---------------------------------------------------------------
 
     def _io_for(self, key: bytes) -> Any:
-        if self.lanes is None:
+        if self.pool is None:
             return self.io
-        return self.lanes.borrowed.get(self.world.task, self.lanes)
+        return self.pool.borrowed.get(self.world.task, self.pool)
 
     def _prepared(self, settings: Policy) -> LockConfig:
         return LockConfig(self._group, settings, f"{self.name}:1::".encode())
@@ -189,16 +189,16 @@ class Client(aio.Client):
 
 
 class Watchdog(watchdog.Watchdog):
-    """Production's, without a thread and a loop of its own: the world calls it."""
+    """Production's watchdog without its thread and event loop: the world calls it."""
 
     def __init__(self, client: Client, io: SimIO) -> None:
         self.client = client
         self.io = io
         self.actor = io.actor
         self.renewing: dict[Hold, None] = {}
-        """Those of which a renewal is under way."""
+        """Holds whose renewal is under way."""
         self.releasing: dict[Identity, None] = {}
-        """Acquisitions that it is releasing: node by node, and some of them twice."""
+        """Acquisitions whose release is under way. The watchdog releases node by node, and some of them twice."""
         lock: Any = nullcontext()
         self._lock = lock
         self.schedule = Schedule(lock, self._wake, client.clock.now)

@@ -1,7 +1,7 @@
-"""Lets the faults of a plan strike.
+"""Injects the faults of a plan.
 
-A fault strikes at random times until the schedule ends; then everything is repaired, and all that is left must come to
-rest. `quiet_at` says from when on nothing is wrong, as far as is known: what must be quick is only asked for then.
+Each fault strikes at random times until the schedule ends. After that everything is repaired, and all users must finish.
+`quiet_at` is the end of the last known fault: the checks of time limits apply only after it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ MOODS: Final = (
 
 
 NOTICED: Final = 0.1
-"""Seconds that a renewal takes at most, where nothing is wrong."""
-BY_THEMSELVES: Final = ("forgets after voting", "lost raise")
-"""Faults that strike when something happens, and not now and then."""
+"""The longest time in seconds that a renewal takes without faults."""
+TRIGGERED: Final = ("forgets after voting", "lost raise")
+"""Faults that an event triggers, not the schedule."""
 
 
 class FaultSchedule:
-    """The weather of one scenario."""
+    """The faults of one scenario."""
 
     def __init__(self, scene: Scenario) -> None:
         self.scene = scene
@@ -51,12 +51,12 @@ class FaultSchedule:
         self.over = False
         self.quiet_at = 0.0
         self.restless = bool({"slow network", "loss", "distance"} & set(self.plan.faults))
-        """Something is wrong all the time, until the schedule ends."""
-        self._doomed: set[int] = set()
-        """Nodes that will come back without their memory."""
+        """A fault lasts until the schedule ends."""
+        self._returning_empty: set[int] = set()
+        """Nodes that will come back without their data."""
         for fault in self.plan.faults:
             strike = getattr(self, "_" + fault.replace(" ", "_").replace("-", "_"), None)
-            if strike is not None and fault not in BY_THEMSELVES:
+            if strike is not None and fault not in TRIGGERED:
                 self._again(strike)
         net, faults = scene.net, self.plan.faults
         if "slow network" in faults:
@@ -87,7 +87,7 @@ class FaultSchedule:
         return end
 
     def _for(self, most: float) -> float:
-        """When it ends: mostly soon, sometimes beyond a ttl or two."""
+        """The end of a fault: mostly soon, sometimes after more than a ttl or two."""
         return self._until(self.world.now + most * self.rng.random() ** 2)
 
     def note(self, *words: object) -> None:
@@ -134,7 +134,7 @@ class FaultSchedule:
     # -- clients ---------------------------------------------------------------------------------------------------
 
     def stop(self, client: Client, end: float) -> None:
-        """SIGSTOP until then."""
+        """SIGSTOP until `end`."""
         self._until(end)
         self.note("stopped", client.name, end)
         if end - self.world.now > self.plan.ttl:
@@ -157,7 +157,7 @@ class FaultSchedule:
         self.crash(self.rng.choice(self.scene.clients))
 
     def _power_cut(self) -> None:
-        """Of a client's machine, or of a node's."""
+        """A power cut of a client's machine, or of a node's."""
         if self.rng.random() < 0.4:
             self.crash(self.rng.choice(self.scene.clients), silently=True)
         else:
@@ -174,8 +174,8 @@ class FaultSchedule:
         self.world.at(end, self.scene.replace, client)
 
     def _crowd(self) -> None:
-        if not self.world.happened["36"]:  # once will do: it is many seeds' worth of work
-            self.scene.crowd(self.rng.choice(self.plan.names))
+        if not self.world.happened["36"]:  # once is enough: it takes as long as many seeds
+            self.scene.add_waiters(self.rng.choice(self.plan.names))
 
     # -- nodes -----------------------------------------------------------------------------------------------------
 
@@ -191,14 +191,14 @@ class FaultSchedule:
         node.actor.go_on()
 
     def suspects(self) -> set[int]:
-        """Nodes that have forgotten and may not vote yet, or will have when they are back; unguarded, nobody knows."""
+        """Nodes that have lost their data, or will lose it, and may not vote yet. Empty without a guard."""
         key = self.scene.clients[0].group.marker_key
         if not self.plan.guard:
             return set()
-        return self._doomed | {node.index for node in self.scene.nodes if not node.may_vote(key)}
+        return self._returning_empty | {node.index for node in self.scene.nodes if not node.may_vote(key)}
 
     def _room(self, index: int) -> bool:
-        """This node may become suspect too, or again. One node alone may always: then nobody can vote."""
+        """Whether this node may lose its data without making a majority suspect. A single node always may."""
         return self.plan.nodes == 1 or len(self.suspects() | {index}) < majority(self.plan.nodes)
 
     def _kill(self, index: int, memory: str, *, silently: bool = False, most: float = 2.0) -> None:
@@ -212,12 +212,12 @@ class FaultSchedule:
             self.world.happened["12"] += 1
         node.kill(silently=silently)
         if memory != "all":
-            self._doomed.add(index)
+            self._returning_empty.add(index)
         self.world.at(end, self._start, node, memory)
 
     def _start(self, node: Node, memory: str) -> None:
         node.start(memory)
-        self._doomed.discard(node.index)
+        self._returning_empty.discard(node.index)
         if "step after restart" in self.plan.faults and self.rng.random() < 0.7:
             self.world.happened["17"] += 1
             self._step(node, self.rng.choice((-1.0, 1.0, 3600.0)))
@@ -246,7 +246,7 @@ class FaultSchedule:
                 self._kill(index, "none")
 
     def _rolling_restart(self) -> None:
-        """All nodes, one after the other, as soon as there is room for one more."""
+        """Restarts all nodes, one after the other, each as soon as `_room` allows it."""
         long = [user for user in self.scene.users if user.phase == "2"]
         for user in long:
             user.keep_until = self.world.now + self.plan.nodes * (self.plan.quarantine + 1.0)
@@ -265,7 +265,7 @@ class FaultSchedule:
         self._empty(self.rng.choice(self.scene.nodes))
 
     def _slow_clock_forgets(self) -> None:
-        """The first node, whose clock is slow and behind."""
+        """The first node, whose clock is slow and behind, loses its data."""
         if self._empty(self.scene.nodes[0]) and self.plan.nodes > 1:
             self.world.happened["39"] += 1
 
@@ -307,10 +307,12 @@ class FaultSchedule:
             self.world.at(self.world.now + RENEW_AT * hold.ttl + NOTICED, self._noticed, client, hold)
 
     def _noticed(self, client: Client, hold: Hold) -> None:
-        """Where nothing else is wrong, the next renewal tells a holder that an operator has broken its lock."""
-        # It may have got the vote of another node since, in whose queue it still was.
+        """If there is no other fault, the holder's next renewal finds that an operator has broken the lock."""
+        # The holder may have got the vote of another node since, if its claim was still in that node's queue.
         if self.scene.observer.valid(client, hold) and not self._has_majority(hold):
-            self.scene.observer.complain(6, f"{hold.name} of {hold.who.owner!r} was broken, and its holder does not know")
+            self.scene.observer.complain(
+                6, f"{hold.name} of {hold.who.owner!r} was broken, and its holder has not noticed"
+            )
 
     def _has_majority(self, hold: Hold) -> bool:
         return all(

@@ -1,6 +1,6 @@
-"""The faults of SAFETY.md that are simulated, by number: what switches each on, and how it is known to have happened.
+"""The simulated faults, by number: what switches each on, and which counts prove that it happened.
 
-`World.happened` counts what has really struck. A fault of which several kinds are to be seen has a count for each.
+`World.happened` counts the faults that have struck. A fault with several variants has a count for each.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ __all__ = ["SIMULATED", "Simulated", "missing"]
 
 
 class Simulated(NamedTuple):
-    """One fault of the list."""
+    """One numbered fault."""
 
     what: str
     switches: tuple[str, ...]
-    """Members of plan.FAULTS, each of which can bring it about."""
+    """Members of plan.FAULTS; each of them can cause it."""
     kinds: tuple[str, ...] = ()
-    """What must have been seen of it, if there are several kinds."""
+    """The variants that must happen, if there are several."""
 
     def counts(self, number: int) -> tuple[str, ...]:
         """Its keys in `World.happened`."""
@@ -61,5 +61,5 @@ SIMULATED: Final[Mapping[int, Simulated]] = {
 
 
 def missing(happened: Mapping[str, int]) -> list[str]:
-    """What has not been seen yet."""
+    """The counts that are still zero."""
     return [count for number, fault in SIMULATED.items() for count in fault.counts(number) if not happened.get(count)]

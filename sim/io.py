@@ -1,9 +1,8 @@
 """The core's IO over the simulated network: a driver, as handfast.net has them.
 
-Production's own code decides what a connection is (net.connection), when it is tried again or given up (net.link), and
-which listener hears what a node pushes (net.push_router). The handshake is production's too. Only the moving of bytes
-and of time is simulated here. All tasks of one actor share it, like asyncio's connections. Every request is a write of
-its own.
+Production code implements a connection (net.connection), its retries (net.link), the routing of pushes
+(net.push_router) and the handshake. This module simulates only the transport of bytes and the passing of time. All tasks
+of one actor share one SimIO, as asyncio's tasks share their connections. Every request is a separate write.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ class SimLink(NodeLink):
         self.tcp: TcpConnection | None = None
         """The connection in use, or being made."""
         self.trying: Timer | None = None
-        """While it is being made: the end of that."""
+        """While it is being made: the timer that ends the try."""
         self.young: Connection | None = None
         """Its connection during the handshake."""
         self.hanging: Timer | None = None
         self.backlog: list[tuple[bytes, Collector]] = []
-        """What to send once it is connected, if its caller still waits."""
+        """Requests to send once the node is connected, if their callers still wait."""
 
     def dial(self) -> None:
         io = self.io
@@ -101,7 +100,7 @@ class SimLink(NodeLink):
     def _send(self, connection: Connection, *, again: bool = False) -> None:
         data = connection.take()
         if data and self.tcp is not None:
-            self.io.told(self.tcp, self.index, data, again)
+            self.io.on_write(self.tcp, self.index, data, again)
             self.tcp.send(data)
 
     def _ended(self, fault: Fault | None) -> None:
@@ -121,7 +120,7 @@ class SimLink(NodeLink):
             self.connected(young)
             io.up += 1
             for payload, collector in backlog:
-                # A caller that gave up has undone its attempt elsewhere; sending it now would leave a lock behind.
+                # A caller that gave up has taken its attempt back elsewhere; sending it now would leave a lock behind.
                 if io.now() >= collector.until or collector.waiter.over:
                     self.answer(collector)
                 else:
@@ -130,7 +129,7 @@ class SimLink(NodeLink):
         io.tried()
 
     def down(self, fault: Fault) -> None:
-        """It was up, and has lost its connection or gives it up."""
+        """The link was up, and loses its connection or gives it up."""
         io, connection = self.io, self.connection
         assert connection is not None
         self._give_up()
@@ -146,7 +145,7 @@ class SimLink(NodeLink):
             self.tcp = None
 
     def answer(self, collector: Any) -> None:
-        """What a node that is not connected says."""
+        """Answers for a node that is not connected."""
         decided = collector.add(self.index, self.fault or NOT_CONNECTED)
         if decided and collector.waiter is not None and not collector.waiter.over:
             collector.waiter.set_result(None)
@@ -157,7 +156,7 @@ class SimLink(NodeLink):
         self.write()
 
     def write(self, *, again: bool = False) -> None:
-        """`again`: nobody has decided on this just now; it is part of a request that is under way."""
+        """`again`: this write belongs to a request that began before."""
         connection, now = self.connection, self.io.now()
         assert connection is not None
         if not self.asked_at:
@@ -176,7 +175,7 @@ class SimLink(NodeLink):
 
 
 class _Subscribing:
-    """Subscriptions under way: the nodes that have not answered, and the tasks that wait for them."""
+    """Subscriptions under way: the nodes that have not replied, and the tasks that wait for them."""
 
     def __init__(self) -> None:
         self.nodes: set[int] = set()
@@ -197,7 +196,7 @@ class SimIO(PushRouter):
         net: Net,
         nodes: Sequence[Node],
         shake: Callable[[int], Steps],
-        told: Callable[[TcpConnection, int, bytes, bool], None],
+        on_write: Callable[[TcpConnection, int, bytes, bool], None],
     ) -> None:
         super().__init__(len(nodes))
         self.actor = actor
@@ -207,8 +206,8 @@ class SimIO(PushRouter):
         self.group = group
         self.net = net
         self.shake = shake
-        self.told = told
-        """Told of each write: on which connection, to whom, what, and whether its request was under way before."""
+        self.on_write = on_write
+        """Called for each write with the connection, the node, the bytes, and whether its request began before."""
         self.wall_ahead = 0.0
         """Seconds by which this machine's wall clock is wrong."""
         self.threads = False
@@ -309,7 +308,7 @@ class SimIO(PushRouter):
             self._answer_unsent(collector)
 
     def _answer_unsent(self, collector: Collector) -> None:
-        """As ThreadConnections does it: at once. With asyncio the connection that is being made answers in the end."""
+        """Answers at once, as ThreadConnections does. With asyncio the connection that is being made answers later."""
         for link in self.links:
             kept = [each for each in link.backlog if each[1] is not collector]
             if len(kept) < len(link.backlog):

@@ -1,10 +1,10 @@
-"""What was sent for whom: nothing for what is over (invariant 7), and a release behind every attempt that failed (9).
+"""Checks what clients send: nothing for a hold that is over (invariant 7), and a release after each failed attempt (9).
 
-A lock or a claim that is left behind ends by itself in time, and nobody would notice. So the ledger looks at what was
-*sent*. A client that asked a node to hold something for an acquisition must, once that acquisition has failed or its hold
-was released, have sent a release behind it on the same connection; or on another one, if by then the node had carried
-out the first. A connection that is gone excuses it: what else is done then is the watchdog's business and, in the
-end, the ttl's.
+A lock or a claim that is left behind expires, so its effects alone would not show a missing release. The ledger therefore
+records what each client *sends*. A request that places a vote or a claim on a node needs a later release, once its
+acquisition has failed or its hold was released. The release follows on the same connection, or on another one after the
+node has carried out the request. If the connection is gone, no release is required: the watchdog and, in the end, the
+ttl take care of it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 __all__ = ["Acquirer", "Ledger", "acquirer"]
 
 UNDONE: Final = 0.1
-"""Seconds within which a watchdog that was not stopped sends what it has to send."""
+"""Seconds within which a running watchdog sends its releases."""
 _QUEUES: Final = frozenset({"claim", "pass", "yield"})
 """Scripts about one name, whose first argument is the id of an acquisition."""
 _ONLY_HELD: Final = frozenset({"extend", "restore_vote", "raise_token"})
-"""Scripts that may be sent for nothing but what is held, or is being taken."""
+"""Scripts that may be sent only for a hold, or for an acquisition under way."""
 
 Acquirer = tuple[bytes, bytes]
 """Owner and generation: one acquisition, with all its names."""
@@ -44,7 +44,7 @@ def acquirer(who: Identity) -> Acquirer:
 
 
 class _Meaning(NamedTuple):
-    """What a command does, to which key, for whom, and under which id."""
+    """What a command does, to which key, for which acquisition, and under which id."""
 
     what: str
     key: bytes
@@ -54,7 +54,7 @@ class _Meaning(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _meanings_of(payload: bytes) -> list[_Meaning]:
-    """Kept for a while: most payloads are sent to every node."""
+    """The commands of a payload. Cached, because most payloads go to every node."""
     if b"EVALSHA" not in payload and b"\r\nNX\r\n" not in payload and b"DELIFEQ" not in payload:
         return []
     return [meaning for words in commands_in(payload) for meaning in _meanings(words)]
@@ -81,60 +81,60 @@ def _meanings(words: list[bytes]) -> Iterator[_Meaning]:
                 yield _Meaning(script, key, (args[0], args[1]), b"")
 
 
-class _Laid(NamedTuple):
-    """Somebody has asked a node to hold something."""
+class _Placed(NamedTuple):
+    """A request that places a vote or a claim on a node."""
 
     client: Client
     tcp: TcpConnection
     claimant: bytes
-    """The id of the claim, if it is one."""
+    """The id of the claim; empty for a vote without a claim."""
 
 
 class Ledger:
-    """Of all clients."""
+    """What all clients have sent and not yet released."""
 
     def __init__(self, world: World, complain: Callable[[int, str], None], holds: dict[Acquirer, list[Hold]]) -> None:
         self.nodes: list[Node] = []
         self._world = world
         self._complain = complain
         self._holds = holds
-        self._laid: dict[Acquirer, dict[tuple[int, bytes, TcpConnection], _Laid]] = {}
+        self._placed: dict[Acquirer, dict[tuple[int, bytes, TcpConnection], _Placed]] = {}
         """By acquisition, then by node, key and connection."""
         self._over: dict[Acquirer, float] = {}
         """Acquisitions that have failed, or whose hold was released, and when."""
 
-    def told(self, client: Client, tcp: TcpConnection, node: int, data: bytes, again: bool) -> None:
+    def on_write(self, client: Client, tcp: TcpConnection, node: int, data: bytes, again: bool) -> None:
         for what, key, who, claimant in _meanings_of(data):
             if what == "takes":
-                self._laid.setdefault(who, {})[node, key, tcp] = _Laid(client, tcp, claimant)
+                self._placed.setdefault(who, {})[node, key, tcp] = _Placed(client, tcp, claimant)
             elif what == "leaves":
-                # It is sent at the end of an acquisition, and never before.
+                # A release is sent only at the end of an acquisition.
                 self._over.setdefault(who, self._world.now)
                 self._undone(client, node, key, who, tcp)
             else:
                 self._still_held(client, what, who, again)
                 if what == "restore_vote":
-                    self._laid.setdefault(who, {})[node, key, tcp] = _Laid(client, tcp, b"")
+                    self._placed.setdefault(who, {})[node, key, tcp] = _Placed(client, tcp, b"")
 
     def fails(self, who: Acquirer) -> None:
         """An acquisition has ended without a hold."""
         self._over[who] = self._world.now
 
     def _undone(self, client: Client, node: int, key: bytes, who: Acquirer, tcp: TcpConnection) -> None:
-        laid, links = self._laid.get(who, {}), client.dog.io.links
+        placed, links = self._placed.get(who, {}), client.dog.io.links
         by_watchdog = links[node].tcp is tcp
-        for where in [where for where in laid if where[1] == key]:
-            each = laid[where]
+        for where in [where for where in placed if where[1] == key]:
+            each = placed[where]
             if where[0] != node:
-                # What the watchdog releases for others it releases where it is connected.
+                # The watchdog releases on the nodes to which it is connected.
                 done = by_watchdog and links[where[0]].connection is None
             else:
                 there = self._is_there(self.nodes[node], key, who, each.claimant)
                 done = each.tcp is tcp or there or self._arrived(self.nodes[node], each.tcp)
-                # It releases once more a moment later. A claim that is on its way for longer is the ttl's business.
+                # The watchdog releases again a moment later. A claim that arrives even later ends with its ttl.
                 done = done or (by_watchdog and self._is_slow(each.tcp))
             if done:
-                del laid[where]
+                del placed[where]
 
     def _is_slow(self, tcp: TcpConnection) -> bool:
         return bool(tcp.stuck[1]) or tcp.last[1] > self._world.now + LATE_ARRIVAL
@@ -147,7 +147,7 @@ class Ledger:
             return True
         if node.shows(key) != owner:
             return False
-        # The hash keeps acquisitions that have ended, as long as another one of the same owner goes on.
+        # The hash keeps acquisitions that have ended, while another acquisition of the same owner lasts.
         return generation == NO_GENERATION or int(node.table(key + GENERATIONS).get(generation, 0)) > node.millis()
 
     def _still_held(self, client: Client, what: str, who: Acquirer, again: bool) -> None:
@@ -156,55 +156,55 @@ class Ledger:
         if not holds or any(hold.state == HELD and now < hold.deadline for hold in holds):
             return
         last = holds[-1]
-        # What belongs to a request that began in time may be sent a little later, once a connection is there.
+        # A request that began in time may be written a little later, when a connection is ready.
         if not again or now > last.deadline + last.config.timing.timeout:
             state = last.state if last.state != HELD else "past its deadline"
             self._complain(7, f"{client.name} sends {what} for {who!r}, which is {state}")
 
     def gone(self, client: Client) -> None:
-        """A process has died: it undoes nothing."""
-        for laid in self._laid.values():
-            for where in [where for where, each in laid.items() if each.client is client]:
-                del laid[where]
+        """A process has died: it sends no releases."""
+        for placed in self._placed.values():
+            for where in [where for where, each in placed.items() if each.client is client]:
+                del placed[where]
 
     def audit(self) -> None:
         now = self._world.now
-        for who, laid in list(self._laid.items()):
+        for who, placed in list(self._placed.items()):
             holds = self._holds.get(who, ())
-            if not laid or any(hold.state == LOST for hold in holds):
-                del self._laid[who]
+            if not placed or any(hold.state == LOST for hold in holds):
+                del self._placed[who]
                 continue
             if holds and who not in self._over and all(hold.state == RELEASED for hold in holds):
                 self._over[who] = now
             if now - self._over.get(who, now) > UNDONE:
-                self._check(who, laid)
+                self._check(who, placed)
 
-    def _check(self, who: Acquirer, laid: dict[tuple[int, bytes, TcpConnection], _Laid]) -> None:
-        """The acquisition is over. What nothing excuses must be gone; what is gone for good is forgotten here."""
-        for where, each in list(laid.items()):
+    def _check(self, who: Acquirer, placed: dict[tuple[int, bytes, TcpConnection], _Placed]) -> None:
+        """The acquisition is over: complain about what is still there without an excuse, and forget what is gone."""
+        for where, each in list(placed.items()):
             index, key, _ = where
             node = self.nodes[index]
             if not each.tcp.open:
-                del laid[where]
+                del placed[where]
             elif not self._is_there(node, key, who, each.claimant):
                 if self._arrived(node, each.tcp):
-                    del laid[where]
-            elif self._awake(each.client) and not self._at_it(each.client, who):
+                    del placed[where]
+            elif self._could_send(each.client) and not self._is_releasing(each.client, who):
                 self._complain(
                     9, f"{each.client.name} has sent no release of {who!r} to n{index}, which has a vote or a claim of it"
                 )
 
     def _arrived(self, node: Node, tcp: TcpConnection) -> bool:
-        """All that was sent to the node on this connection was carried out."""
+        """The node has carried out everything that was sent on this connection."""
         now, actor = self._world.now, node.actor
         return not tcp.stuck[1] and tcp.last[1] < now and not actor.stopped and actor.went_on < now
 
     @staticmethod
-    def _at_it(client: Client, who: Acquirer) -> bool:
-        """The client's watchdog is releasing it, and may have to wait for the answers of other nodes."""
+    def _is_releasing(client: Client, who: Acquirer) -> bool:
+        """The client's watchdog is releasing it, and may be waiting for the replies of other nodes."""
         return any(acquirer(each) == who for each in client.dog.releasing)
 
-    def _awake(self, client: Client) -> bool:
+    def _could_send(self, client: Client) -> bool:
         """The client's watchdog could have sent a release."""
         dog = client.dog
         return not dog.actor.stopped and self._world.now - dog.actor.went_on > UNDONE and dog.io.ready

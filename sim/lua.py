@@ -1,9 +1,9 @@
 """Runs the production scripts in a Lua interpreter, as a server does: same text, same conversions.
 
-`KEYS`, `ARGV` and `redis` are what a script sees of its server. A script is compiled once for each process; which store
-it works on is said with each run.
+A script sees its server as `KEYS`, `ARGV` and `redis`. Each process compiles a script once; each run names the store that
+it works on.
 
-Values are bytes. A nil reply is false in Lua, and so on, as the documentation of EVAL says. A number that a script hands
+Values are bytes. Conversions follow the documentation of EVAL: a nil reply is false in Lua. A number that a script passes
 to a command is written with 17 digits, and a number that it returns loses its fraction.
 """
 
@@ -21,8 +21,8 @@ __all__ = ["NAMES", "Commands", "ReplyError", "replace", "run"]
 NAMES: Final[dict[bytes, str]] = {sha: name for name, sha in scripts.SHA.items()}
 """By digest: the names of the scripts."""
 
-# The time is handed in, and arrays are put together and taken apart in Lua: each step across the border takes as long as
-# a command. An array reply comes as several values.
+# The time is an argument, and Lua code builds and reads arrays, because each call between Lua and Python takes as long as
+# a command. An array reply arrives as several values.
 _WRAPPER: Final = b"""
 local redis, KEYS, ARGV = {}, nil, nil
 local call, try, is_array, seconds, micros = ...
@@ -78,12 +78,12 @@ _join: Final = b"".join
 
 
 def _number(value: Any) -> bytes:
-    """A number as a command gets it."""
+    """A number in the form in which a command gets it."""
     return b"%d" % value if type(value) is int else b"%.17g" % value
 
 
 def _flat(reply: Any) -> list[Any]:
-    """The elements of an array; maps and pairs are flat, and doubles are strings."""
+    """The elements of an array. Maps and pairs become flat, and doubles become strings."""
     if isinstance(reply, dict):
         return [word for pair in reply.items() for word in pair]
     flat: list[Any] = []
@@ -126,7 +126,7 @@ def _function(name: str) -> Any:
 
 
 def replace(name: str, text: bytes | None) -> None:
-    """Run another text in place of a script; None: its own again."""
+    """Runs another text in place of a script; None restores its own."""
     _compiled.pop(name, None)
     if text is None:
         _replaced.pop(name, None)
@@ -135,7 +135,7 @@ def replace(name: str, text: bytes | None) -> None:
 
 
 def run(store: Commands, name: str, keys: int, words: Sequence[bytes]) -> Any:
-    """The reply of a script. `words`: so many keys, then the arguments."""
+    """The reply of a script. `words`: the number of keys, the keys, the arguments."""
     global _store
     _store = store
     try:

@@ -1,10 +1,10 @@
-"""The network: connections that keep order, and everything else that a network may do.
+"""The network: connections keep order, and can be slow, lossy, partitioned or cut.
 
 What is sent on one connection in one direction arrives in order, or not at all; between connections there is no order.
 A lost packet is sent again, so loss is delay. A partition holds back what is sent, in both directions or in one; when it
-heals, what was held back arrives in a burst. A connection that was given up while it was cut off may still deliver what
-was sent on it, long after: such an orphan is a write that nobody waits for any more. Its other end learns of
-the end as late as of everything else, so half-open connections need no fault of their own.
+heals, that arrives in a burst. A connection that a client gave up during a partition may still deliver its bytes long
+after: an orphan is a write whose sender no longer waits. The server sees the end of a connection as late as everything
+else, so half-open connections need no separate fault.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from sim.world import Actor, World
 __all__ = ["Net", "Server", "TcpConnection", "UserEnd"]
 
 RESENT: Final = 0.2
-"""Seconds after which a lost packet is sent again, doubled with each loss: as Linux does it."""
+"""Seconds after which a lost packet is sent again, doubled with each loss, as on Linux."""
 ORPHANS: Final = 0.5
-"""How often what is stuck on a connection that was given up is delivered all the same."""
+"""The probability that bytes held back on a connection are delivered after the client has given it up."""
 
 
 _ACQUIRE: Final = (SHA["claim"], SHA["acquire_all"], b"\r\nNX\r\n")
-"""What makes a lock."""
+"""The commands that acquire a lock."""
 
 
 class UserEnd(Protocol):
-    """Where a connection begins: a link to a node."""
+    """The client's end of a connection: a link to a node."""
 
     def accepted(self, tcp: TcpConnection) -> None: ...
     def refused(self, tcp: TcpConnection) -> None: ...
@@ -38,7 +38,7 @@ class UserEnd(Protocol):
 
 
 class Server(Protocol):
-    """Where it ends."""
+    """The server's end of a connection."""
 
     index: int
     actor: Actor
@@ -63,11 +63,11 @@ class TcpConnection:
         self.open = True
         """The client has not given it up."""
         self.last = [0.0, 0.0]
-        """Down, up: when what was sent last arrives."""
+        """Down, up: the time at which the last bytes arrive."""
         self.stuck: tuple[deque[Any], deque[Any]] = (deque(), deque())
-        """Down, up: what is held back."""
+        """Down, up: the bytes that are held back."""
         self.out: list[bytes] | None = None
-        """The server's own: replies of the write that it is working on."""
+        """For the server: the replies to the write that it is processing."""
 
     def send(self, data: bytes) -> None:
         if self.net.on_send is not None:
@@ -81,11 +81,11 @@ class TcpConnection:
             self.net.carry(self, 0, self.end.received, data)
 
     def break_off(self) -> None:
-        """From the server's end."""
+        """The server closes the connection."""
         self.net.carry(self, 0, self.end.broken)
 
     def give_up(self) -> None:
-        """From the client's end."""
+        """The client closes the connection."""
         if self.open:
             self.open = False
             stuck = self.stuck[1]
@@ -103,17 +103,17 @@ class Net:
         """Seconds one way."""
         self.jitter = 0.0003
         self.slow = 0.0
-        """How often something is slow, and by how much at most."""
+        """How often a write is slow; `slowest` is the longest delay."""
         self.slowest = 0.0
         self.loss = 0.0
         self.ttl = float("inf")
-        """What is on its way for longer than this is late."""
+        """Bytes that travel for longer than this are late."""
         self.on_send: Callable[[TcpConnection, bytes], None] | None = None
-        """Told of each write of a client before it is on its way."""
+        """Called for each write of a client before the network carries it."""
         self.far: dict[tuple[int, int], float] = {}
-        """More seconds, by client and node."""
+        """Additional seconds, by client and node."""
         self._cut: set[tuple[int, int, int]] = set()
-        """Client, node, direction. Only asked for members, never walked through: its order is nobody's."""
+        """Client, node, direction. Never iterated over, because the order of a set would make runs differ."""
         self._connections: dict[TcpConnection, None] = {}
 
     def dial(self, where: int, user: Actor, end: UserEnd, server: Server) -> TcpConnection:
@@ -123,7 +123,7 @@ class Net:
         return tcp
 
     def carry(self, tcp: TcpConnection, up: int, call: Callable[..., Any], *args: Any) -> None:
-        """Bring something to the other end."""
+        """Delivers something to the other end."""
         stuck = tcp.stuck[up]
         if stuck or (self._cut and (tcp.where, tcp.server.index, up) in self._cut):
             stuck.append((self.world.now, call, args))
@@ -174,7 +174,7 @@ class Net:
         self.flow()
 
     def flow(self) -> None:
-        """What was held back goes on its way, where it can."""
+        """Sends the bytes that were held back, on connections that are no longer cut."""
         for tcp in self._connections:
             for up in (0, 1):
                 stuck = tcp.stuck[up]
@@ -187,7 +187,7 @@ class Net:
                         self.carry(tcp, up, call, *args)
 
     def ended(self, tcp: TcpConnection) -> None:
-        """Neither end has any more use for it."""
+        """Both ends have closed it."""
         self._connections.pop(tcp, None)
 
     def connections(self) -> list[TcpConnection]:

@@ -1,11 +1,11 @@
-"""A simulated server: it gets the very bytes that a real one would get, and answers in RESP3.
+"""A simulated server: it gets the same bytes as a real one, and replies in RESP3.
 
-It has a clock of its own, can be stopped like any process, be killed and come back with its data or without, forget
-everything on a live connection (FLUSHALL), lose its scripts, and refuse to work for a while. A life is what lies
-between two starts; what the restart guard calls an incarnation.
+It has its own clock. It can be stopped like any process, be killed and come back with or without its data, lose
+everything on a live connection (FLUSHALL), lose its scripts, and refuse to work for a while. A life is the time between
+two starts; the restart guard calls it an incarnation.
 
-Servers differ in two ways that clients notice: some compare and delete by a command of their own (DELIFEQ), and some send
-a push that a command causes to its own connection after the reply, not before it.
+Servers differ in two ways that clients notice. Some have a command that compares and deletes (DELIFEQ). And if a command
+causes a push to its own connection, some servers send the push after the reply, others before it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _OWNER: Final = {name: 1 if name in ("claim", "pass", "yield") else 0 for name i
 """By script: which of its arguments is the owner."""
 _WRITES: Final = frozenset({b"SET", b"EVALSHA", b"DEL", b"DELIFEQ"})
 _CALM: Final = frozenset({b"PING", b"HELLO", b"CLIENT", b"SCRIPT", b"INFO", b"SUBSCRIBE"})
-"""What a server answers in any mood."""
+"""Commands that a server answers even while it refuses the others."""
 
 
 class Witness(Protocol):
-    """Sees what servers do: the observer."""
+    """The observer, as servers see it."""
 
     def complain(self, number: int, text: str) -> None: ...
     def voted(self, node: Node, key: bytes, owner: bytes) -> None: ...
@@ -57,29 +57,29 @@ class Node(Store):
         self._net = net
         self.up = True
         self._dark = False
-        """Its machine has no power."""
+        """The machine has no power."""
         self.life = 0
         self.forgot_at = NEVER
         """When it last lost its data."""
         self.disturbed_at = NEVER
         """When it last lost its data or its connections."""
         self.mood = ""
-        """The error that it answers to everything, if any: see faults.py."""
+        """The error with which it answers every command; empty: none."""
         self.tracks = True
         self.compares = True
         """It knows DELIFEQ."""
         self.replies_first = False
-        """A push that a command causes to its own connection comes after the reply: Valkey. Before it: Redis."""
+        """A push that a command causes to its own connection comes after the reply (Valkey), or before it (Redis)."""
         self.forgetting: Callable[[Node], None] | None = None
-        """Called when it has granted its vote, if that may be the last that it remembers."""
+        """Called after a grant, for the fault that a node loses its data right after a vote."""
         self._judged: tuple[bytes | None, int, bool] = (None, 0, False)
         """A marker, the life in which it was seen, and whether it lets the node vote."""
         self._loaded: set[bytes] = set()
         self._connections: dict[TcpConnection, None] = {}
         self._heals = False
-        """The script that runs restores a vote."""
+        """The running script restores a vote."""
         self._pushed: list[bytes] = []
-        """What is still to be pushed to the connection whose command runs."""
+        """Pushes to the connection whose command is running, not sent yet."""
         self.save()
         self._name()
 
@@ -93,7 +93,7 @@ class Node(Store):
     # -- faults ----------------------------------------------------------------------------------------------------
 
     def kill(self, *, silently: bool = False) -> None:
-        """kill -9: its connections are gone, and what was on its way to it. Without power a machine says nothing."""
+        """kill -9: its connections end, and bytes on their way to it are lost. `silently`: a power cut."""
         self.up = False
         self._dark = silently
         if not silently:
@@ -105,7 +105,7 @@ class Node(Store):
         self.tracked.clear()
 
     def start(self, memory: str) -> None:
-        """`memory`: all, none, or old: what was on its disk a second before it was killed."""
+        """`memory`: all, none, or old (what was on disk a second before the kill)."""
         self.up = True
         self._dark = False
         self.disturbed_at = self.world.now
@@ -119,7 +119,7 @@ class Node(Store):
             self.forgot_at = self.world.now
 
     def save(self) -> None:
-        """What a later `roll_back` comes back to: an append-only file that is written every second."""
+        """Saves the data for a later `roll_back`, like an append-only file that is written every second."""
         self._saved = ({key: copy.copy(value) for key, value in self.data.items()}, dict(self.ends))
 
     def roll_back(self) -> None:
@@ -138,7 +138,7 @@ class Node(Store):
         self._loaded.clear()
 
     def break_lock(self, key: bytes, owner: bytes, guard_keys: Sequence[bytes], retention: int) -> Any:
-        """What becomes of the vote when an operator, who sees this owner, breaks the lock."""
+        """An operator who sees this owner breaks the lock; returns the reply of `break.lua`."""
         token = self.table(key + GENERATIONS).get(b"t") or self.shows(key + FENCE) or b""
         names, *args = break_terms(key, guard_keys, owner, token, retention)
         self._loaded.add(scripts.SHA[scripts.BREAK])
@@ -171,7 +171,7 @@ class Node(Store):
 
     def receive(self, tcp: TcpConnection, data: bytes) -> None:
         if tcp not in self._connections:
-            if self._dark:  # half-open: nobody is told that nobody is there
+            if self._dark:  # half-open: without power, nothing refuses the connection
                 self.world.happened["21"] += 1
             else:
                 tcp.break_off()
@@ -187,7 +187,7 @@ class Node(Store):
             caching = words[0] == b"CLIENT" and words[1] == b"CACHING"
             if words[0] == b"CLIENT" and words[1] == b"TRACKING" and self.tracks:
                 self.trackers[tcp] = None
-            if words[0] == b"SUBSCRIBE":  # confirmed by a push
+            if words[0] == b"SUBSCRIBE":  # a push confirms it
                 self.channels[words[1]] = tcp
                 out.append(b">3\r\n$9\r\nsubscribe\r\n" + encoded(words[1]) + b":1\r\n")
             else:
@@ -254,7 +254,7 @@ class Node(Store):
                 return super()._set(words)
             finally:
                 self.by = None
-        if is_lock(words[1]) and not self._heals:  # a vote that is restored is a fact, and was given before
+        if is_lock(words[1]) and not self._heals:  # a restored vote is no new vote
             self._witness.voted(self, words[1], words[2])
         return super()._set(words)
 

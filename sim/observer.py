@@ -1,7 +1,7 @@
-"""Sees everything at once, and checks what must stay true (SAFETY.md, by number).
+"""Sees the whole simulation and checks the invariants, by number.
 
-Nobody in the simulation can ask it. It looks when a hold is granted, when a caller gets it, when something is
-sent or written, and now and then in between; it uses no clock but each client's own for that client's deadlines.
+No simulated process can read it. It checks when a hold is granted, when a caller gets it, when something is sent or
+written, and periodically. For a client's deadlines it uses that client's own clock.
 
 Which invariants are guaranteed depends on the faults: mutual exclusion (1, 5) only within A1-A5, order and uniqueness of
 tokens (2; 3 and with it 4) wherever counters survive, see plan.py. The others always.
@@ -33,32 +33,37 @@ INVARIANTS: Final = {
     2: ("tokens are in order", ("observer.returned",)),
     3: ("tokens are unique per name", ("observer.returned",)),
     4: ("no update of a fenced register is lost", ("observer.write",)),
-    5: ("what says that it is valid is held on M nodes, for as long as it says so", ("observer._held_on_a_majority",)),
+    5: ("a hold that is valid is held on M nodes until its deadline", ("observer._held_on_a_majority",)),
     6: (
-        "nothing is valid after its deadline, and its loss is told",
+        "no hold is valid after its deadline, and its loss is reported",
         ("observer.granted", "observer.renewed", "observer._lost_in_time"),
     ),
-    7: ("LOST and RELEASED are final, nothing is sent for them", ("observer.audit", "ledger._still_held")),
-    8: ("nobody touches another's key", ("store._check",)),
+    7: ("LOST and RELEASED are final, and nothing is sent for such a hold", ("observer.audit", "ledger._still_held")),
+    8: ("no acquisition changes the key of another", ("store._check",)),
     9: ("a failed or cancelled acquisition leaves nothing behind", ("ledger._check", "observer.at_rest")),
     10: ("no vote from an incarnation younger than Q", ("observer._no_young_votes",)),
     11: (
         "a waiter gets the lock in time",
-        ("user._failed", "observer._nobody_sleeps_on", "observer._given_is_taken", "queue_checks.handed_over"),
+        (
+            "user._failed",
+            "observer._free_lock_is_taken",
+            "observer._handed_over_hold_is_taken",
+            "queue_checks.handed_over",
+        ),
     ),
     12: ("counters never fall within an incarnation", ("store._set",)),
-    13: ("no task and no place in a queue is left", ("observer.at_rest",)),
+    13: ("no task and no waiter is left", ("observer.at_rest",)),
     16: ("no waiter is overtaken by many later claims while a majority knows of it", ("queue_checks.overtakes",)),
-    17: ("votes that are split among waiters soon come to one of them", ("queue_checks.splits_end",)),
+    17: ("votes that are split among waiters soon go to one of them", ("queue_checks.splits_end",)),
     18: ("a lease is valid when the caller gets it", ("observer.returned",)),
 }
-"""By number: what, and where it is checked. 14, that a seed is one history, is `World.digest`'s business."""
+"""By number: the invariant, and where it is checked. `World.digest` serves 14, that a seed is one history."""
 
 LOSS_IS_LATE: Final = 0.05
-"""Seconds after its deadline at which a hold must have been declared lost by a watchdog that was not stopped."""
+"""Seconds after its deadline within which a running watchdog declares a hold lost."""
 ROUNDING: Final = 0.005
-SLEPT_ON: Final = 0.6
-"""Seconds for which a lock that somebody waits for may be free while nothing is wrong: twice the longest pause."""
+FREE_TOO_LONG: Final = 0.6
+"""Seconds for which a lock with waiters may be free while there is no fault: twice the longest pause."""
 FOREVER: Final = float("inf")
 
 
@@ -79,12 +84,12 @@ class ExpectedGuarantees:
         self.unique = unique
         self.lively = lively
         self.queues = queues
-        """Waiters stand in queues on the servers."""
+        """Waiters queue on the servers."""
         self.fair = fair
 
 
 class Observer:
-    """Omniscient."""
+    """Checks all invariants."""
 
     def __init__(self, world: World, expected_guarantees: ExpectedGuarantees) -> None:
         self.world = world
@@ -92,15 +97,15 @@ class Observer:
         self.nodes: list[Node] = []
         self.clients: list[Client] = []
         self.quiet: Callable[[], bool] = lambda: False
-        """Nothing has been wrong for a while."""
+        """There has been no fault for a while."""
         self.registers: dict[str, Register] = {}
         self.tokens: dict[str, dict[int, bytes]] = {}
-        """By name: all tokens that callers were given, and to which owner."""
+        """By name: all tokens that callers got, with their owners."""
         self.largest: dict[str, int] = {}
         self.given = 0
         self.lost = 0
         self.now_held: dict[str, dict[Hold, Client]] = {}
-        """By name: what is held, as far as its holders know."""
+        """By name: the holds whose holders take them for valid."""
         self._holds: dict[Acquirer, list[Hold]] = {}
         self._final: dict[Hold, str] = {}
         self._passed: dict[Hold, None] = {}
@@ -125,11 +130,11 @@ class Observer:
 
     @staticmethod
     def valid(client: Client, hold: Hold) -> bool:
-        """It says of itself that it is valid."""
+        """The holder takes the hold for valid."""
         return hold.state == HELD and client.clock.now() < hold.deadline
 
     def granted(self, client: Client, hold: Hold) -> None:
-        """The core has made a hold, or passed one on."""
+        """The core has made a hold, or handed one over."""
         self.world.note("granted", client.name, hold.name, hold.who.id, hold.token, round(hold.deadline, 6), hold.votes)
         if hold not in self.now_held.setdefault(hold.names[0], {}):
             if client.clock.now() >= hold.deadline:
@@ -139,13 +144,13 @@ class Observer:
             for name in hold.names:
                 self.now_held.setdefault(name, {})[hold] = client
                 self._no_two_valid(name)
-            # What is joined of parts counts facts, as a renewal does. Its parts were checked.
+            # A hold of several names that were taken one by one: each part was checked when it was granted.
             if not hold.handovers and acquirer(hold.who) not in self._joined:
                 self._no_young_votes(client, hold)
         self._held_on_a_majority(client, hold)
 
     def gone(self, client: Client) -> None:
-        """A process has died: nobody can look at its leases any more."""
+        """A process has died: its leases have no holder any more."""
         for holds in self.now_held.values():
             for hold in [hold for hold, holder in holds.items() if holder is client]:
                 del holds[hold]
@@ -168,22 +173,24 @@ class Observer:
         policy = client.group.policy
         if not self.expected_guarantees.exclusive or not client.group.guard:
             return
-        # Q is counted on other clocks than the world's.
+        # The processes count Q on other clocks than the world's.
         least = (policy.max_ttl * (1 + 2 * policy.drift) + MARGIN) * (1 - 2 * policy.drift) - ROUNDING
         for index in range(len(self.nodes)):
             for key in hold.keys if hold.votes >> index & 1 else ():
                 votes = self._votes.get((index, key, hold.who.owner), [])
-                # Any vote counts whose ttl is not over, also if the node has forgotten since.
+                # A vote counts until its ttl ends, even if the node has lost its data since.
                 age = max((age for when, age in votes if when > self.world.now - 2 * hold.ttl), default=FOREVER)
                 if age < least:
-                    self.complain(10, f"{hold.name}: counts a vote of n{index}, which had forgotten {age:.3f} s before")
+                    self.complain(
+                        10, f"{hold.name}: counts a vote of n{index}, which had lost its data {age:.3f} s before"
+                    )
 
     def _held_on_a_majority(self, client: Client, hold: Hold) -> None:
-        """Each of its names is, by whichever majority: what was joined of parts may have a different one for each."""
+        """Each name is held on a majority. If the names were taken one by one, their majorities may differ."""
         if not (self.expected_guarantees.exclusive and self.valid(client, hold)):
             return
         group, until = client.group, client.clock.when(hold.deadline)
-        # A node that has forgotten and may vote for nobody before this one is over is as good as one that holds it.
+        # A node that has lost its data, and may not vote before this hold ends, counts like one that holds it.
         closed = {node.index for node in self.nodes if group.guard and not node.may_vote(group.marker_key)}
         for key in hold.keys:
             on = closed | {node.index for node in self.nodes if self._keeps(node, key, hold.who, until)}
@@ -195,7 +202,7 @@ class Observer:
 
     @staticmethod
     def _keeps(node: Node, key: bytes, who: Identity, until: float) -> bool:
-        """The node has this vote, and will keep it for so long."""
+        """The node has this vote and will keep it until `until`."""
         if node.shows(key) != who.owner or node.keeps(key) < until:
             return False
         if who.generation == NO_GENERATION:
@@ -204,7 +211,7 @@ class Observer:
         return end is not None and node.clock.when((int(end) + 1) / 1000) >= until
 
     def renews(self, client: Client, hold: Hold) -> None:
-        """A renewal begins: at its present deadline the hold is over, unless it was confirmed by then."""
+        """A renewal begins: the hold ends at its present deadline, unless it is confirmed by that time."""
         self.world.at(client.clock.when(hold.deadline), self._deadline_passes, hold, hold.deadline)
 
     def _deadline_passes(self, hold: Hold, deadline: float) -> None:
@@ -217,7 +224,7 @@ class Observer:
             self.complain(6, f"{hold.name} of {hold.who.owner!r} was over at its deadline, and is valid again")
 
     def voted(self, node: Node, key: bytes, owner: bytes) -> None:
-        """A node was asked for its vote, or has handed it over."""
+        """A node has voted for an owner, or has handed its vote over to it."""
         votes = self._votes.setdefault((node.index, key, owner), [])
         votes.append((self.world.now, self.world.now - node.forgot_at))
 
@@ -231,11 +238,11 @@ class Observer:
             self.ledger.fails(acquirer(acquisition.who))
 
     def returned(self, client: Client, hold: Hold, floors: dict[str, int], asked: float) -> None:
-        """A caller was given it; `floors` is what it was when it `began`, at the time `asked`."""
+        """A caller got a hold. `floors` is the result of `began` at the time `asked`."""
         self.given += 1
         self.world.note("returned", client.name, hold.name, hold.token)
         if not self.valid(client, hold):
-            self.complain(18, f"{hold.name}: {client.name} was given a lease that is {hold.state} and over")
+            self.complain(18, f"{hold.name}: {client.name} got a lease that is {hold.state} and over")
         if not hold.handovers and not hold.explicit_owner:
             self.queues.overtakes(client, hold, asked)
         if not hold.token:
@@ -252,10 +259,10 @@ class Observer:
 
     # -- the wire --------------------------------------------------------------------------------------------------
 
-    def told(self, client: Client, tcp: TcpConnection, node: int, data: bytes, again: bool) -> None:
-        """A client is sending something; `again`: for an exchange that began before."""
+    def on_write(self, client: Client, tcp: TcpConnection, node: int, data: bytes, again: bool) -> None:
+        """A client writes something; `again`: for a request that began before."""
         self.world.note("sends", client.name, node, data if len(data) < 1500 else len(data))
-        self.ledger.told(client, tcp, node, data, again)
+        self.ledger.on_write(client, tcp, node, data, again)
 
     # -- resources -------------------------------------------------------------------------------------------------
 
@@ -275,7 +282,7 @@ class Observer:
             self.complain(4, f"{hold.name}: token {hold.token} writes {value}: an update is lost")
 
     def write_plain(self, hold: Hold, value: int, *, at_once: bool) -> None:
-        """`at_once`: all look at their leases when they write, so only a broken exclusion can lose an update."""
+        """`at_once`: users check their leases right before they write, so only broken exclusion loses an update."""
         if self.register(hold.names[0]).write_plain(value) and at_once and self.expected_guarantees.exclusive:
             self.complain(1, f"{hold.name}: an update of a resource without tokens is lost, {hold.who.owner!r} was valid")
 
@@ -300,28 +307,30 @@ class Observer:
         self.ledger.audit()
         self.queues.note_waiters()
         if self.expected_guarantees.lively and self.quiet():
-            self._nobody_sleeps_on()
-            self._given_is_taken()
+            self._free_lock_is_taken()
+            self._handed_over_hold_is_taken()
             self.queues.splits_end()
         else:
             self._free_since.clear()
             self.queues.forget_splits()
 
-    def _given_is_taken(self) -> None:
-        """A waiter takes soon what a sibling has handed over to it."""
+    def _handed_over_hold_is_taken(self) -> None:
+        """A waiter soon takes the hold that a sibling has handed over to it."""
         heads = [
             queue.head for client in self.clients if not client.actor.stopped for queue in client.queues.by_key.values()
         ]
         given = [head.given for head in heads if head is not None and head.given is not None]
         self._given_since = {hold: self._given_since.get(hold, self.world.now) for hold in given}
         for hold, since in self._given_since.items():
-            if self.world.now - since > SLEPT_ON:
-                self.complain(11, f"{hold.name} was handed over inside a process at {since:.2f} s, and nobody took it")
+            if self.world.now - since > FREE_TOO_LONG:
+                self.complain(
+                    11, f"{hold.name} was handed over inside a process at {since:.2f} s, and its waiter has not taken it"
+                )
 
-    def _nobody_sleeps_on(self) -> None:
-        """A lock that somebody waits for is not free for long."""
+    def _free_lock_is_taken(self) -> None:
+        """A lock with waiters is not free for long."""
         for waited in [each for each in self._free_since if each[1] not in each[0].queues.by_key]:
-            del self._free_since[waited]  # nobody waits for it any more
+            del self._free_since[waited]  # it has no waiters any more
         for client in self.clients:
             for keys in list(client.queues.by_key):
                 group = client.group
@@ -329,14 +338,14 @@ class Observer:
                 if free < group.need or client.actor.stopped:
                     self._free_since.pop((client, keys), None)
                     continue
-                # What is granted and released again between two looks is not slept on.
+                # A lock that was granted and released between two checks was not free all the time.
                 granted = max(self.granted_at.get(key, 0.0) for key in keys)
                 since = max(granted, self._free_since.setdefault((client, keys), self.world.now))
-                if self.world.now - since > SLEPT_ON:
+                if self.world.now - since > FREE_TOO_LONG:
                     self.complain(11, f"{keys!r} has been free since {since:.2f} s, and {client.name} waits for it")
 
     def voters(self, client: Client) -> list[Node]:
-        """The nodes whose votes count for this client. One that it has seen step forward is soon in quarantine."""
+        """The nodes whose votes count for this client. A node whose clock it saw step forward is soon in quarantine."""
         group = client.group
         return [
             node
@@ -350,10 +359,10 @@ class Observer:
             return
         late = client.clock.now() - hold.deadline
         if late > LOSS_IS_LATE:
-            self.complain(6, f"{hold.name} of {hold.who.owner!r} ended {late:.3f} s ago, and nobody was told")
+            self.complain(6, f"{hold.name} of {hold.who.owner!r} ended {late:.3f} s ago, and its loss was not reported")
 
     def at_rest(self) -> None:
-        """Nobody wants anything any more, and every ttl is over."""
+        """All users have finished, and every ttl is over."""
         if not self.expected_guarantees.lively:
             return
         for node in self.nodes:
@@ -365,7 +374,7 @@ class Observer:
                     self.complain(13, f"{name} is still being released by {hold.who.owner!r}")
         for client in self.clients:
             if client.queues.by_key:
-                self.complain(13, f"{client.name}: somebody still waits in the queue of {list(client.queues.by_key)}")
+                self.complain(13, f"{client.name}: a waiter is left in the queue of {list(client.queues.by_key)}")
             for task in client.tasks:
                 if not task.over:
                     self.complain(13, f"{client.name}: {task} has not ended")

@@ -1,16 +1,17 @@
-"""What a seed decides beforehand: a deployment, how it is used, what goes wrong; and what is guaranteed all the same.
+"""What a seed decides beforehand: a deployment, its use, its faults, and the guarantees that hold nevertheless.
 
 Swarm testing: each seed draws a random subset of the faults, so that no fault hides behind another in every run.
 
-What is guaranteed follows from the plan alone (SAFETY.md, "Assumptions"):
-exclusion     unless clocks run at rates beyond `drift` (A1), a node's clock steps forward (A2), a node forgets that
-              nobody guards (A3), or an operator breaks a lock. A5 is kept by not letting nodes forget while
-              M - 1 are suspect;
-uniqueness    wherever counters survive, or a guard repairs a minority of them. One node alone numbers by its clock;
-order         the same; the tokens of a cohort are in order only while exclusion holds;
-fairness      unless barging is wanted, or the nodes' clocks disagree, from which tickets are taken;
-liveness      unless a clock was set back where nobody may cut a lease that has become too long, or runs so wrong that the
-              guard suspects every node, or a client of another max_ttl may have written the markers of a majority.
+The guarantees follow from the plan alone. A1 to A5 are the assumptions in docs/evidence.md:
+exclusion     unless clock rates differ by more than `drift` (A1), a node's clock steps forward (A2), a node without a
+              guard loses its data (A3), or an operator breaks a lock. The schedule keeps A5: no node loses its data
+              while M - 1 nodes are suspect;
+uniqueness    if counters survive, or a guard repairs a minority of them. A single node takes tokens from its clock;
+order         as uniqueness; the tokens of a cohort are in order only while exclusion holds;
+fairness      unless the lock is unfair, or the nodes' clocks, which give the tickets, disagree;
+liveness      unless a clock was set back and no client may cut a lease that has become too long, or a clock is so wrong
+              that the guard suspects every node, or a client with another max_ttl may have written the markers of a
+              majority.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Final, NamedTuple, cast
 
-from handfast.given import ClientOptions
+from handfast.option_types import ClientOptions
 from sim.observer import ExpectedGuarantees
 
 __all__ = ["BEYOND", "BREAK", "DRIFT", "FAULTS", "Plan", "draw"]
@@ -68,7 +69,7 @@ FAULTS: Final = (
     "lost raise",
 )
 BEYOND: Final = frozenset({"wild drift", "step forward", "majority step", "step after restart", "majority restart"})
-"""Beyond the assumptions: drawn less often, since they excuse much."""
+"""Beyond the assumptions: drawn less often, because fewer guarantees hold with them."""
 FORGETTING: Final = frozenset(
     {
         "restart",
@@ -86,13 +87,13 @@ BREAK: Final = "broken lock"
 """Never drawn: an operator may break any rule. tests/sim has plans with it."""
 STEPS: Final = frozenset({"step forward", "majority step", "step after restart"})
 SET_BACK: Final = 86400.0
-"""Seconds by which clocks are set back at most, all times together."""
+"""The most seconds by which all set-backs of a clock together move it."""
 DRIFT: Final = 0.0045
-"""Two clocks that differ from the true rate by so much differ by less than 1 % from each other."""
+"""The largest error of a clock's rate: two clocks differ by less than 1 % from each other."""
 
 
 class Plan(NamedTuple):
-    """All that a seed decides beforehand."""
+    """Everything that a seed decides beforehand."""
 
     nodes: int
     guard: bool
@@ -110,17 +111,17 @@ class Plan(NamedTuple):
     faults: tuple[str, ...]
     max_hold: float | None = None
     together: bool = False
-    """Sometimes two names are taken at once."""
+    """Users sometimes take two names at once."""
     owners: bool = False
-    """Users present owners of their own."""
+    """Users have explicit owners."""
     reentrant: bool = False
-    """A holder takes it again now and then."""
+    """A holder sometimes takes the lock again."""
     fault_seconds: float = 20.0
-    """How long faults strike."""
+    """Seconds during which faults strike."""
     every: float = 4.0
     """Seconds between two strikes of one fault, on average."""
     prefix: str = "handfast:"
-    """Empty: keys that other programs could share."""
+    """Empty: keys that other programs can share."""
     tries: int | None = None
     token_memory: float = 7 * 86400.0
     """Seconds for which counters are kept."""
@@ -128,7 +129,7 @@ class Plan(NamedTuple):
     """Users borrow connections, as threads do. Otherwise they share them, as tasks do."""
 
     def options(self, **changes: float) -> ClientOptions:
-        """What a client is made with."""
+        """The options of a client."""
         options: dict[str, Any] = {
             "guard": self.guard,
             "ttl": self.ttl,
@@ -147,7 +148,7 @@ class Plan(NamedTuple):
 
     @property
     def published(self) -> bool:
-        """The key is the name, and the protocol that of other programs: nobody queues."""
+        """The key is the name, and the protocol is the published one, without queues."""
         return not self.prefix and not self.fence
 
     @property
@@ -159,10 +160,10 @@ class Plan(NamedTuple):
         return self.max_ttl * 1.02 + 0.2
 
     @property
-    def patience(self) -> float:
-        """Within so long after all faults everybody must have had the lock (invariant 11)."""
+    def longest_wait(self) -> float:
+        """Seconds after the last fault within which every user gets the lock (invariant 11)."""
         everybody = self.clients * self.users * 0.5
-        busy = 3 * self.work + 2 * self.ttl  # a holder that still works finishes, and may be renewed meanwhile
+        busy = 3 * self.work + 2 * self.ttl  # a holder finishes its work, and may be renewed during it
         return self.max_ttl + 2 * self.quarantine + 8.0 + everybody + self.clients * busy
 
     @property
@@ -172,22 +173,22 @@ class Plan(NamedTuple):
         exclusive = not faults & {"wild drift", BREAK, *STEPS} and guarded
         backwards = bool(faults & {"step back", "step after restart"})
         if self.nodes == 1:
-            # With a slow clock it numbers by a clock that goes on all the same.
+            # A node with a slow clock still takes tokens from a clock that never goes back.
             unique = not (self.forgetful and (backwards or "wild drift" in faults))
         else:
             unique = guarded and "majority restart" not in faults and not (self.forgetful and "wild drift" in faults)
-        # A counter that has expired is no help when the clock is set back beyond the token's time.
+        # An expired counter does not help when the clock is set back beyond the token's time.
         unique = unique and not (backwards and self.token_memory < SET_BACK)
         stuck = backwards and not (self.guard and self.prefix)
-        # A client whose clock is that wrong takes every node's for one that was set, and puts it in quarantine.
+        # A client whose clock is that wrong believes that every node's clock was set, and puts the nodes in quarantine.
         suspected = self.guard and "wild drift" in faults
-        # A marker says which max_ttl a namespace has, and the client that first meets a new incarnation writes it. The
-        # marker of a node that was put in quarantine for its clock is written anew as well.
+        # A marker has the max_ttl of a namespace. The first client that connects to a new incarnation writes it. The
+        # marker of a node that is in quarantine because of its clock is written again as well.
         rewritten = self.forgetful or backwards or bool(faults & {*STEPS, "durable restart", "power cut"})
-        # Where one node alone decides, or a majority forgets, the odd client may be the one whose setting stands.
+        # With a single node, or a majority without data, the setting of the odd client may be the one that remains.
         decisive = self.nodes == 1 or bool(faults & {"majority restart", "majority step"})
         disputed = "another max_ttl" in faults and self.guard and rewritten and decisive
-        # What a cohort passes on was numbered when it was taken: in order only while nobody else can have taken it since.
+        # A cohort's tokens are as old as its turn: they are in order only if no other client acquired the lock since.
         ordered = unique and (exclusive or not self.cohort)
         lively = not (stuck or suspected or disputed)
         clocks = {"wild drift", "drift", "slow clock forgets", *STEPS} if self.nodes > 1 else set[str]()
@@ -199,7 +200,7 @@ class Plan(NamedTuple):
 
 
 class Theme(NamedTuple):
-    """Faults that do harm together, where a random subset would seldom have them all."""
+    """Faults that do harm together, and that a random subset would seldom contain together."""
 
     faults: tuple[str, ...]
     changes: Mapping[str, Any]
@@ -214,7 +215,7 @@ _QUEUE: Final[Mapping[str, Any]] = {
     "think": 0.3, "work": 0.1, "every": 3.0,
 }  # fmt: skip
 THEMES: Final = (
-    # Nodes that forget one after the other, while names rest and clients disagree about the date.
+    # Nodes that lose their data one after the other, while names are unused and clients disagree about the date.
     Theme(
         ("partition", "restart", "flush", "wrong wall clocks"),
         {**_TOKENS, "nodes": 3, "ttl": 0.4, "names": tuple("abcdefgh"), "think": 2.0},
@@ -228,7 +229,7 @@ THEMES: Final = (
         ("dies with its vote", "forgets after voting"),
         {**_TOKENS, "nodes": 5, "ttl": 1.0, "names": ("a", "b"), "think": 2.0},
     ),
-    # Hand-overs whose news comes late.
+    # Hand-overs whose pushes are late.
     Theme(
         ("slow network", "one-way partition", "stopped client", "power cut"),
         {"nodes": 1, "guard": False, "fair": True, "clients": 4, "names": ("a",), "owners": False, "together": False},
@@ -239,10 +240,10 @@ THEMES: Final = (
         {**_QUEUE, "nodes": 3, "guard": True},
     ),
     Theme(("reset", "one-way partition", "cancel", "durable restart", "distance"), {**_QUEUE, "nodes": 5, "guard": True}),
-    # Nothing but contention: tickets that were taken at the same time, and claims that arrive in different orders.
+    # Contention alone: tickets of the same time, and claims that arrive in different orders.
     Theme(("distance",), {**_QUEUE, "nodes": 3, "guard": True, "think": 0.02, "work": 0.01, "fault_seconds": 3.0}),
     Theme(("cancel",), {**_QUEUE, "nodes": 5, "guard": True, "think": 0.1, "work": 0.1, "fault_seconds": 10.0}),
-    # Claims that are repeated before they are answered, so that answers come after the vote was given back.
+    # Claims that are repeated before their replies, so that replies come after the vote was yielded.
     Theme(
         ("slow network", "distance", "stopped node"),
         {**_QUEUE, "nodes": 3, "guard": True, "ttl": 0.4, "think": 0.05, "work": 0.02, "fault_seconds": 8.0},
@@ -253,12 +254,12 @@ THEMES: Final = (
         {**_QUEUE, "names": ("a", "b"), "fence": True, "token_memory": 1.0, "think": 2.0, "fault_seconds": 30.0},
     ),
     Theme(("step back", "wrong wall clocks", "partition"), {**_QUEUE, "names": ("a", "b"), "fence": True, "guard": True}),
-    # Owners that their users present, in one life after another.
+    # Explicit owners, in one life of a process after another.
     Theme(
         ("crash", "partition", "slow network", "cancel"),
         {**_QUEUE, "owners": True, "names": ("a",), "users": 2, "cohort": 0},
     ),
-    # Renewals that hardly come in time.
+    # Renewals that are almost late.
     Theme(
         ("slow network", "partition", "reset", "stopped node"),
         {"renew": True, "work": 1.0, "think": 0.3, "max_hold": None},
@@ -272,7 +273,7 @@ THEMES: Final = (
         ("stop at a hand-over",),
         {**_QUEUE, "cohort": 3, "users": 3, "clients": 2, "ttl": 0.4, "think": 0.05, "work": 0.05, "fault_seconds": 10.0},
     ),
-    # Clocks whose rates differ as much as they may, and waits of a ttl: a hand-over must reckon with both.
+    # Clocks whose rates differ by the largest allowed drift, and waits of a ttl: a hand-over must allow for both.
     Theme(
         ("most drift",),
         {**_QUEUE, "clients": 3, "users": 1, "ttl": 2.0, "max_ttl": 3.0, "think": 0.1, "work": 1.5, "renew": True},
@@ -282,12 +283,12 @@ THEMES: Final = (
         ("lost raise", "partition", "wrong wall clocks"),
         {**_TOKENS, "nodes": 3, "ttl": 0.4, "names": ("a", "b"), "think": 0.5, "every": 1.0, "fault_seconds": 20.0},
     ),
-    # Leases that nobody releases.
+    # Leases that are dropped without a release.
     Theme(
         ("dropped lease", "reset", "cancel", "slow network"),
         {"renew": True, "think": 0.3, "work": 0.1, "names": ("a",), "together": False},
     ),
-    # Keys that other programs could share: nobody queues, and the waiters look again when a key changes.
+    # Keys that other programs can share: no queues, and the waiters look again when a key changes.
     Theme(
         ("distance", "cancel", "restart"),
         {
@@ -305,7 +306,7 @@ THEMES: Final = (
             "fault_seconds": 10.0,
         },
     ),
-    # Extensions to a shorter ttl whose answers come late. Only an explicit owner's vote can become shorter on a node.
+    # Extensions to a shorter ttl whose replies are late. Only an explicit owner's vote can become shorter on a node.
     Theme(
         ("extend", "slow network", "one-way partition"),
         {**_QUEUE, "owners": True, "users": 1, "cohort": 0, "renew": True, "work": 1.0, "max_ttl": 3.0, "ttl": 2.0},
@@ -336,7 +337,7 @@ def _draw(rng: Random) -> Plan:
         guard=rng.random() < (0.3 if nodes == 1 else 0.85),
         clients=rng.randint(2, 4),
         users=rng.choice((1, 1, 2)),
-        # With many names some rest for long: their counters are what a node that forgot must get from others.
+        # With many names some are unused for long: a node that lost its data must get their counters from others.
         names=names,
         ttl=ttl,
         max_ttl=max(ttl, rng.choice((1.0, 2.0, 3.0))),

@@ -1,5 +1,5 @@
-"""What must be true of the wait queues: a vote goes to the waiter whose turn it is (invariant 11), no waiter is overtaken
-again and again (16), and split votes soon come together (17).
+"""The invariants of the wait queues: a vote goes to the waiter whose turn it is (11), no waiter is overtaken again and
+again (16), and split votes soon go to one waiter (17).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["QueueChecks"]
 
 OVERTAKEN: Final = 1
-"""By so many later acquisitions at most."""
+"""How many later acquisitions may overtake a waiter."""
 SPLIT: Final = 0.2
-"""Seconds for which votes may be split among waiters while nothing is wrong."""
+"""Seconds for which votes may be split among waiters while there is no fault."""
 
 
 class QueueChecks:
-    """The part of the observer that looks at waiters."""
+    """The part of the observer that checks waiters."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -42,7 +42,7 @@ class QueueChecks:
         self.most_overtaken = 0
 
     def _heads(self) -> list[tuple[Client, Waiter, Identity]]:
-        """The waiters of all clients that stand in the servers' queues."""
+        """The waiters of all clients that are in the servers' queues."""
         found: list[tuple[Client, Waiter, Identity]] = []
         for client in self._observer.clients:
             if not client.actor.stopped:
@@ -57,13 +57,16 @@ class QueueChecks:
     # -- order
 
     def _majority_knows(self, client: Client, key: bytes, who: Identity, since: float) -> bool:
-        """A majority of the nodes has known since then that it waits. What a node knew before it restarted or forgot does
-        not count: the first claims afterwards are the first in its queue."""
+        """A majority of the nodes has known since `since` that it waits.
+
+        What a node knew before a restart or a loss of data does not count: the first claims afterwards are the first in
+        its queue.
+        """
         nodes = [node for node in self._observer.nodes if node.disturbed_at < since and _knows(node, key, who)]
         return len(nodes) >= client.group.need
 
     def note_waiters(self) -> None:
-        """Note which waiters a majority knows."""
+        """Notes which waiters a majority knows."""
         if not self._expected.fair:
             return
         now, queued = self._world.now, dict[bytes, float]()
@@ -77,7 +80,7 @@ class QueueChecks:
         self._overtaken = {each: times for each, times in self._overtaken.items() if each in queued}
 
     def overtakes(self, client: Client, hold: Hold, asked: float) -> None:
-        """An acquisition that began at `asked` was granted. Waiters that wait for longer were overtaken."""
+        """An acquisition that began at `asked` was granted. It has overtaken the waiters that waited before."""
         if not self._queued_since:
             return
         for other, waiter, who in self._heads():
@@ -99,29 +102,29 @@ class QueueChecks:
     def handed_over(
         self, node: Node, key: bytes, by: bytes, waiting: dict[bytes, float], claims: dict[bytes, bytes]
     ) -> None:
-        """An acquisition has passed on or yielded a vote: it goes to the lowest ticket whose waiter is there, if any.
+        """An acquisition has passed or yielded a vote: it goes to the lowest ticket whose waiter listens, if any.
 
-        `waiting` and `claims` are the queue and the claims as they were before.
+        `waiting` and `claims` are the queue and the claims before that.
         """
         second = node.micros() // 1_000_000
         queue = [decode_claim(each, b"%.17g" % ticket, claims.get(each)) for each, ticket in waiting.items()]
         alive = [claim for claim in queue if claim is not None and claim.id != by and _alive(node, claim, second)]
         if alive and node.shows(key) is None:
-            self._complain(11, f"{key!r} was released, and {min(alive).id!r}, which waits for it, was not told")
+            self._complain(11, f"{key!r} was released, and {min(alive).id!r}, which waits for it, got no push")
         before, given = (decode_record(table.get(b"*")) for table in (claims, node.table(key + CLAIMS)))
         if given is None or given == before:
-            return  # nobody has it, or other acquisitions of the same owner go on
-        heir = given.claim.id
-        if heir == by and before is not None and before.claim.ends >= second:
-            alive.append(before.claim)  # it yielded, and stands in the queue as before
-        if not alive or heir != min(alive).id:
+            return  # nobody has it, or other acquisitions of the same owner still have it
+        next_holder = given.claim.id
+        if next_holder == by and before is not None and before.claim.ends >= second:
+            alive.append(before.claim)  # it yielded, and is in the queue as before
+        if not alive or next_holder != min(alive).id:
             in_queue = [(claim.ticket, claim.id) for claim in sorted(alive)]
-            self._complain(11, f"{key!r} went to {heir!r}, whose turn it is not; in the queue are {in_queue}")
+            self._complain(11, f"{key!r} went to {next_holder!r}, whose turn it is not; in the queue are {in_queue}")
 
     # -- split votes
 
     def splits_end(self) -> None:
-        """Where a majority of the votes is with waiters and nobody holds the lock, one of the waiters soon does."""
+        """If waiters have a majority of the votes and nobody holds the lock, one of the waiters soon holds it."""
         if not self._expected.queues:
             return
         split: dict[bytes, float] = {}
@@ -141,12 +144,12 @@ class QueueChecks:
         """By key: the waiters whose processes were not stopped lately."""
         waiting: dict[bytes, list[Identity]] = {}
         for client, waiter, who in self._heads():
-            if client.went_on_for(SPLIT) and len(waiter.acquisition.request.names) == 1:
+            if client.ran_for(SPLIT) and len(waiter.acquisition.request.names) == 1:
                 waiting.setdefault(waiter.acquisition.request.key, []).append(who)
         return waiting
 
     def forget_splits(self) -> None:
-        """Something is wrong at present: split votes may take longer."""
+        """There is a fault at present: split votes may last longer."""
         self._split_since.clear()
 
 

@@ -1,10 +1,11 @@
-"""A history that chance would hardly ever write: a client dies with the vote of a node that forgot it.
+"""A history that random draws hardly ever produce: a client dies with the vote of a node that has lost its data.
 
-A client whose clock is ahead reaches only three nodes of five, two of them late. The first forgets as soon as it has
-voted; another client looks at it at that very moment, before the other two have voted. The first client gets its token
-and dies before it can release, which would have carried the token to the others. Now two nodes know of it. Once the
-first is out of quarantine, and those two are out of reach, the other three are a majority: what they give out must be
-larger all the same. It is, if the first was told by others what to count from after its quarantine, and not before.
+A client whose clock is ahead reaches only three nodes of five, two of them late. The first node loses its data right
+after its vote; another client reads the node at that moment, before the other two have voted. The first client gets
+its token and dies before it can release, so its token does not reach the other nodes. Now only two nodes know the
+token. When the first node leaves quarantine, and those two are out of reach, the other three nodes are a majority, and
+their tokens must still be larger. They are larger if the first node gets its floor from the others after its
+quarantine, and not before.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ def dies_with_its_vote(fault_schedule: FaultSchedule) -> None:
     scene, rng = fault_schedule.scene, fault_schedule.rng
     clients = [client for client in scene.clients if not client.actor.stopped]
     if not scene.plan.guard or len(scene.nodes) < 5 or len(clients) < 2 or fault_schedule.suspects():
-        return  # without a guard nobody looks at a node that has forgotten
+        return  # without a guard no client checks a node that has lost its data
     dies, looks = rng.sample(clients, 2)
     first, *late, out1, out2 = rng.sample(scene.nodes, 5)
-    name = f"rare {fault_schedule.world.now:.3f}"  # which nobody else uses
+    name = f"rare {fault_schedule.world.now:.3f}"  # no other user has this name
     fault_schedule.note("dies with its vote", dies.name, looks.name, [node.index for node in (first, *late)])
     for node in (out1, out2):
         scene.net.cut(dies.where, node.index)
@@ -85,7 +86,7 @@ def _dies(fault_schedule: FaultSchedule, client: Client, first: Node) -> None:
     first.forgetting = None
     for link in client.io.links:
         if link.tcp is not None:
-            link.tcp.stuck[1].clear()  # what was on its way dies with it
+            link.tcp.stuck[1].clear()  # what was on its way is lost with it
     if not client.actor.dead:
         fault_schedule.crash(client)
     for node in scene.nodes:

@@ -6,28 +6,28 @@ __all__ = ["Register"]
 
 
 class Register:
-    """Both, for one name."""
+    """Both resources, for one name."""
 
     def __init__(self) -> None:
         self._seen = 0
         self._value = 0
         self._plain = 0
         self.stale = 0
-        """Writes that the token has kept away."""
+        """Writes that were refused because of their tokens."""
         self.lost = 0
-        """Updates of the unchecked resource that were lost: what tokens are for."""
+        """Lost updates of the unchecked resource. Tokens prevent these."""
 
     def read(self, token: int) -> tuple[int, int] | None:
         """Both values; None if a larger token was seen."""
         if token < self._seen:
             self.stale += 1
             return None
-        # Reading under a token claims it too: otherwise a holder that reads before us could still write after us.
+        # Reading records the token too: otherwise an earlier holder could still write after this read.
         self._seen = token
         return self._value, self._plain
 
     def write(self, token: int, value: int) -> bool:
-        """True if that has lost an update."""
+        """True if this write has lost an update."""
         if token < self._seen:
             self.stale += 1
             return False

@@ -10,9 +10,9 @@ __all__ = ["commands_in", "encoded"]
 
 @lru_cache(maxsize=256)
 def commands_in(payload: bytes) -> list[list[bytes]]:
-    """The commands of a payload, each as its words; none of our words has a line break of the protocol's in it.
+    """The commands of a payload, each as its words. No word contains the protocol's line break.
 
-    Kept for a while: the ledger reads what is sent, and the node what arrives.
+    Cached, because the ledger reads what is sent, and the node what arrives.
 
     >>> commands_in(b"*2\\r\\n$3\\r\\nGET\\r\\n$1\\r\\nk\\r\\n*1\\r\\n$4\\r\\nPING\\r\\n")
     [[b'GET', b'k'], [b'PING']]

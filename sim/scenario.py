@@ -1,4 +1,4 @@
-"""One seed from beginning to end: a deployment is opened, faults strike it, and everything comes to rest."""
+"""One seed from beginning to end: a deployment starts, faults strike it, and all users finish."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from sim.observer import Observer, Violation
 from sim.plan import DRIFT, Plan, draw
 from sim.store import name_of
 from sim.user import User
-from sim.world import Circles, Clock, Task, World
+from sim.world import Clock, NoProgress, Task, World
 
 __all__ = ["Outcome", "Scenario", "run"]
 
 AUDIT_EVERY: Final = 0.05
 YEAR: Final = 365 * 86400.0
 BEFORE: Final = 1.0
-"""Seconds before the first fault, for the deployment to be opened."""
+"""Seconds before the first fault, in which the deployment starts."""
 SETTLED: Final = 5.0
-"""Seconds after the last fault within which every connection is made again."""
+"""Seconds after the last fault within which every link is connected again."""
 SAVED_EVERY: Final = 1.0
-CROWD: Final = 50
+WAITERS_AT_ONCE: Final = 50
 LONG_ENOUGH: Final = 10.0
-"""Seconds for which a member of a crowd waits."""
+"""Seconds for which each of these waiters waits."""
 
 
 class Outcome(NamedTuple):
-    """How a seed went."""
+    """The result of a seed."""
 
     seed: int
     plan: Plan
     seconds: float
     """Simulated."""
     digest: str
-    """Of its trace; empty if nobody asked for it."""
+    """The digest of the trace; empty if it was not requested."""
     violation: BaseException | None
     sums: dict[str, Any]
     happened: Counter[str]
@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
 
 
 class Scenario:
-    """Everything that takes part."""
+    """The world of one seed: nodes, clients, users, faults, observer."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Scenario:
             node.compares, node.replies_first = world.rng.random() < 0.5, world.rng.random() < 0.5
         self.observer.nodes = self.observer.ledger.nodes = self.nodes
         self.strangers: list[Client] = []
-        """Clients with another max_ttl than the namespace has."""
+        """Clients whose max_ttl differs from the namespace's."""
         self._clocks = [self._clock(1000.0 * (i + 1), -1) for i in range(plan.clients)]
         self.clients = self.observer.clients = [self._client(i) for i in range(plan.clients)]
         if "no tracking" in plan.faults:
@@ -87,7 +87,7 @@ class Scenario:
         self.fault_schedule: FaultSchedule | None = None
 
     def _clock(self, offset: float, way: int) -> Clock:
-        """`way`: of two that differ as much as they may, this one is fast (1) or slow (-1)."""
+        """`way`: with the largest allowed drift, this clock is fast (1) or slow (-1)."""
         if "most drift" in self.plan.faults:
             return Clock(self.world, offset, 1 + way * DRIFT)
         most = 0.05 if "wild drift" in self.plan.faults else DRIFT if "drift" in self.plan.faults else 0.0
@@ -129,10 +129,10 @@ class Scenario:
         world.run(world.now + plan.max_ttl * 1.1 + 0.5)
         for user in self.users:
             user.last = world.now
-        self._rest(world.now + plan.patience)
+        self._rest(world.now + plan.longest_wait)
         world.run(world.now + plan.max_ttl + 5.0)
-        # What was left for the watchdog to release, and every ttl; but a clock that was set back keeps a key until
-        # somebody meets it.
+        # By now the watchdogs have released what was left, and every ttl is over. Only a node whose clock was set back
+        # keeps a key, until a client asks for it.
         met = {name_of(key) for node in self.nodes if node.clock.was_set_back for key, _ in node.held()}
         for name in sorted(met):
             client = next(each for each in self.clients if each not in self.strangers)
@@ -142,7 +142,7 @@ class Scenario:
         self.observer.at_rest()
 
     def _rest(self, until: float) -> None:
-        """Until every user has had its last turn, or should have had it."""
+        """Runs until every user has had its last turn, or until that is overdue."""
         world = self.world
         while world.now < until and not all(user.rests for user in self.users):
             world.run(min(until, world.now + SETTLED))
@@ -155,7 +155,7 @@ class Scenario:
         self.users += [User(self, client, i) for i in range(self.plan.users)]
 
     def _repair(self, fault_schedule: FaultSchedule) -> None:
-        """Faults that are under way end soon by themselves; the rest ends now."""
+        """Ends the faults that do not end soon by themselves."""
         self.world.note("FAULT", "all is repaired")
         self.net.repair_all()
         if fault_schedule.restless:
@@ -185,7 +185,7 @@ class Scenario:
             self.stop(client, self.world.now + self.plan.ttl * 2 * rng.random())
 
     def replace(self, dead: Client) -> None:
-        """Another process where one has died."""
+        """Starts another process in place of one that has died."""
         client = self._client(dead.where, dead.life + 1)
         last = next((user.last for user in self.users if user.client is dead), None)
         self.users = [user for user in self.users if user.client is not dead]
@@ -195,12 +195,12 @@ class Scenario:
             if user.client is client:
                 user.last = last
 
-    def crowd(self, name: str) -> None:
-        """Many waiters for one release, which then go one after the other."""
+    def add_waiters(self, name: str) -> None:
+        """Adds many waiters for one lock; they get it one after the other."""
         clients = [client for client in self.clients if not client.actor.stopped]
-        for i in range(CROWD if clients else 0):
+        for i in range(WAITERS_AT_ONCE if clients else 0):
             client = clients[i % len(clients)]
-            task = Task(client.actor, self._queue(client, name), f"{client.name} crowd {i}", _finish)
+            task = Task(client.actor, self._queue(client, name), f"{client.name} waiter {i}", _finish)
             client.tasks.append(task)
         self.world.happened["36"] += bool(clients)
 
@@ -227,7 +227,7 @@ def run(
     *,
     with_digest: bool = True,
 ) -> Outcome:
-    """Simulate one seed."""
+    """Simulates one seed."""
     if plan is None:
         plan = draw(Random(f"plan {seed}"))
     scene = Scenario(seed, plan, tell, with_digest=with_digest)
@@ -236,7 +236,7 @@ def run(
     before, log.disabled = log.disabled, True
     try:
         scene.play()
-    except (Violation, Circles) as error:
+    except (Violation, NoProgress) as error:
         violation = error
     finally:
         world = scene.world

@@ -1,11 +1,10 @@
-"""What a simulated server remembers: strings, hashes and sorted sets, each with or without an end; and its listeners.
+"""The data of a simulated server: strings, hashes and sorted sets, each with or without an end; and its subscribers.
 
-Time is the server's own clock, in whole milliseconds where a server counts in milliseconds. A key whose time has come is
-gone for every reader; clients that track it are told a little later, as a server's expiry cycle would.
+Time is the server's own clock, in whole milliseconds where a server counts in milliseconds. An expired key is gone for
+every reader at once; clients that track it get their message a little later, as from a server's expiry cycle.
 
-The commands are what the production scripts and the core use of a server, and no more. Two things are checked with every
-change: no acquisition touches a lock of another owner (invariant 8), and no counter falls while its server remembers it
-(invariant 12).
+The store has only the commands that the production scripts and the core use. It checks two invariants with every change:
+no acquisition touches a lock of another owner (8), and no counter falls while its server has it (12).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sim.world import Actor, Clock, World
 __all__ = ["Store", "is_lock", "name_of"]
 
 CYCLE: Final = 0.1
-"""Seconds: at most so long after its end a key is found to be over by the server itself."""
+"""The longest time in seconds from the end of a key to the expiry cycle that finds it."""
 WRONGTYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of value"
 NOT_AN_INTEGER: Final = "ERR value is not an integer or out of range"
 _NOTHING: Final[dict[bytes, Any]] = {}
@@ -77,9 +76,9 @@ class Store:
         self.trackers: dict[TcpConnection, None] = {}
         """Connections that have asked that some of their reads be tracked."""
         self.tracked: dict[bytes, dict[TcpConnection, None]] = {}
-        """By key: the connections that are told of its next change."""
+        """By key: the connections that get a message about its next change."""
         self.by: bytes | None = None
-        """The owner on whose behalf a command is run; None: nobody's."""
+        """The owner on whose behalf a command runs; None: no owner."""
 
     # -- time ------------------------------------------------------------------------------------------------------
 
@@ -90,11 +89,11 @@ class Store:
         return int(self.clock.now() * 1e6) // 1000
 
     def _is_over(self, end: int) -> bool:
-        """The same as `self.millis() > end`, and quicker: every look at a key asks it."""
+        """The same as `self.millis() > end`, but faster: every access to a key calls it."""
         clock = self.clock
         return (clock.offset + clock.rate * self.world.now) * 1e6 >= (end + 1) * 1000
 
-    # -- looking on ------------------------------------------------------------------------------------------------
+    # -- for the observer ------------------------------------------------------------------------------------------
 
     def shows(self, key: bytes) -> bytes | None:
         """The string at a key, for the observer."""
@@ -116,7 +115,7 @@ class Store:
         return [(key, owner) for key, owner in shown if owner is not None]
 
     def keeps(self, key: bytes) -> float:
-        """Until when it will show that, by the world's clock, if nobody changes it."""
+        """The end of a key by the world's clock, if it is not changed."""
         end = self.ends.get(key)
         return float("inf") if end is None else self.clock.when((end + 1) / 1000)
 
@@ -151,7 +150,7 @@ class Store:
         self.touch(key)
 
     def _check(self, key: bytes, what: str) -> None:
-        """Whose lock is changed? A hand-over is made on behalf of the owner that ends."""
+        """Checks whose lock is changed. A hand-over is on behalf of the owner that ends."""
         if self.by is not None and is_lock(key):
             before = self.find(key)
             if before is not None and before != self.by:
@@ -171,7 +170,7 @@ class Store:
         return self._string(words[1])
 
     def _mget(self, words: Sequence[bytes]) -> Any:
-        # Of several keys one of another kind is no error: it has no value.
+        # Among several keys, one of another type is no error: it has no value.
         values = [self.find(key) for key in words[1:]]
         return [value if type(value) is bytes else None for value in values]
 
@@ -217,7 +216,7 @@ class Store:
         key, ms = words[1], _integer(words[2])
         if self.find(key) is None:
             return 0
-        # Anybody may cut a lease that became too long when a clock was set back.
+        # Any client may cut a lease that became too long when a clock was set back.
         if self.ends.get(key, float("inf")) < self.millis() + ms:
             self._check(key, "has extended")
         if ms <= 0:
@@ -315,10 +314,10 @@ class Store:
         return self.about()
 
     def about(self) -> bytes:
-        """What INFO says."""
+        """The reply to INFO."""
         raise NotImplementedError
 
-    # -- telling ---------------------------------------------------------------------------------------------------
+    # -- messages to subscribers -----------------------------------------------------------------------------------
 
     def track(self, key: bytes, tcp: TcpConnection) -> None:
         who = self.tracked.get(key)
@@ -350,7 +349,7 @@ class Store:
                 self._look_later(key)
 
     def stepped(self) -> None:
-        """The clock was set: the expiry cycle finds what that has ended."""
+        """The clock was set: the expiry cycle finds the keys that have ended by that."""
         for key in list(self.ends):
             self.find(key)
 
@@ -369,7 +368,7 @@ class Store:
             who.pop(tcp, None)
 
     def empty(self) -> None:
-        """FLUSHALL: clients that may track something are told that everything has changed."""
+        """FLUSHALL: tracking clients get the message that everything has changed."""
         for table in (self.data, self.ends, self.tracked):
             table.clear()
         for tcp in self.trackers:

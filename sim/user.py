@@ -1,7 +1,7 @@
-"""A user of locks: it takes one, works under it on two resources, and releases it; again and again.
+"""A user of locks: it acquires one, works on two resources under it, and releases it; again and again.
 
-One resource checks tokens, the other does not. The user looks at its lease before it writes to the latter, as the
-documentation says; sometimes it is slow between the look and the write, which is what tokens are for.
+One resource checks tokens, the other does not. The user checks its lease before it writes to the latter, as the
+documentation says. Sometimes it is slow between the check and the write; only tokens help in this case.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 __all__ = ["User"]
 
 LONGEST: Final = 3
-"""Times the usual: nobody works for so long that others could be thought to be kept waiting for ever."""
-HURTS: Final = 0.06
-"""How often a user is stopped in the middle of something, if that is on."""
+"""The longest work as a multiple of the usual, so that no waiter has to wait for too long."""
+STOP_CHANCE: Final = 0.06
+"""The probability that a user is stopped at a critical point, if that fault is on."""
 USUAL_WAITS: Final = 3
-"""How often one waits from the first question to the release, where nothing is in the way."""
+"""The number of waits from the first request to the release without contention."""
 SLOW: Final = frozenset({"slow writer", "stop where it hurts"})
-"""With these there may be time between the look at a lease and the write."""
+"""With these faults there may be time between the check of a lease and the write."""
 
 
 class User:
@@ -41,20 +41,20 @@ class User:
         self.plan = scene.plan
         self.name = f"{client.name}.{number}"
         self.owner = f"user c{client.where}" if self.plan.owners and number == 0 else None
-        """The same in a later life of this client: it may come back to what it held."""
+        """The same in a later life of this client, which may still hold what the earlier life acquired."""
         self.world = client.world
         self.last: float | None = None
-        """From when on it wants the lock once more, and then no more; set when the faults are over."""
+        """The time from which it wants the lock once more for the last time; set when the faults are over."""
         self.done = False
         self.phase = ""
-        """Which of the faults 1, 2 and 3 it would be to stop it now."""
+        """The number of the fault (1, 2 or 3) that stopping it now would be."""
         self.keep_until = 0.0
         self._task: Task | None = None
         self._pause()
 
     @property
     def rests(self) -> bool:
-        """It has had its last turn."""
+        """The user has had its last turn."""
         return self.done and self._task is not None and self._task.over
 
     def _pause(self) -> None:
@@ -69,7 +69,7 @@ class User:
         if plan.together and rng.random() < 0.4:
             names = tuple(sorted(rng.sample(plan.names, 2)))
         final = self.last is not None
-        wait = plan.patience if final else rng.choice((0.0, 0.0, 0.3, 2.0, None))
+        wait = plan.longest_wait if final else rng.choice((0.0, 0.0, 0.3, 2.0, None))
         self.done = final
         work = self._once(names, wait, final)
         self._task = task = Task(self.client.actor, work, f"{self.name} on {names}", self._ended)
@@ -85,7 +85,7 @@ class User:
                 task.cancel_while = at
             else:
                 task.cancel_after = at
-        else:  # mostly soon: most awaits are over within a round trip
+        else:  # mostly early: most awaits end within a round trip
             self.client.actor.at(self.world.now + 2 * rng.random() ** 6, self._cancel, task)
 
     def _cancel(self, task: Task) -> None:
@@ -104,9 +104,9 @@ class User:
             self._pause()
 
     def _reaches(self, phase: str, soon: float = 0.0) -> bool:
-        """Something begins that should not be interrupted; True if it will be."""
+        """A critical point: the process may be stopped here. True if it will be."""
         self.phase, rng = phase, self.world.rng
-        if "stop where it hurts" not in self.plan.faults or self.scene.calm or rng.random() > HURTS:
+        if "stop where it hurts" not in self.plan.faults or self.scene.calm or rng.random() > STOP_CHANCE:
             return False
         end = self.world.now + soon + self.plan.ttl * (1.05 + rng.random())
         if soon:
@@ -176,12 +176,12 @@ class User:
             await io.sleep(hold.slot / SLOTS_PER_SECOND + 0.0008 * rng.random())
 
     async def _again(self, hold: Hold) -> None:
-        """Take what is held once more: by the same task, as a reentrant lock does it, or by presenting the same owner."""
+        """Takes the held lock again: by the same task, as a reentrant lock does, or with the same explicit owner."""
         client, observer = self.client, self.client.observer
         if self.owner is None:
             inner = Reentry({}, hold.keys, hold).enter(client.clock.now())
             if (inner is not None) != observer.valid(client, hold):
-                observer.complain(6, f"{hold.name}: a lease that is over was entered again, or a valid one was not")
+                observer.complain(6, f"{hold.name}: a lease that is over was re-entered, or a valid one was not")
             return
         try:
             inner = await client.acquire(client.lock(hold.names, owner=self.owner), 0.0, self.plan.ttl / 2)

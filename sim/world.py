@@ -1,16 +1,16 @@
-"""Time, order and chance of a simulation, all from one seed.
+"""Time, order and randomness of a simulation, all from one seed.
 
 The world is a heap of timers. Nothing happens between two of them, and a timer that fires may set others, so a run is
-a pure function of its seed: the order of timers of the same moment is the order in which they were set, and every
-random number comes from the world's own generator. What happens is noted; the notes of two runs of one seed have the
-same digest (invariant 14), and the last of them are what a violation is explained with.
+a pure function of its seed: timers of the same moment fire in the order in which they were set, and every random number
+comes from the world's own generator. The trace records every event. The traces of two runs of one seed have the same
+digest (invariant 14), and the report of a violation shows the last events.
 
-An `Actor` is whatever the kernel can stop: a thread, a process, a server. A timer of a stopped actor is not lost; it
-fires when the actor goes on, late, behind those that it has missed before. A `Clock` shows the world's time as one
-machine sees it: with an offset, at a rate of its own, and set forward or back now and then.
+An `Actor` is anything that the kernel can stop: a thread, a process, a server. A stopped actor keeps its timers; they
+fire late, in their order, when the actor continues. A `Clock` shows the world's time as one machine sees it: with an
+offset, at its own rate, and set forward or back now and then.
 
-A `Task` runs a coroutine of the core. What it awaits yields a `Waiter`. A cancel is thrown in where it waits, and
-also where the answer is there already and the task has not gone on yet.
+A `Task` runs a coroutine of the core. What it awaits yields a `Waiter`. A cancellation is thrown in while the task waits,
+or after its reply has arrived and before the task continues.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from typing import Any, Final
 
 from handfast.core.io import SILENT
 
-__all__ = ["Actor", "Circles", "Clock", "Task", "Timer", "Waiter", "World"]
+__all__ = ["Actor", "NoProgress", "Clock", "Task", "Timer", "Waiter", "World"]
 
 LATE: Final = 1e-7
-"""Seconds by which timers are late: a real one never fires before its time, and no rounding may make ours do so."""
+"""Seconds by which timers are late: a real timer never fires early, so rounding must not make these fire early."""
 DEAD: Final = 1 << 30
 _push: Final = heapq.heappush
 MOST_AT_ONCE: Final = 200_000
-"""Timers of one moment: nothing in here takes time by itself, so a task that asks again at once would ask for ever."""
+"""The most timers of one moment. Computing takes no simulated time, so a busy loop would never end."""
 
 
-class Circles(AssertionError):
-    """Time has stopped passing: something runs in circles."""
+class NoProgress(AssertionError):
+    """Simulated time no longer passes: something is in a busy loop."""
 
 
 class Timer:
-    """Something that will happen, unless it is cancelled."""
+    """A call at a later time, unless it is cancelled."""
 
     __slots__ = ("actor", "args", "call")
 
@@ -67,22 +67,22 @@ class World:
         self.seed = seed
         self.rng = Random(seed)
         self.now = 0.0
-        """Seconds since the beginning, by a clock that no actor has."""
+        """Seconds since the beginning. No actor can read this clock."""
         self.task: Task | None = None
-        """Whose turn it is."""
+        """The task that is running."""
         self.tasks: dict[Task, None] = {}
-        """All that have not ended."""
+        """All tasks that have not ended."""
         self.recent: deque[tuple[float, str, tuple[Any, ...]]] = deque(maxlen=keep)
         self.fired = 0
         self.happened: Counter[str] = Counter()
-        """Faults that have really struck: see faults.py."""
+        """Faults that have struck: see faults.py."""
         self.cancelled_at: Counter[tuple[str, int]] = Counter()
         """File and line of the core's await at which a task was cancelled."""
         self._tell = tell
         self.heap: list[tuple[float, int, Timer]] = []
         self.serial = 0
         self._digest = hashlib.blake2b(digest_size=12) if with_digest else None
-        """Of the whole trace. It takes a tenth of the time of a simulation, so it is made where it is asked for."""
+        """The digest of the whole trace. It takes a tenth of a simulation's time, so it is optional."""
 
     def at(self, when: float, call: Callable[..., Any], *args: Any) -> Timer:
         return self.set(when, Timer(None, call, args))
@@ -93,7 +93,7 @@ class World:
         return timer
 
     def run(self, until: float) -> None:
-        """All that happens up to that time."""
+        """Fires all timers up to that time."""
         heap, pop = self.heap, heapq.heappop
         moment, at_once = self.now, 0
         while heap and heap[0][0] <= until:
@@ -106,7 +106,7 @@ class World:
                 moment, at_once = when, 0
             at_once += 1
             if at_once > MOST_AT_ONCE:
-                raise Circles(f"{at_once} events at {when:.6f} s, the last of them {call!r}")
+                raise NoProgress(f"{at_once} events at {when:.6f} s, the last of them {call!r}")
             actor = timer.actor
             if actor is not None and actor.stopped:
                 actor.missed.append(timer)
@@ -116,7 +116,7 @@ class World:
         self.now = until
 
     def note(self, kind: str, *words: Any) -> None:
-        """Something that happened."""
+        """Records an event."""
         self.recent.append((self.now, kind, words))
         if self._digest is not None:
             self._digest.update(repr((self.now, kind, words)).encode())
@@ -124,7 +124,7 @@ class World:
             self._tell(self.now, kind, words)
 
     def close(self) -> None:
-        """Nothing more happens. A task that cleans up after itself may start others, and they end too."""
+        """Ends all tasks, also those that other tasks start while they clean up."""
         self.heap.clear()
         while self.tasks:
             self.tasks.popitem()[0].close()
@@ -134,19 +134,19 @@ class World:
 
 
 class Actor:
-    """What can be stopped: its timers wait for it."""
+    """A thread, process or server that can be stopped; its timers wait for it."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
         self.stopped = 0
-        """By how many: they add up."""
+        """How many faults stop it at present."""
         self.went_on = 0.0
-        """When it last went on."""
+        """When it last continued."""
         self.missed: deque[Timer] = deque()
 
     def at(self, when: float, call: Callable[..., Any], *args: Any) -> Timer:
-        # `World.set` without the call: most timers are set here.
+        # A copy of `World.set`, without the call, because most timers are set here.
         world, timer = self.world, Timer(self, call, args)
         world.serial += 1
         _push(world.heap, (when if when > world.now else world.now, world.serial, timer))
@@ -166,7 +166,7 @@ class Actor:
                 self.world.set(self.world.now, self.missed.popleft())
 
     def die(self) -> None:
-        """It never goes on."""
+        """The actor never continues."""
         self.stopped += DEAD
 
     @property
@@ -187,7 +187,7 @@ class Clock:
         return self.offset + self.rate * self._world.now  # Store._is_over has a copy
 
     def when(self, local: float) -> float:
-        """At which time of the world it will show this, if nobody sets it."""
+        """The world's time at which this clock will show `local`, if it is not set before."""
         return (local - self.offset) / self.rate + LATE
 
     def step(self, seconds: float) -> None:
@@ -196,7 +196,7 @@ class Clock:
 
 
 class Waiter:
-    """What a task waits on: word that a request is decided, or a wake-up."""
+    """What a task waits on: the decision of a request, or a wake-up."""
 
     __slots__ = ("over", "reply", "task")
 
@@ -215,13 +215,13 @@ class Waiter:
             self.task.go_on()
 
     def enough(self) -> None:
-        """Its time is over."""
+        """The timeout has passed."""
         if not self.over:
             self.set_result(SILENT)
 
 
 class Task:
-    """A coroutine under way, in turns of its actor."""
+    """A coroutine that runs in turns of its actor."""
 
     def __init__(
         self,
@@ -241,10 +241,10 @@ class Task:
         self._waiter: Waiter | None = None
         self._cancelled = False
         self._waits = 0
-        """How often it has begun to wait."""
+        """How many waits it has begun."""
         self.cancel_while = 0
         self.cancel_after = 0
-        """At which of its waits it is cancelled, if ever: while it waits, or when it has what it waited for."""
+        """The wait at which it is cancelled, if any: while it waits, or when its reply has arrived."""
         actor.world.tasks[self] = None
         actor.soon(self._turn)
 
@@ -255,7 +255,7 @@ class Task:
         self._actor.soon(self._turn)
 
     def cancel(self) -> None:
-        """As asyncio does it: thrown in at the task's next turn, whatever that would have brought."""
+        """As in asyncio: the task's next turn raises, whatever result it would have had."""
         if self.over or self._cancelled:
             return
         self._cancelled = True
@@ -267,13 +267,13 @@ class Task:
             self._actor.world.happened["32 after"] += 1
 
     def close(self) -> None:
-        """The world ends: it cleans up after itself."""
+        """The world ends: the coroutine cleans up."""
         self.over = True
         for _ in range(20):
             try:
                 self._work.close()
             except RuntimeError:
-                continue  # it awaits something while it cleans up
+                continue  # it awaits something during its cleanup
             except BaseException:
                 return
             else:
@@ -295,7 +295,7 @@ class Task:
                 waiter = self._work.send(None)
         except StopIteration as end:
             self._end(end.value, None)
-        except Circles:
+        except NoProgress:
             raise
         except BaseException as error:
             self._end(None, error)
@@ -309,7 +309,7 @@ class Task:
             world.task = before
 
     def _note_await(self) -> None:
-        """Where in the core it is cancelled."""
+        """Records the line of the core at which it is cancelled."""
         at: tuple[str, int] | None = None
         work: Any = self._work
         while work is not None:

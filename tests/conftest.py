@@ -19,7 +19,7 @@ from tests.support.topologies import _sharded, _watched, doomed, sharded, watche
 
 __all__ = ["_sharded", "_watched", "doomed", "sharded", "watched"]
 
-gc.disable()  # until all tests are collected: a third of that time was garbage collection
+gc.disable()  # until all tests are collected: garbage collection took a third of that time
 KINDS = ("valkey-9.1", "redis-7.0", "redis-6.2")
 
 IGNORED_IN_BACKGROUND = {
@@ -30,7 +30,7 @@ IGNORED_IN_BACKGROUND = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell starts background commands with SIGINT and SIGQUIT ignored, nohup those with SIGHUP, and every program that
+    # A shell starts background commands with SIGINT and SIGQUIT ignored, and nohup ignores SIGHUP. Every program that
     # a test starts would inherit that.
     for number, usual in IGNORED_IN_BACKGROUND.items():
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -58,21 +58,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected lives until the end: the garbage collector need not visit it again and again."""
+    """Everything imported and collected lives until the end, so the garbage collector need not visit it again."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture
 def small_heap() -> None:
-    """A collection looks only at what the test makes: with all that other tests have left it takes a second."""
+    """A collection visits only the objects of the test: with all objects of other tests it takes a second."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _no_client_outlives_its_test() -> Iterator[None]:
-    """Some tests drop or abandon clients on purpose; the next test in this process must not meet their watchdog."""
+    """Some tests drop clients on purpose; the next test in this process must not find their watchdog."""
     yield
     for client in list(_client._clients):
         if client._dog is not None and not client._closed:
@@ -88,7 +88,7 @@ def _server_of() -> Iterator[Callable[[str], Server]]:
 
 @pytest.fixture(params=KINDS)
 def any_server(request: pytest.FixtureRequest, _server_of: Callable[[str], Server]) -> Server:
-    """One running server of each kind that we support; those that are not here are skipped by name."""
+    """One running server of each supported kind; a kind that is not installed is skipped by name."""
     if request.param not in available():
         pytest.skip(f"no {request.param} on this machine")
     return _server_of(request.param)
@@ -109,7 +109,7 @@ def _one() -> Iterator[Server]:
 
 @pytest.fixture
 def one(_one: Server) -> Server:
-    """An empty server of the first kind that is here, where the kind does not matter."""
+    """An empty server of the first installed kind, for tests that do not depend on the kind."""
     _one.command("FLUSHALL")
     return _one
 

@@ -29,9 +29,9 @@ from handfast.core.nodes import NodeGroup
 from handfast.discovery.endpoints import Endpoints
 from handfast.errors import ConfigError, LeaseLost
 from handfast.events import Event, Kind
-from handfast.given import LOCK_OPTIONS, ClientOptions, LockOptions, explain_options
 from handfast.net import clock
 from handfast.net.address import Address
+from handfast.option_types import LOCK_OPTIONS, ClientOptions, LockOptions, explain_options
 from handfast.options import Policy, duration, names_of, owner_of, policy
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# The interpreter's own: `signal` imports much, and Ctrl-C may strike meanwhile.
+# The interpreter's own module: `signal` imports many others, and Ctrl-C may strike during that.
 import _signal  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
 import os
 import sys
@@ -11,7 +11,7 @@ __all__: list[str] = []
 
 
 def _is_command() -> bool:
-    """This process is the `handfast` command, by its script or by `python -m handfast`."""
+    """Whether this process is the `handfast` command, by its script or by `python -m handfast`."""
     program: list[str] = getattr(sys, "argv", None) or [""]
     if program[0] == "-m":
         return ("-m", "handfast") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)

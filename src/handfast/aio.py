@@ -27,10 +27,10 @@ from handfast.core.renew import extend
 from handfast.default import PerLoop
 from handfast.discovery.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended, LeaseLost
-from handfast.given import CLIENT_OPTIONS, ClientOptions, LockOptions, Servers, explain_options
+from handfast.name_from_call import check_template, skipping, template_key
 from handfast.net.aio import AsyncIO
+from handfast.option_types import CLIENT_OPTIONS, ClientOptions, LockOptions, Servers, explain_options
 from handfast.options import Policy, Seconds, refused_words
-from handfast.templates import check_template, skipping, template_key
 
 if TYPE_CHECKING:
     from handfast.core.inspect import Holder

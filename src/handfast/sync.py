@@ -25,12 +25,12 @@ from handfast.core.renew import extend
 from handfast.default import PerProcess
 from handfast.discovery.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended, LeaseLost
-from handfast.given import CLIENT_OPTIONS, ClientOptions, LockOptions, Servers, explain_options
+from handfast.name_from_call import check_template, skipping, template_key
 from handfast.net import clock
 from handfast.net.threads import ThreadAccess, ThreadIO, run
 from handfast.net.threads_connections import IDLE_CHECK
+from handfast.option_types import CLIENT_OPTIONS, ClientOptions, LockOptions, Servers, explain_options
 from handfast.options import Policy, Seconds, refused_words
-from handfast.templates import check_template, skipping, template_key
 
 if TYPE_CHECKING:
     from handfast._interrupt import ThreadBody

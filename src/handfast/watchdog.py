@@ -210,7 +210,7 @@ class Watchdog:
         while self._to_finish:
             hold = self._to_finish.popleft()
             if hold.abandoned and hold.group.observer is not None:
-                hold.abandoned = False  # told once, though its release may be repeated
+                hold.abandoned = False  # reported once, though its release may be repeated
                 hold.group.observer.abandoned(hold)
             task, registration = self._start(self._release(hold)), self._registrations.get(hold.group)
             if registration is not None:
@@ -315,8 +315,8 @@ class Watchdog:
             io = await self._io_for(registration, hold.key)
             unasked = await release.repeat(io, hold, unasked)
             if hold.may_arrive_late:
-                # A server may read the connection that carried the claim after ours. Nodes that answered are asked once
-                # more, though others did not answer yet.
+                # A server may read the connection that carried the claim after this one. So the nodes that answered are
+                # asked once more, though others have not answered yet.
                 hold.may_arrive_late, unasked = False, set(range(group.n))
                 await io.sleep(io.now() + LATE_ARRIVAL)
                 continue

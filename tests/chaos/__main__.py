@@ -20,7 +20,7 @@ from tests.chaos.scenario import Outcome, Scenario, play
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--only", default="", help="scenarios whose name contains this, or that have this fault number")
-    parser.add_argument("--seconds", type=float, default=2.0, help="how long what takes its time is to take (default: 2)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="the length of each phase of a scenario (default: 2)")
     parser.add_argument("--json", type=Path, help="write the outcomes there as well")
     parser.add_argument("--peers", action="store_true", help="the other libraries too, side by side")
     parser.add_argument("--locks", default="", help="with --peers: only these, separated by commas")

@@ -20,7 +20,7 @@ YEAR = 365 * 86400.0
 
 @scenario("paused while acquiring", 1)
 def paused_while_acquiring(env: Environment) -> None:
-    """Stopped when the server has granted and the client does not know yet; resumed when the ttl is over."""
+    """A client is stopped after the server's grant and before it reads the reply; it is resumed after the ttl."""
     (node,) = env.servers(1)
     rival = env.member()
     for mode in MODES:
@@ -42,7 +42,7 @@ def paused_while_acquiring(env: Environment) -> None:
 
 
 def _stale_write(env: Environment, *, look: bool) -> None:
-    """One holder is stopped until another has come and gone, and then writes, whatever its lease says."""
+    """A holder is stopped until another has acquired and released the lock; after that it writes without a check."""
     env.servers(1)
     for mode in MODES:
         slow, rival = env.member(mode), env.member()
@@ -71,9 +71,9 @@ def paused_after_the_check(env: Environment) -> None:
 @scenario("clients paused at random", 1, 2, 3)
 def paused_at_random(env: Environment) -> None:
     env.servers(1)
-    crowd = env.crowd(think=0.03)
+    workers = env.start_workers(think=0.03)
     end = now() + 2 * env.seconds
-    for member in itertools.cycle(crowd):
+    for member in itertools.cycle(workers):
         if now() > end:
             break
         with env.paused(member):
@@ -84,11 +84,11 @@ def paused_at_random(env: Environment) -> None:
 @scenario("clients killed at random", 2)
 def killed_at_random(env: Environment) -> None:
     env.servers(1)
-    crowd = env.crowd(think=0.03)
+    workers = env.start_workers(think=0.03)
     end = now() + 2 * env.seconds
     while now() < end:
-        env.kill(crowd.pop(0))
-        crowd += env.crowd(1, think=0.03)
+        env.kill(workers.pop(0))
+        workers += env.start_workers(1, think=0.03)
         env.lapse(0.2)
     env.recovers()
 
@@ -100,7 +100,7 @@ def replies_held(env: Environment) -> None:
     proxy.delay(1.4 * TTL, down=True)
     for mode in MODES:
         env.member(mode, urls=[proxy.url], names=env.names).ask("work")
-    env.crowd(2)
+    env.start_workers(2)
     env.fault("replies held", 1)
     env.lapse(2 * env.seconds)
     proxy.heal()
@@ -113,7 +113,7 @@ def orphans(env: Environment) -> None:
     proxy = env.enter(Proxy(node))
     for mode in MODES:
         env.member(mode, urls=[proxy.url], names=env.names, wait=1.0).ask("work")
-    env.crowd(2)
+    env.start_workers(2)
     for _ in range(2):
         proxy.delay(math.inf, up=True)
         env.fault("requests held")
@@ -125,11 +125,11 @@ def orphans(env: Environment) -> None:
 
 @scenario("renewals under way at the release", 30, quorum=True, peers=False)
 def renewal_at_release(env: Environment) -> None:
-    """With a slow network and critical sections about as long as a third of the ttl, when a renewal is sent."""
+    """A slow network, and critical sections of about a third of the ttl, which is when a renewal is sent."""
     nodes = env.servers(3)
     env.open(node_timeout=0.5)
     proxies = env.proxies()
-    env.crowd(4, users=1, think=0.8)
+    env.start_workers(4, users=1, think=0.8)
     for proxy in proxies:
         proxy.delay(0.05)
         env.fault("slow network")
@@ -161,7 +161,7 @@ def late_renewal(env: Environment) -> None:
         env.expect(not holder.ask("check"), "what was confirmed too late does not count")
         env.takes_over(rival)
         proxy.heal()
-        env.lets_go(holder)
+        env.tries_to_release(holder)
 
 
 @scenario("tasks cancelled at random", 32, peers=False)
@@ -170,7 +170,7 @@ def cancelled(env: Environment) -> None:
     env.open()
     for _ in range(2):
         env.member("asyncio", names=env.names, users=6, cancel=True).ask("work")
-    env.crowd(2)
+    env.start_workers(2)
     env.lapse(2 * env.seconds)
     env.recovers()
     env.faults["task cancelled"] = env.counts["cancelled"]
@@ -180,7 +180,7 @@ def cancelled(env: Environment) -> None:
 
 
 def _blocked(env: Environment, mode: str, how: str) -> tuple[Member, Member]:
-    """A holder that is blocked for two ttls, and a rival that waits for it meanwhile."""
+    """A holder that is blocked for two ttls, and a rival that waits for the lock."""
     holder, rival = env.member(mode), env.member("threads")
     holder.ask("acquire", WAIT)
     holder.ask("read")
@@ -193,7 +193,7 @@ def _blocked(env: Environment, mode: str, how: str) -> tuple[Member, Member]:
 
 @scenario("event loop blocked for two ttls", 33)
 def loop_blocked(env: Environment) -> None:
-    """Renewal has a thread of its own: the lease is as good as before."""
+    """Renewal has its own thread, so the lease is still valid."""
     env.lasting()
     env.servers(1)
     holder, rival = _blocked(env, "asyncio", "block")
@@ -206,7 +206,7 @@ def loop_blocked(env: Environment) -> None:
 
 @scenario("C code holds the GIL for two ttls", 34)
 def gil_held(env: Environment) -> None:
-    """No thread can renew: the lease must be over, and say so at the first look."""
+    """No thread can renew: the lease must be over, and its first check must show that."""
     env.servers(1)
     for mode in MODES:
         holder, rival = _blocked(env, mode, "grip")
@@ -215,7 +215,7 @@ def gil_held(env: Environment) -> None:
             holder.ask("write")
         rival.hear()
         env.uses(rival)
-        env.lets_go(holder)
+        env.tries_to_release(holder)
 
 
 @scenario("fork while holding", 35, peers=False)
@@ -241,7 +241,7 @@ def fifty_waiters(env: Environment) -> None:
     env.servers(1)
     env.names = env.names[:1]
     holder = env.member()
-    env.crowd(5, users=10, think=0.001)
+    env.start_workers(5, users=10, think=0.001)
     end = now() + 2 * env.seconds
     while now() < end:
         if not env.takes_over(holder):
@@ -258,7 +258,7 @@ def year_ahead(env: Environment) -> None:
     for mode in MODES:
         env.member(mode, names=env.names, env=early.environment).ask("work")
         env.fault("clock a year ahead")
-    env.crowd(2)
+    env.start_workers(2)
     env.lapse(env.seconds)
     early.step(-2 * YEAR)
     env.fault("and a year behind")
@@ -270,7 +270,7 @@ def year_ahead(env: Environment) -> None:
 def another_max_ttl(env: Environment) -> None:
     env.servers(3)
     env.open()
-    env.crowd(2)
+    env.start_workers(2)
     for mode in MODES:
         stranger = env.member(mode, options={"max_ttl": 5.0})
         env.fault("client with another max_ttl")

@@ -35,7 +35,7 @@ def one_clock_steps(env: Environment) -> None:
 
 @scenario("clocks of a majority step by a ttl", 15, promise=TOKENS, quorum=True, clock=True)
 def majority_of_clocks_steps(env: Environment) -> None:
-    """All keys of a lease end early: a second holder comes, and only tokens can save the data."""
+    """All keys of a lease expire early: there is a second holder, and only tokens protect the data."""
     clocks = env.clocked(5)
     env.open()
     for mode in MODES:
@@ -53,13 +53,13 @@ def majority_of_clocks_steps(env: Environment) -> None:
 
 @scenario("clock of the node that two majorities share steps", 14, quorum=True, clock=True)
 def shared_clock_steps(env: Environment) -> None:
-    """A holds on a, b and c. On c its key ends early. B, connected for longer, acquires on c, d and e."""
+    """A holds on a, b and c. On c its key expires early. B was connected before, and acquires on c, d and e."""
     clocks = env.clocked(5)
     env.lasting()
     env.open()
     holder, rival = env.member("asyncio"), env.member()
     rival.ask("acquire", WAIT, env.names[1])
-    env.lets_go(rival)
+    env.tries_to_release(rival)
     hold_on_three(env, holder, env.nodes)
     env.step(clocks[2], env.nodes[2], 1.5 * env.ttl)
     env.takes_over(rival)
@@ -70,7 +70,7 @@ def shared_clock_steps(env: Environment) -> None:
 def one_clock_steps_in_a_crowd(env: Environment) -> None:
     clocks = env.clocked(5)
     env.open()
-    env.crowd(think=0.1)
+    env.start_workers(think=0.1)
     for clock, node in zip(clocks[:3], env.nodes, strict=False):
         env.step(clock, node, 1.5 * TTL)
         env.lapse(Q + 0.3)
@@ -107,7 +107,7 @@ def majority_set_back(env: Environment) -> None:
 
 @scenario("clock steps just after a restart", 17, quorum=True, clock=True, peers=False)
 def step_after_restart(env: Environment) -> None:
-    """By its own clock the node's quarantine is over at once."""
+    """The node's own clock says that its quarantine is over at once."""
     clocks = env.clocked(5)
     env.open()
     holder, rival = env.member("asyncio"), env.member()
@@ -115,9 +115,9 @@ def step_after_restart(env: Environment) -> None:
     hold_on_three(env, holder, env.nodes)
     restart(env, env.nodes[2])
     if env.ours:
-        # Renewals of the other lock meet the new incarnation.
+        # Renewals of the other lock reach the new incarnation.
         env.until(lambda: env.nodes[2].command("EXISTS", "handfast:guard"), "the quarantine has begun")
     env.step(clocks[2], env.nodes[2], HOUR)
-    env.lets_go(rival)
+    env.tries_to_release(rival)
     env.takes_over(rival)
     env.finishes(holder)

@@ -1,4 +1,4 @@
-"""What a scenario runs on: servers, workers, what was done to them, and what must hold."""
+"""The environment of a scenario: servers, workers, faults, and checks of what must hold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.chaos.workers import Member, WorkerError
 __all__ = ["MAX_TTL", "MODES", "OURS", "TTL", "WAIT", "Q", "Environment"]
 
 TTL: Final = 1.0
-"""Seconds; python-redis-lock takes whole ones only."""
+"""Seconds; python-redis-lock accepts whole seconds only."""
 MAX_TTL: Final = 1.0
 Q: Final = MAX_TTL * 1.02 + 0.1
 """The quarantine that follows from it."""
@@ -30,19 +30,19 @@ WAIT: Final = 30.0
 """Seconds for which a single user waits for a lock: long enough for a busy machine."""
 OURS: Final = "handfast"
 MODES: Final = ("threads", "asyncio")
-"""Of ours; a peer has one, and plays as often."""
+"""Modes of handfast's workers; a peer has one mode, and runs each scenario as often."""
 SETTLED: Final = 8.0
-"""Seconds in which every lock must have been taken again when all faults are over, else it is stuck."""
+"""Seconds after the last fault within which every lock must be acquired again; else it is stuck."""
 
 
 class Environment:
-    """What a scenario needs. `lock` is handfast, or the peer that has to go through the same."""
+    """What a scenario needs. `lock` is handfast, or a peer under the same faults."""
 
     def __init__(self, lock: str, registers: Server, seconds: float) -> None:
         self.lock = lock
         self.ours = lock == OURS
         self.seconds = seconds
-        """How long what takes its time is to take."""
+        """Seconds of each phase of a scenario."""
         self.folder = Path(tempfile.mkdtemp(prefix="handfast-chaos-"))
         self.names = [f"{self.folder.name}-{letter}" for letter in "ab"]
         self.ttl = TTL
@@ -54,7 +54,7 @@ class Environment:
         self.stuck: list[str] = []
         self.aborted = ""
         self.counts: Counter[str] = Counter()
-        """What the users say that they met."""
+        """Errors that users reported."""
         self.members: list[Member] = []
         self.began = self.ended = 0.0
         self._registers = registers
@@ -64,30 +64,30 @@ class Environment:
     # -- the scene
 
     def servers(self, count: int, **options: Any) -> list[Server]:
-        """New servers; those that the workers use, unless others are named."""
+        """New servers. The workers use them, unless others are named."""
         self.nodes = self.enter(Servers(count, **options)).nodes
         self.urls = [node.url for node in self.nodes]
         return self.nodes
 
     def clocked(self, count: int) -> list[Clock]:
-        """New servers, each with a clock of its own."""
+        """New servers, each with its own clock."""
         clocks = [self.enter(Clock()) for _ in range(count)]
         self.nodes = [self.enter(Server(env=clock.environment)) for clock in clocks]
         self.urls = [node.url for node in self.nodes]
         return clocks
 
     def lasting(self) -> None:
-        """Where a lease has to outlast something by its renewals: one that a busy machine can renew in time."""
+        """For leases that renewals must keep alive: a ttl that a busy machine can renew in time."""
         self.ttl = self.options["max_ttl"] = LASTING_TTL
 
     def proxies(self) -> list[Proxy]:
-        """One in front of each node; from now on workers come that way."""
+        """Put a proxy in front of each node; workers connect through it from now on."""
         proxies = [self.enter(Proxy(node)) for node in self.nodes]
         self.urls = [proxy.url for proxy in proxies]
         return proxies
 
     def open(self, **options: Any) -> None:
-        """A new deployment is opened for votes."""
+        """Open a new deployment for votes."""
         self.options |= options
         if self.ours and self.options.get("guard", True):
             with handfast.connect(self._servers(self.urls), **self.options) as client:
@@ -122,18 +122,18 @@ class Environment:
         self._things.callback(member.kill)
         return member
 
-    def crowd(self, processes: int = 4, **more: Any) -> list[Member]:
-        """Workers that go on until the end, threads and tasks by turns; back when each lock was held."""
+    def start_workers(self, processes: int = 4, **more: Any) -> list[Member]:
+        """Start workers that run until the end, threads and tasks by turns. Returns when each lock was held once."""
         more = {"names": self.names, **more}
-        crowd = [self.member(MODES[i % 2], **more) for i in range(processes)]
-        for member in crowd:
+        workers = [self.member(MODES[i % 2], **more) for i in range(processes)]
+        for member in workers:
             member.ask("work")
         self.await_all(more["names"], now())
         self.began = self.began or now()
-        return crowd
+        return workers
 
     def dismiss(self) -> None:
-        """The end of all work; what went wrong in it that nobody was to meet."""
+        """End all work, and collect unexpected errors."""
         within = 10.0 if self.ours else 1.0  # a peer that hangs is killed
         living = [member for member in self.members if member.process.poll() is None]
         for member in living:
@@ -146,7 +146,7 @@ class Environment:
                 if said["hang"]:
                     self.complaints.append(f"{said['hang']} users of {member.spec.kind} do not come to an end")
 
-    # -- what is done to them
+    # -- faults
 
     def fault(self, what: str, times: int = 1) -> None:
         self.faults[what] += times
@@ -168,7 +168,7 @@ class Environment:
             member.resume()
 
     def step(self, clock: Clock, node: Server, seconds: float) -> None:
-        """Set a server's clock; back when the server has noticed."""
+        """Set a server's clock. Returns when the server has noticed it."""
         clock.step(seconds)
         self.fault("step of a clock")
 
@@ -178,10 +178,10 @@ class Environment:
 
         self.until(noticed, "the server has the new time")
 
-    # -- what is waited for, and what must hold
+    # -- waiting and checks
 
     def lapse(self, seconds: float) -> None:
-        """Time that has to pass: a ttl, or work under a fault."""
+        """Let time pass: a ttl, or work under a fault."""
         time.sleep(seconds)
 
     def until(self, predicate: Callable[[], object], what: str, within: float = 15.0) -> None:
@@ -195,7 +195,7 @@ class Environment:
         return history.read(self.folder)
 
     def await_all(self, names: Sequence[str], since: float, within: float = 20.0) -> None:
-        """Until each of the locks was taken after that moment."""
+        """Wait until each of the locks was acquired after that moment."""
 
         def taken() -> set[str]:
             return {each.name for each in self.history().holdings if each.since > since}
@@ -203,7 +203,7 @@ class Environment:
         self.until(lambda: set(names) <= taken(), "every lock is taken", within)
 
     def recovers(self, within: float = SETTLED) -> None:
-        """All faults are over: each lock must be taken again."""
+        """All faults are over: each lock must be acquired again."""
         since = now()
         with contextlib.suppress(TimeoutError):
             self.await_all(self.names, since, within)
@@ -225,33 +225,33 @@ class Environment:
         return True
 
     def uses(self, member: Member) -> None:
-        """Its critical section, from the beginning."""
+        """The whole critical section."""
         member.ask("read")
         self.finishes(member)
 
     def finishes(self, member: Member) -> None:
-        """The rest of it, as it should be: look, write, release."""
+        """The rest of the critical section: check, write, release."""
         try:
             if member.ask("check"):
                 member.ask("write")
         except WorkerError as error:
             self.expect(False, f"a look at the lease raised {error}")
-        self.lets_go(member)
+        self.tries_to_release(member)
 
-    def lets_go(self, member: Member) -> None:
-        """Some locks raise if they are not held any more; ours does not."""
+    def tries_to_release(self, member: Member) -> None:
+        """Release. Some libraries raise if the lock is not held any more; handfast does not."""
         try:
             member.ask("release")
         except WorkerError as error:
             self.expect(False, f"a release raised {error}")
 
     def writes_late(self, member: Member) -> None:
-        """Write without a check what it read before another holder came: only a fenced register is safe from that."""
+        """Write a value that it read before another holder, without a check: only a fenced register is safe from that."""
         self.expect(not member.ask("write").get("fenced"), "a fenced register refuses it")
-        self.lets_go(member)
+        self.tries_to_release(member)
 
     def key(self, name: str) -> str:
-        """Where the lock under test has its key."""
+        """The key of the lock under test."""
         return (f"handfast:{{{name}}}" if self.ours else KINDS[self.lock].key).replace("NAME", name)
 
     def free(self, node: Server) -> bool:
@@ -262,12 +262,12 @@ class Environment:
         return bool(node.command("EXISTS", self.key(name or self.names[0])))
 
     def expect(self, true: object, what: str) -> None:
-        """What handfast promises of this scenario; a peer promises nothing."""
+        """Check a promise of handfast; a peer promises nothing."""
         if self.ours and not true:
             self.complaints.append(what)
 
     def certain(self, true: object, what: str) -> None:
-        """The fault had its effect: without it the scenario shows nothing."""
+        """Check that the fault had its effect: without it the scenario shows nothing."""
         if not true:
             raise AssertionError(f"the fault had no effect: {what}")
 

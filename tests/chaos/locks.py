@@ -1,7 +1,7 @@
-"""One face for every lock under test, ours and the others': what a worker needs of it.
+"""One interface for every lock under test, of handfast and of the peers.
 
-A `Contender` is one user with connections of its own. What it gets is a `Grant`, and the important thing about a grant is
-what its holder may believe: `until` when it holds, by what its library has told it or documents.
+A `Contender` is one user with its own connections. It gets a `Grant`. `until` is the time until which its holder may
+believe in the grant, by what its library reports or documents.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Contender", "Grant", "Refused", "open_contender"]
 
 
 class Refused(Exception):
-    """The lock was not got, for a reason that its library names."""
+    """The lock was not acquired, for a reason that its library gives."""
 
 
 class Grant(Protocol):
@@ -29,15 +29,15 @@ class Grant(Protocol):
     def token(self) -> int | None: ...
 
     def until(self) -> float:
-        """When it ends, as far as its holder knows by now; a moment that has passed if it is over."""
+        """When it ends, as far as its holder knows; a past time if it is over."""
         ...
 
     async def check(self, need: float) -> bool:
-        """The last look before something irreversible."""
+        """The last check before an irreversible step."""
         ...
 
     async def renew(self) -> None:
-        """By hand, where there is no other way."""
+        """Renew by hand, if the library does not renew by itself."""
         ...
 
     async def release(self) -> None: ...
@@ -45,14 +45,14 @@ class Grant(Protocol):
 
 class Contender(Protocol):
     async def acquire(self, name: str, wait: float) -> Grant:
-        """Raises Refused, or what its library raises at an outage."""
+        """Raises Refused, or the library's error in an outage."""
         ...
 
     async def close(self) -> None: ...
 
 
-class OurGrant:
-    """A lease of either client; what the two do not share is in `release`."""
+class HandfastGrant:
+    """A lease of either client; only `release` differs."""
 
     def __init__(self, lease: handfast.Lease | handfast.aio.Lease) -> None:
         self.lease = lease
@@ -74,7 +74,7 @@ class OurGrant:
         return True
 
     async def renew(self) -> None:
-        """The watchdog does."""
+        """Nothing to do: the watchdog renews."""
 
     async def release(self) -> None:
         said = self.lease.release()
@@ -82,7 +82,7 @@ class OurGrant:
             await said
 
 
-class Ours:
+class Handfast:
     """handfast: the blocking client, or the asyncio one."""
 
     def __init__(self, aio: bool, urls: Sequence[str], ttl: float, options: dict[str, Any]) -> None:
@@ -90,13 +90,13 @@ class Ours:
         self.client: Any = connect(urls[0] if len(urls) == 1 else list(urls), ttl=ttl, **options)
         self._aio = aio
 
-    async def acquire(self, name: str, wait: float) -> OurGrant:
+    async def acquire(self, name: str, wait: float) -> HandfastGrant:
         lock = self.client.lock(name)
         try:
             lease = await lock.acquire(wait=wait) if self._aio else lock.acquire(wait=wait)
         except handfast.NotAcquired as error:
             raise Refused(f"{type(error).__name__}: {error}") from error
-        return OurGrant(lease)
+        return HandfastGrant(lease)
 
     async def close(self) -> None:
         if self._aio:
@@ -106,9 +106,9 @@ class Ours:
 
 
 def open_contender(kind: str, urls: Sequence[str], ttl: float, options: dict[str, Any]) -> Contender:
-    """`threads` and `asyncio` are ours; everything else is a peer."""
+    """`threads` and `asyncio` are handfast's modes; all other kinds are peers."""
     if kind in ("threads", "asyncio"):
-        return Ours(kind == "asyncio", urls, ttl, options)
+        return Handfast(kind == "asyncio", urls, ttl, options)
     from tests.chaos import peers
 
     return peers.KINDS[kind].open(urls, ttl)

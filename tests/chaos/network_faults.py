@@ -12,7 +12,7 @@ from tests.chaos.scenario import scenario
 
 
 def _waves(env: Environment, proxies: Sequence[Proxy], fault: Callable[[Proxy], object], what: str) -> None:
-    """The same trouble twice, for longer than a ttl, and good times in between."""
+    """The same fault twice, for longer than a ttl, with a pause in between."""
     for _ in range(2):
         for proxy in proxies:
             fault(proxy)
@@ -27,7 +27,7 @@ def _crowd(env: Environment, nodes: int) -> list[Proxy]:
     env.servers(nodes)
     env.open()
     proxies = env.proxies()
-    env.crowd(wait=1.0)
+    env.start_workers(wait=1.0)
     return proxies
 
 
@@ -45,7 +45,7 @@ def majority_cut_off(env: Environment) -> None:
 
 @scenario("holder cut off from a majority", 19, quorum=True)
 def holder_cut_off(env: Environment) -> None:
-    """It cannot renew; the others may have the lock when its lease is over, and not before."""
+    """The holder cannot renew; others get the lock after the end of its lease, and not before."""
     nodes = env.servers(5)
     env.open()
     for mode in MODES:

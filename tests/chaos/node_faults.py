@@ -1,4 +1,4 @@
-"""Faults of servers: they die, forget, hang, are full, and refuse."""
+"""Faults of servers: they die, lose data, hang, are full, and refuse commands."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.chaos.scenario import TOKENS, scenario
 from tests.chaos.workers import Member, WorkerError
 
 LATE = 5.0
-"""Seconds: on a busy machine servers start late, and clients notice late that they may go on."""
+"""Seconds: on a busy machine servers start late, and clients notice that late."""
 
 
 def restart(env: Environment, *nodes: Server, empty: bool = True) -> float:
-    """All at once; the moment at which none of them was there."""
+    """Restart all at once. Returns the moment at which all of them were down."""
     for node in nodes:
         node.kill()
     dead = now()
@@ -41,7 +41,7 @@ def hold_on_three(env: Environment, holder: Member, nodes: Sequence[Server]) -> 
 
 
 def expect_q(env: Environment, dead: float) -> None:
-    """No caller since then acquired before Q was over, and soon afterwards one did."""
+    """Check that no caller acquired before the end of Q, and that one did soon after it."""
     outage = min(each.since for each in env.history().holdings if each.began > dead) - dead
     env.expect(Q <= outage <= Q + LATE, f"unavailable for {outage:.2f} s, and Q is {Q:.2f} s")
 
@@ -63,7 +63,7 @@ def shared_node_forgets(env: Environment) -> None:
 def minority_restarts(env: Environment) -> None:
     nodes = env.servers(5)
     env.open()
-    env.crowd()
+    env.start_workers()
     for i in range(3):
         restart(env, nodes[i], nodes[i + 1])
         env.lapse(Q + 0.5)
@@ -73,7 +73,7 @@ def minority_restarts(env: Environment) -> None:
 def _one_node_dies(env: Environment, fsync: str, *, guard: bool) -> None:
     (node,) = env.servers(1, config={"appendonly": "yes", "appendfsync": fsync})
     env.open(guard=guard)
-    env.crowd(think=0.05)
+    env.start_workers(think=0.05)
     for _ in range(2):
         restart(env, node, empty=False)
         env.lapse(env.seconds / 2)
@@ -114,7 +114,7 @@ def aof_tail_cut(env: Environment) -> None:
 
 @scenario("rolling restart under a long hold", 10, quorum=True)
 def rolling_restart(env: Environment) -> None:
-    """Every node forgets, one after the other; renewals put the lock back on each."""
+    """Every node loses its data, one after the other; renewals restore the vote on each."""
     env.lasting()
     nodes = env.servers(5)
     env.open()
@@ -139,10 +139,10 @@ def rolling_restart(env: Environment) -> None:
 
 @scenario("empty restart of a majority", 11, quorum=True)
 def majority_restarts(env: Environment) -> None:
-    """Unavailable for Q, and not much longer."""
+    """The lock is unavailable for Q, and not much longer."""
     nodes = env.servers(5)
     env.open()
-    env.crowd()
+    env.start_workers()
     dead = restart(env, *nodes[:3])
     env.lapse(Q)
     env.recovers()
@@ -153,7 +153,7 @@ def majority_restarts(env: Environment) -> None:
 def two_restarts(env: Environment) -> None:
     (node,) = env.servers(1)
     env.open(guard=True)
-    env.crowd()
+    env.start_workers()
     restart(env, node)
     env.lapse(Q / 2)
     dead = restart(env, node)
@@ -166,7 +166,7 @@ def two_restarts(env: Environment) -> None:
 def one_node_flushed(env: Environment) -> None:
     (node,) = env.servers(1)
     env.open(guard=True)
-    env.crowd()
+    env.start_workers()
     node.command("FLUSHALL")
     env.fault("FLUSHALL")
     env.lapse(Q)
@@ -177,7 +177,7 @@ def one_node_flushed(env: Environment) -> None:
 def minority_flushed(env: Environment) -> None:
     nodes = env.servers(5)
     env.open()
-    env.crowd()
+    env.start_workers()
     for i in range(3):
         for node in (nodes[i], nodes[i + 1]):
             node.command("FLUSHALL")
@@ -189,7 +189,7 @@ def minority_flushed(env: Environment) -> None:
 @scenario("node stopped, then a burst of old commands", 24)
 def node_stopped(env: Environment) -> None:
     (node,) = env.servers(1)
-    env.crowd(wait=1.0)
+    env.start_workers(wait=1.0)
     for _ in range(2):
         node.pause()
         env.fault("SIGSTOP of a node")
@@ -203,7 +203,7 @@ def node_stopped(env: Environment) -> None:
 def minority_stopped(env: Environment) -> None:
     nodes = env.servers(5)
     env.open()
-    env.crowd()
+    env.start_workers()
     for _ in range(2):
         for node in nodes[:2]:
             node.pause()
@@ -217,12 +217,12 @@ def minority_stopped(env: Environment) -> None:
 
 @scenario("too many clients", 26, quorum=True, peers=False)
 def maxclients(env: Environment) -> None:
-    """Clients that connect again are refused."""
+    """Servers refuse clients that reconnect."""
     nodes = env.servers(3)
     env.open()
-    env.crowd()
+    env.start_workers()
     for some in (nodes[:1], nodes[:2]):
-        # Connections that were let in before.
+        # connections that were accepted before
         inside = [env.enter(Connection((LOOPBACK, node.port), timeout=5.0)) for node in some]
         for link in inside:
             link.command("CONFIG", "SET", "maxclients", "1")
@@ -249,12 +249,12 @@ def same_server_twice(env: Environment) -> None:
 
 
 def _evict(node: Server, gone: Callable[[], bool]) -> None:
-    """Fill it until it has thrown out what it may."""
+    """Fill the server until it has evicted all that it may evict."""
     node.command("CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
     used = int(node.info("used_memory"))
     node.command("CONFIG", "SET", "maxmemory", str(used + 500_000))
     junk = "x" * 20_000
-    with contextlib.suppress(ReplyError):  # in the end there is nothing left to throw out
+    with contextlib.suppress(ReplyError):  # in the end there is nothing left to evict
         for i in range(1000):
             if gone():
                 break
@@ -265,7 +265,7 @@ def _evict(node: Server, gone: Callable[[], bool]) -> None:
 
 @scenario("the lock is evicted", 38, promise=TOKENS)
 def evicted(env: Environment) -> None:
-    """A server that is set to evict forgets without a trace: nobody can notice, only tokens help."""
+    """A server that evicts a lock leaves no trace, so no client can notice it. Only tokens help."""
     (node,) = env.servers(1)
     holder, rival = env.member("asyncio"), env.member()
     env.takes_over(rival)
@@ -279,10 +279,10 @@ def evicted(env: Environment) -> None:
 
 @scenario("locks are evicted on a minority", 38, promise=TOKENS, sure=False, quorum=True, peers=False)
 def evicted_on_a_minority(env: Environment) -> None:
-    """A lease may stand on a bare majority, and the node that evicts be one of it."""
+    """A lease may have a bare majority, and the evicting node may be part of it."""
     nodes = env.servers(3)
     env.open()
-    env.crowd()
+    env.start_workers()
     for _ in range(3):
         _evict(nodes[0], lambda: False)
         env.fault("eviction")

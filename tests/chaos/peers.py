@@ -1,9 +1,9 @@
-"""The other libraries, each through its documented usage, with a ttl equal to ours.
+"""The other libraries, each through its documented usage, with the same ttl as handfast.
 
-Renewal is their own where they have one (python-redis-lock, aioredlock), by hand where they document that (redis-py,
-pottery), else none. Before a write each is asked whether it still holds the lock, with what it offers for that. How long
-a holder may believe in its lock is what the library says: a validity (redlock-py), the documented life of the lock from
-the return of the acquisition on (redis-py, pottery), or as long as it is renewed (python-redis-lock, aioredlock).
+Renewal is the library's own if it has one (python-redis-lock, aioredlock), by hand if it documents that (redis-py,
+pottery), else there is none. Before a write, each library is asked whether it still holds the lock, by the means that it
+offers. A holder may believe in its lock for as long as the library says: a validity (redlock-py), the documented life of
+the lock after the acquisition (redis-py, pottery), or as long as it is renewed (python-redis-lock, aioredlock).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tests.chaos.locks import Contender, Refused
 __all__ = ["KINDS", "Peer", "missing"]
 
 PEERS: Final = Path(sys.prefix, "peers")
-"""Those that need a folder of their own: see the Makefile."""
+"""Libraries that need their own folder: see the Makefile."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """How to open one, and on how many nodes it can lock."""
+    """How to open a library's lock, and on how many nodes it can lock."""
 
     open: Callable[[Sequence[str], float], Contender]
     quorum: bool
     module: str
     key: str
-    """Of the lock called NAME."""
+    """The key of the lock called NAME."""
     folder: str = ""
 
 
@@ -61,7 +61,7 @@ def missing(kind: str) -> str:
 
 
 def careful(ttl: float) -> float:
-    """How long to believe in a documented life: a little less, for clocks and roundings, as our own leases do."""
+    """How long to believe in a documented life: a little less, for clocks and rounding, as handfast's leases do."""
     return ttl * 0.99 - 0.002
 
 
@@ -121,7 +121,7 @@ class PythonRedisLock:
 
     async def acquire(self, name: str, wait: float) -> PythonRedisLockGrant:
         lock = self.module.Lock(self.client, name, expire=int(self.ttl), auto_renewal=True)
-        # Without its timeout=, as `with` does: with one it would not look again before that has passed.
+        # Without timeout=, as in `with`: with a timeout it would not look again before the timeout has passed.
         lock.acquire()
         return PythonRedisLockGrant(lock)
 
@@ -147,7 +147,7 @@ class PythonRedisLockGrant:
         return False
 
     async def renew(self) -> None:
-        """Its thread does."""
+        """Nothing to do: its thread renews."""
 
     async def release(self) -> None:
         self.lock.release()
@@ -234,7 +234,7 @@ class RedlockPyGrant:
         return now() < self._until - need
 
     async def renew(self) -> None:
-        """It has none."""
+        """It has no renewal."""
 
     async def release(self) -> None:
         self.manager.unlock(self.lock)
@@ -278,7 +278,7 @@ class AioredlockGrant:
         return False
 
     async def renew(self) -> None:
-        """Its task does."""
+        """Nothing to do: its task renews."""
 
     async def release(self) -> None:
         await self.lock.release()

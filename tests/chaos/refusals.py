@@ -1,4 +1,4 @@
-"""Servers that answer with errors: of one node while the others go on, then of a majority. Fault 25."""
+"""Servers that answer with errors (fault 25): first one node of several, later a majority."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ERRORS"]
 
 @contextlib.contextmanager
 def loading(node: Server) -> Iterator[None]:
-    """It restarts and has much to read."""
+    """The server restarts and has to load much data."""
     node.command("EVAL", "for i = 1, 2000 do redis.call('SET', 'junk-' .. i, i) end", 0)
     node.command("SAVE")
     node.kill()
@@ -32,7 +32,7 @@ def loading(node: Server) -> Iterator[None]:
 
 @contextlib.contextmanager
 def misconf(node: Server) -> Iterator[None]:
-    """It cannot write its snapshot, and so takes no writes."""
+    """The server cannot write its snapshot, so it refuses writes."""
     (node.folder / "dump.rdb").mkdir()
     node.command("CONFIG", "SET", "save", "3600 100000")
     node.command("BGSAVE")
@@ -75,7 +75,7 @@ def _refused(word: str) -> Callable[[Environment], None]:
     def run(env: Environment) -> None:
         nodes = env.servers(3)
         env.open()
-        env.crowd(3)
+        env.start_workers(3)
         for some in (nodes[:1], nodes[:2]):
             with contextlib.ExitStack() as errors:
                 for node in some:

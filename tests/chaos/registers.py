@@ -1,8 +1,8 @@
-"""Two counters on a server that has no faults: one takes whatever is written, one looks at tokens first.
+"""Two counters on a server without faults: one accepts every write, the other checks tokens.
 
-A fenced register that only compares tokens at writes would not be enough for read-modify-write: a late write of an old
-holder could come between the new holder's read and its write. So a read shows its token too, and from then on
-lower ones are refused. Every accepted write gets the next number, in the same step.
+It would not be enough for read-modify-write if a fenced register compared tokens only at writes: a late write of an old
+holder could come between the new holder's read and its write. So a read presents its token too, and the register refuses
+smaller ones from that moment on. Every accepted write gets the next number, in the same step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ return redis.call('INCR', KEYS[2])
 
 
 class Registers:
-    """A connection to them. One per thread; without a token a register takes everything."""
+    """A connection to both counters, one per thread. Without a token a register accepts everything."""
 
     def __init__(self, port: int) -> None:
         self._link = Connection(("127.0.0.1", port), timeout=30.0)

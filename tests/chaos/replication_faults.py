@@ -12,7 +12,7 @@ from tests.chaos.workers import Member
 
 
 class Address(Proxy):
-    """Stands for whichever server is the master: what a failover moves."""
+    """An address that a failover moves: it leads to the present master."""
 
     def move_to(self, server: Server) -> None:
         self._target = parse(server.url)
@@ -62,7 +62,7 @@ def failover(env: Environment) -> None:
 @scenario("failover among many users", 27, peers=False)
 def failover_in_a_crowd(env: Environment) -> None:
     pair = Pair(env, guard=True)
-    env.crowd(think=0.05)
+    env.start_workers(think=0.05)
     pair.link.delay(0.1, down=True)
     env.lapse(0.5)
     pair.master.kill()
@@ -75,7 +75,7 @@ def failover_in_a_crowd(env: Environment) -> None:
 
 @scenario("demoted and promoted again on a live connection", 28)
 def demoted_and_promoted(env: Environment) -> None:
-    """It takes over another server's data, without the lock, and is a master again before anybody reconnects."""
+    """A master takes over another server's data, without the lock, and is a master again before any client reconnects."""
     env.lasting()  # a replica needs a second to be in step
     node, other = env.servers(2)
     env.urls = [node.url]
@@ -99,7 +99,7 @@ def demoted_and_promoted(env: Environment) -> None:
 
 
 def _old_master(env: Environment, holder: Member, pair: Pair) -> Member:
-    """The holder and the old master stay together; everybody else has a new one. Who takes over there."""
+    """The holder stays with the old master; all others have a new one. Returns the client that takes over there."""
     holder.ask("acquire", WAIT)
     holder.ask("read")
     pair.link.drop()
@@ -113,18 +113,18 @@ def _old_master(env: Environment, holder: Member, pair: Pair) -> Member:
 
 @scenario("old master cut off with its holder, replicas=1", 29, peers=False)
 def old_master_with_copies(env: Environment) -> None:
-    """Nobody confirms its renewals any more."""
+    """No replica confirms its renewals any more."""
     pair = Pair(env, guard=True, replicas=1, node_timeout=0.3)
     holder = env.member("asyncio", urls=[pair.master.url])
     rival = _old_master(env, holder, pair)
     env.expect(not holder.ask("check"), "its lease is over")
     env.uses(rival)
-    env.lets_go(holder)
+    env.tries_to_release(holder)
 
 
 @scenario("old master cut off with its holder", 29, promise=TOKENS)
 def old_master(env: Environment) -> None:
-    """Its renewals go on: two leases, one on each master."""
+    """Its renewals still succeed: there are two leases, one on each master."""
     pair = Pair(env, guard=True)
     holder = env.member("asyncio", urls=[pair.master.url])
     rival = _old_master(env, holder, pair)

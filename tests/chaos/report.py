@@ -1,4 +1,4 @@
-"""What a run says: a line per scenario, tables for docs/evidence.md, a last line."""
+"""The report of a run: a line per scenario, tables for docs/evidence.md, a last line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _verdict(outcome: Outcome) -> str:
 
 
 def chaos_table(outcomes: Sequence[Outcome], scenarios: dict[str, Scenario]) -> str:
-    """Ours, for the docs."""
+    """The table of handfast's scenarios, for the docs."""
     rows = [
         "| scenario | faults | injected | operations | promised | violations | without tokens | idle |",
         "|---|---|---|---|---|---|---|---|",
@@ -89,7 +89,7 @@ def _with_tokens(some: Sequence[Outcome]) -> str:
 
 
 def insert(path: Path, block: str, text: str) -> None:
-    """Replace what stands between two comments in a document."""
+    """Replace the text between two comments in a document."""
     begin, end = f"<!-- {block} -->", f"<!-- /{block} -->"
     document = path.read_text()
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)

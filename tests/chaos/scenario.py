@@ -1,9 +1,9 @@
-"""A scenario: which faults it is about, what must hold, and what came of it.
+"""A scenario: its faults, its promises, and its outcome.
 
-What never may happen, whatever the faults: tokens out of order or given twice, a fenced register that lost an update or
-took a lower token, a lock that stays stuck, an exception that a user was not to meet. Where the assumptions hold,
-EXCLUSION is promised too: no two holders at once. Where a fault breaks an assumption, only the TOKENS are, and the
-scenario has to show that without them data would have been lost.
+Under no fault may these happen: tokens out of order or given twice, a fenced register that lost an update or accepted a
+smaller token, a lock that stays stuck, an unexpected exception. If the assumptions hold, EXCLUSION is promised too: no
+two holders at once. If a fault breaks an assumption, only the TOKENS are promised, and the scenario has to show that data
+would have been lost without them.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class Scenario:
     run: Callable[[Environment], None]
     promise: str = EXCLUSION
     peers: bool = True
-    """Whether others can be asked to go through it."""
+    """Whether the peers can run it."""
     quorum: bool = False
     sure: bool = True
-    """Where only tokens are promised: whether it shows every time what would be lost without them."""
+    """If only tokens are promised: whether every run shows what would be lost without them."""
     clock: bool = False
-    """It sets clocks, for which a C compiler is needed."""
+    """It sets clocks, which needs a C compiler."""
 
     def inapplicable(self, lock: str) -> str:
-        """Why this lock does not play it; "" if it does."""
+        """Why this lock cannot run it; "" if it can."""
         if self.clock and missing():
             return missing()
         if lock == OURS:
@@ -71,7 +71,7 @@ def scenario(
 
 @dataclass
 class Outcome:
-    """What came of one scenario with one lock."""
+    """The outcome of one scenario with one lock."""
 
     scenario: str
     lock: str
@@ -80,20 +80,20 @@ class Outcome:
     operations: int
     """Locks taken and values written."""
     found: dict[str, int]
-    """Violations by kind, whether they were to be expected or not, but for those of fenced registers."""
+    """Violations by kind, expected or not, without those of fenced registers."""
     fenced: int
     """Violations of fenced registers; always bad."""
     refused: int
-    """Writes that a fenced register turned down."""
+    """Writes that a fenced register refused."""
     unavailable: float
-    """The longest time in which nobody held a lock that was wanted."""
+    """The longest time in which a wanted lock had no holder."""
     stuck: list[str]
     errors: int
     seconds: float
     aborted: str = ""
-    """What a lock did that the scenario could not go on after."""
+    """The error after which the scenario could not continue."""
     bad: list[str] = field(default_factory=list)
-    """What must not be."""
+    """Broken promises."""
 
     @property
     def injected(self) -> int:
@@ -113,7 +113,7 @@ class Outcome:
 
 
 def play(what: Scenario, lock: str, registers: Server, seconds: float) -> Outcome:
-    """Play it once."""
+    """Run a scenario once."""
     env, began = Environment(lock, registers, seconds), time.monotonic()
     try:
         try:
@@ -162,12 +162,12 @@ def _fenced(violation: Violation) -> bool:
 def _expected(violation: Violation, promise: str) -> bool:
     if _fenced(violation) or violation.kind in ("order", "duplicate"):
         return False
-    # A register that does not look at tokens cannot be protected from a write after the end of its lease.
+    # A register that does not check tokens cannot be protected from a write after the end of a lease.
     return violation.kind == "late write" or promise == TOKENS
 
 
 def _unavailable(history: History, env: Environment) -> float:
-    """Of the locks that were wanted all the time; 0 where there were none."""
+    """The longest idle time of the locks that were wanted all the time; 0 if there were none."""
     if not env.began:
         return 0.0
     names: Sequence[str] = [name for name in history.names if name in env.names]

@@ -1,4 +1,4 @@
-"""The short set: a scenario or two of each kind of fault, with real servers and processes. `make chaos` plays all."""
+"""The short set: a scenario or two of each kind of fault, with real servers and processes. `make chaos` runs all."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_scenario_without_effective_faults_fails(registers: Server) -> None:
 
 
 def test_every_fault_has_a_scenario() -> None:
-    """The numbers are those of the list in docs/evidence.md."""
+    """The numbers are in the list in docs/evidence.md."""
     covered = {number for each in SCENARIOS.values() for number in each.faults}
     simulated_only = {18, 39}
     assert covered == set(range(1, 42)) - simulated_only

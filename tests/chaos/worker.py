@@ -1,9 +1,9 @@
-"""A process that uses locks: `python -m tests.chaos.worker '<spec>'`, told what to do on its standard input.
+"""A process that uses locks: `python -m tests.chaos.worker '<spec>'`. It reads commands from its standard input.
 
 Each line in is a JSON list, a command and its arguments; each line out is the answer. A worker either does single steps
 (acquire, read, check, write, release), so that a scenario can strike between any two of them, or works on its own: its
-users, threads or tasks, take a lock, read both registers, think, look once more whether the lease is valid, write both
-registers, release, again and again. All of them write down what they do. Ends with its standard input.
+users, threads or tasks, take a lock, read both registers, think, check the lease once more, write both registers,
+release, again and again. All of them log what they do. A worker ends with its standard input.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any
 
 import handfast
 from handfast.testing.history import Holding, Recorder, now
-from tests.chaos.locks import Contender, Grant, OurGrant, Refused, open_contender
+from tests.chaos.locks import Contender, Grant, HandfastGrant, Refused, open_contender
 from tests.chaos.registers import Registers
 
 
 @dataclass
 class Spec:
-    """What a worker is given."""
+    """The settings of a worker."""
 
     kind: str
     urls: list[str]
@@ -42,7 +42,7 @@ class Spec:
     names: list[str]
     users: int = 2
     think: float = 0.01
-    """At most so many seconds between reading and writing, mostly less."""
+    """The most seconds between reading and writing; mostly less."""
     wait: float = 5.0
     cancel: bool = False
     """Tasks are cancelled at random."""
@@ -79,7 +79,7 @@ class User:
             self.base["fenced"] = self.registers.read(f"{name}:fenced", token)
 
     def write(self) -> dict[str, bool]:
-        """One more than was read; which of the registers took it."""
+        """Write one more than was read. Returns which registers accepted it."""
         assert self.holding is not None
         assert self.grant is not None
         accepted = {}
@@ -122,7 +122,7 @@ class User:
 
 @dataclass
 class Shift:
-    """What the users of a worker do together, until they are told to stop."""
+    """The users of a worker, until they have to stop."""
 
     spec: Spec
     recorder: Recorder
@@ -134,7 +134,7 @@ class Shift:
     def start(self) -> None:
         spec = self.spec
         if spec.kind == "threads":
-            # As a program would: all its threads share one client.
+            # As in a program: all threads share one client.
             shared = self._open()
             each = [self._work(shared) for _ in range(spec.users)]
         elif spec.kind == "asyncio":
@@ -196,7 +196,7 @@ class Shift:
 
 
 class Worker:
-    """The commands; each returns what is answered."""
+    """The commands. Each returns its answer."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -245,31 +245,31 @@ class Worker:
 
     async def votes(self) -> int:
         grant = self.user.grant
-        assert isinstance(grant, OurGrant)
+        assert isinstance(grant, HandfastGrant)
         return len(grant.lease.votes)
 
     async def block(self, seconds: float) -> None:
-        """The event loop, or this thread: others go on."""
+        """Block the event loop, or this thread; other threads run on."""
         time.sleep(seconds)  # noqa: ASYNC251  that is the fault
 
     async def grip(self, seconds: float) -> None:
-        """Hold the GIL: nobody goes on."""
+        """Hold the GIL: no thread runs."""
         ctypes.PyDLL(None).usleep(round(seconds * 1e6))
 
     async def fork(self) -> dict[str, Any]:
-        assert isinstance(self.user.grant, OurGrant)
+        assert isinstance(self.user.grant, HandfastGrant)
         return _child_of(self.user.grant.lease)
 
 
 def _child_of(lease: Any) -> dict[str, Any]:
-    """What a child makes of the lease that its parent holds: is it valid there, and what does a release do."""
+    """The parent's lease in a child: whether it is valid there, and what a release does."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
             said: object = "not tried"
             valid = lease.valid
-            if isinstance(lease, handfast.Lease):  # the other's needs an event loop, and a child has none
+            if isinstance(lease, handfast.Lease):  # the asyncio lease needs an event loop, and a child has none
                 said = lease.release()
             os.write(writer, json.dumps({"valid": valid, "released": said}).encode())
         os._exit(0)

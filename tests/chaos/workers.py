@@ -1,4 +1,4 @@
-"""Worker processes, from the outside: told what to do, stopped, killed."""
+"""Worker processes as a scenario sees them: it sends commands, stops and kills them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["Member", "WorkerError"]
 
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE: Final = 50.0
-"""Seconds for which a scenario waits for a line of a process."""
+"""Seconds that a process has for a line of output."""
 
 
 class WorkerError(Exception):
-    """What went wrong in a worker at one step; `kind` is the name of the exception there."""
+    """An error in a worker at one step; `kind` is the name of the exception there."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -81,12 +81,12 @@ class Member:
         return self.hear(within)
 
     def audible(self) -> bool:
-        """It has something to say."""
+        """Whether it has written something."""
         assert self.process.stdout is not None
         return bool(self._said or select.select([self.process.stdout], [], [], 0)[0])
 
     def pause(self) -> None:
-        """SIGSTOP; back when it has really stopped."""
+        """SIGSTOP. Returns when the process has stopped."""
         os.kill(self.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 

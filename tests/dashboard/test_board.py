@@ -37,7 +37,7 @@ def snapshot(at: float, *locks: LockInfo, **more: Any) -> Snapshot:
 
 
 def told(board: Board, *snapshots: Snapshot) -> list[tuple[str, str]]:
-    """Kinds and names of the lines that the last of these snapshots puts on the tape."""
+    """Kinds and names of the lines that the last of these snapshots adds to the tape."""
     for each in snapshots:
         news = board.update(each)
     return [(line["kind"], line["name"]) for line in news.tape]
@@ -68,7 +68,7 @@ def test_lock_whose_time_ran_out_was_lost(board: Board) -> None:
 
 
 def test_lock_that_was_fine_before_a_long_pause_has_ended_somehow(board: Board) -> None:
-    """It may have been released, or have run out: nobody looked."""
+    """It may have been released, or have run out: no snapshot shows which."""
     assert told(board, snapshot(100, lock(ttl=1)), snapshot(103)) == [("ended", "orders")]
 
 

@@ -100,7 +100,7 @@ def test_the_example_runs(block: str, one: Server, tmp_path: Path) -> None:
 
 
 def test_the_page_explains_every_event() -> None:
-    """Those that a snapshot can tell, and those of the doctor."""
+    """The events of snapshots, and the events of the doctor."""
     source = (Path(board.__file__)).read_text()
     kinds = set(re.findall(r'_note\("([a-z ]+)"', source)) | {"released", "lost"}
     rows = [line.split("|")[1] for line in DOCS.read_text().splitlines() if line.startswith("| ")]

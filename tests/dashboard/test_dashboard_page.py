@@ -122,7 +122,7 @@ def test_hostile_names_and_owners_are_text(page: Page, one: Server, name: str) -
 
 
 def test_scripts_that_get_into_the_page_do_not_run(browser: Browser, one: Server) -> None:
-    """The policy stands behind the escaping: markup that is put into the page by force does nothing."""
+    """The policy is a second protection behind the escaping: markup that is forced into the page does nothing."""
     with window(browser) as page, running(one.url) as dashboard:
         page.goto(dashboard.url)
         refused: list[str] = []

@@ -1,4 +1,4 @@
-"""What the dashboard sends to viewers, and whom it lets in."""
+"""The dashboard's messages to viewers, and its access control."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_too_many_questions_are_refused(one: Server, monkeypatch: pytest.MonkeyP
 
 
 def test_node_that_fails_for_a_moment_does_not_make_locks_look_free(one: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is back before the snapshot is complete."""
+    """The node is back before the snapshot is complete."""
     for i in range(3):
         one.command("SET", f"handfast:{{orders:{i}}}", "somebody", "PX", 60_000)
     monkeypatch.setattr(reading, "BATCH", 1)
@@ -263,7 +263,7 @@ def test_all_viewers_share_one_reader(page: Dashboard, one: Server, client: hand
 
 
 def test_dashboard_writes_nothing(one: Server) -> None:
-    """By what the server says of each command that it was sent."""
+    """The server's own flags of each command show it."""
     one.command("SET", "handfast:{orders}", "somebody", "PX", 60_000)
     one.command("ZADD", "handfast:{orders}:q", 1, "a waiter")
     one.command("CONFIG", "RESETSTAT")
@@ -281,7 +281,7 @@ def test_dashboard_writes_nothing(one: Server) -> None:
 
 
 def test_reader_rests_longer_than_it_reads(one: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many locks there are, it leaves the servers to others most of the time."""
+    """However many locks there are, most of the time the reader uses no server."""
 
     def slow(deployment: Deployment, names: list[str]) -> list[None]:
         end = time.monotonic() + 0.05
@@ -315,7 +315,7 @@ def test_many_locks_are_all_shown(one: Server) -> None:
         assert len(viewer.locks) == 3000
 
 
-# -- who may look
+# -- access
 
 
 def test_loopback_needs_no_token(page: Dashboard) -> None:
@@ -371,7 +371,7 @@ def test_token_in_the_address_becomes_a_cookie(one: Server) -> None:
     ],
 )
 def test_name_that_somebody_points_here_is_refused(page: Dashboard, host: str, status: int) -> None:
-    """DNS rebinding: the browser takes it for the attacker's own page."""
+    """DNS rebinding: the browser takes the dashboard for the attacker's own page."""
     for path in ("", "api/events", "static/app.js"):
         with httpx.stream("GET", page.url + path, headers={"Host": f"{host}:{page._port}"}) as answer:
             assert answer.status_code == status

@@ -1,6 +1,6 @@
 """A lock of another Python library in a process of its own: LIBRARY PORT NAME [FOLDER].
 
-It is told what to do line by line, and answers by lines: `try` (held or refused), `wait` (waiting, later held) and
+It reads a command per line and answers with a line: `try` (held or refused), `wait` (waiting, later held) and
 `release` (released). redsync/main.go and node-redlock/peer.js do the same.
 """
 
@@ -11,7 +11,7 @@ import sys
 from typing import Any, Protocol
 
 TTL = 20
-"""Seconds: no lock here may come to its end by itself."""
+"""Seconds: longer than every test, so that no lock expires."""
 
 
 class Peer(Protocol):
@@ -61,7 +61,7 @@ class PythonRedisLock:
         import redis_lock
 
         self.lock = redis_lock.Lock(redis.StrictRedis(port=port), name, expire=TTL)
-        # A waiter looks again after its own expiry only, so that is short here; renewed, so that the lock does not end.
+        # A waiter looks again only after its own expiry, so that is short here. Renewal keeps the lock.
         self.waiter = redis_lock.Lock(redis.StrictRedis(port=port), name, expire=1, auto_renewal=True)
 
     def try_it(self) -> bool:

@@ -36,7 +36,7 @@ asyncio.run(main())
 @needs_server
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has no clock that runs in suspend")
 def test_body_is_cancelled_soon_after_suspend(one: Server) -> None:
-    """In suspend the time that leases are counted in goes on, and the time of timers stands still."""
+    """During a suspend the clock of leases runs on, and the clock of timers stands still."""
     said = program(SUSPENDED, one.url)
     said.check_returncode()
     assert said.stdout.strip() == "cancelled", f"1.5 s after the suspend the lease is {said.stdout}"

@@ -1,4 +1,4 @@
-"""A client that is closed while a body still runs: the body hears of it, as of any other loss."""
+"""A client that is closed while a body still runs: the body notices it, like any other loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RENEWED = pytest.mark.parametrize("renew", [True, False], ids=["renewed", "not r
 
 
 def close_elsewhere(client: handfast.Client) -> None:
-    """Close it from another thread, as a shutdown handler does."""
+    """Close the client from another thread, as a shutdown handler does."""
     thread = threading.Thread(target=client.close)
     thread.start()
     thread.join()
@@ -71,7 +71,7 @@ def test_close_in_the_body_itself_raises_lease_lost(one: Server) -> None:
 
 
 def test_close_releases_keys_of_running_bodies(one: Server) -> None:
-    """A lease that is not renewed is left to its ttl, as ever."""
+    """A lease that is not renewed is left to its ttl."""
     client = handfast.connect(one.url)
     leases = [client.lock("orders").acquire(), client.lock("invoices", renew=False).acquire()]
     close_elsewhere(client)
@@ -107,7 +107,7 @@ def test_loss_does_not_mask_error_of_body(one: Server) -> None:
 
 
 class Body:
-    """A task that holds a lock for as long as nothing ends it."""
+    """A task that holds a lock until something ends it."""
 
     def __init__(self, lock: handfast.aio.Lock) -> None:
         self.entered, self.goes_on = asyncio.Event(), asyncio.Event()
@@ -126,7 +126,7 @@ class Body:
 
 
 async def held_at_close(one: Server, renew: bool, on_lost: str = "cancel") -> tuple[Body, BaseException | None]:
-    """A body that its client's close() met, and what the block raised; it goes on if nothing has cancelled it."""
+    """A body that ran when its client was closed, and what the block raised; it runs on unless it is cancelled."""
     client = handfast.aio.connect(one.url, on_lost=on_lost)  # type: ignore[arg-type]
     body = Body(client.lock("orders", renew=renew))
     task = asyncio.create_task(body.run())
@@ -165,7 +165,7 @@ def test_close_with_on_lost_event_leaves_the_body_alone_and_raises_at_its_end(on
 
 
 def test_close_in_the_asyncio_body_itself_raises_lease_lost(one: Server) -> None:
-    """The client is closed all the same, though the task that closes it is cancelled."""
+    """The client is closed, although the task that closes it is cancelled."""
 
     async def main() -> None:
         client = handfast.aio.connect(one.url)

@@ -1,4 +1,4 @@
-"""Contention while nodes are away: it must look the same as with all of them there."""
+"""Contention while nodes are down: it must look the same as with all nodes up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_node_that_hung_votes_again_while_client_is_busy(three: Servers) -> None
         # Long enough for its connection to be given up.
         eventually(lambda: voters() and client._group.nodes[0].fault is not None, within=6)
         three[0].resume()
-        three[1].pause()  # so that its vote is needed, and waited for
+        three[1].pause()  # so that its vote is needed, and the client waits for it
         eventually(lambda: three.urls[0] in voters(), within=6)
         three[1].resume()
 

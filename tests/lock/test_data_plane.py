@@ -1,4 +1,4 @@
-"""Connections: the ways in, the dialects, and what becomes of everything that a server or a stranger can say.
+"""Connections: addresses, dialects, and the handling of everything that a server or another program can send.
 
 Each promise is kept by the blocking client and by the asyncio one.
 """
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(not available(), reason="no server binary on thi
 
 
 async def works(client: Any, **options: Any) -> None:
-    """The three things that are done with a lock."""
+    """Acquire, extend and release a lock."""
     lease = await client.lock("works", **options).acquire(wait=0)
     assert lease.valid
     await lease.extend()
@@ -44,7 +44,7 @@ async def works(client: Any, **options: Any) -> None:
 
 
 async def reason(client: Any, **options: Any) -> str:
-    """What the first node says to an attempt that must fail for want of a quorum."""
+    """The first node's answer to an attempt that must fail without a quorum."""
     with pytest.raises(NoQuorum) as raised:
         await client.lock("reason", **options).acquire(wait=0)
     assert raised.value.nodes, "an outage without a reason"
@@ -59,7 +59,7 @@ def calls(server: Server, command: str) -> int:
     return int(said.partition("calls=")[2].partition(",")[0]) if said else 0
 
 
-# -- the ways in -------------------------------------------------------------------------------------------------------
+# -- addresses ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,7 @@ def as_locker(server: Server) -> str:
 
 
 async def everything(client: Any, **options: Any) -> None:
-    """All that one client asks of a server: take, refuse, extend, several names, release."""
+    """Everything that a client sends to a server: acquire, be refused, extend, several names, release."""
     lease = await client.lock("a", **options).acquire(wait=0)
     with pytest.raises(handfast.Contended) as raised:
         await client.lock("a", **options).acquire(wait=0)
@@ -239,7 +239,7 @@ async def test_each_documented_right_is_needed_and_reported_when_missing(missing
     async with handfast.aio.connect(as_locker(server)) as client:
         with pytest.raises(handfast.HandfastError) as raised:
             await everything(client)
-        # Who may not extend or delete is told by a lost lease and by a lock that stays; all else is a refusal.
+        # Without rights a lease cannot be extended and is lost, or its key stays. All else is a refusal.
         if missing != "del":
             assert "NOPERM" in str(raised.value)
 
@@ -324,7 +324,7 @@ async def test_newest_protocol_of_each_server_is_used(mode: str, server: Server)
 
 @both
 async def test_protocol_is_negotiated_and_not_guessed_from_version(mode: str, one: Server) -> None:
-    """A server that could speak it but may not is served by scripts."""
+    """With a server that supports it, but forbids it, scripts are used."""
     one.command("ACL", "SETUSER", "plain", "reset", "on", ">pw", "~*", "+@all", "-delifeq")
     async with connected(mode, f"redis://plain:pw@127.0.0.1:{one.port}", prefix="", fence=False) as client:
         one.command("CONFIG", "RESETSTAT")
@@ -391,7 +391,7 @@ def test_missing_scripts_cost_no_lock_with_several_threads(server: Server) -> No
 
 @both
 async def test_release_does_not_overtake_acquire_that_is_sent_again(mode: str, server: Server) -> None:
-    """The acquire meets NOSCRIPT, its caller is gone, the undo is sent: nothing may be left of it."""
+    """The acquire gets NOSCRIPT, its caller is gone, the undo is sent: no key may be left."""
     async with connected(mode, server.url, ttl=20, node_timeout=0.05) as client:
         await works(client)
         server.command("SCRIPT", "FLUSH")
@@ -424,7 +424,7 @@ def breakable(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server
 @pytest.mark.parametrize("text", ERRORS)
 @plain
 async def test_refusal_of_server_is_reported_and_ends_with_its_cause(text: str, breakable: Server) -> None:
-    """On old connections and on new ones, by both kinds of client. Afterwards each client works."""
+    """On old and on new connections, by both clients. Afterwards each client works."""
     async with contextlib.AsyncExitStack() as stack:
         old = [await stack.enter_async_context(connected(mode, breakable.url)) for mode in MODES]
         new = [await stack.enter_async_context(connected(mode, breakable.url)) for mode in MODES]
@@ -500,7 +500,7 @@ async def test_cluster_node_reports_that_it_is_down_or_key_is_elsewhere(tmp_path
 
 
 async def idle(mode: str, client: Any, server: Server, end: Callable[[], object]) -> None:
-    """Let the server end the client's connections while nobody uses them, and be sure that the client could know."""
+    """Let the server close the client's idle connections, and make sure that the client could notice."""
     await asyncio.to_thread(end)
     # The blocking client looks at connections that rested for 50 ms; this is the rest, not a synchronisation.
     await asyncio.sleep(0.06)
@@ -584,7 +584,7 @@ async def test_dead_node_is_retried_with_backoff_and_delays_nothing(mode: str, t
 
 
 async def durations(client: Any, seconds: float) -> list[float]:
-    """How long pairs of acquire and release took, for so long."""
+    """The durations of pairs of acquire and release, for some seconds."""
     took: list[float] = []
     end = time.monotonic() + seconds
     lock = client.lock("timed", renew=False)
@@ -614,7 +614,7 @@ async def test_node_that_comes_back_is_used_again(mode: str, three: Servers) -> 
 
 @plain
 async def test_unknown_servers_are_reported_with_their_reply() -> None:
-    """Five of them and both clients at once, so that their silence is waited for once."""
+    """Five of them and both clients at once, so that the test waits for their silence only once."""
     http = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
     noise = bytes((i * 151 + 7) % 256 for i in range(4096))
     with (
@@ -681,7 +681,7 @@ async def test_malformed_reply_is_reported_as_fault_of_node(mode: str, one: Serv
 
 @both
 async def test_unrequested_reply_ends_connection_but_not_client(mode: str, one: Server) -> None:
-    """Had it been taken for the answer to the next request, a lock would seem granted."""
+    """If it were taken for the reply to the next request, a lock would seem granted."""
     with Impostor(_echo_twice(one)) as twice:
         async with connected(mode, twice.url) as client:
             for _ in range(5):
@@ -692,7 +692,7 @@ async def test_unrequested_reply_ends_connection_but_not_client(mode: str, one: 
 
 
 def _echo_twice(server: Server) -> Callable[[socket.socket], None]:
-    """Speaks for the server, and says every short reply twice."""
+    """Answers for the server, and sends every short reply twice."""
 
     def talk(sock: socket.socket) -> None:
         with socket.create_connection(("127.0.0.1", server.port)) as upstream:
@@ -718,7 +718,7 @@ async def test_silent_node_among_three_delays_nobody(mode: str, three: Servers) 
 
 @plain
 async def test_second_caller_does_not_wait_for_silent_node_either(three: Servers) -> None:
-    """The majority is connected when the second caller comes, and the first one still gives the rest a moment."""
+    """The majority is connected when the second caller comes, while the first one still waits a moment for the rest."""
     with Impostor.silent() as silent:
         async with handfast.aio.connect([*three.urls[:2], silent.url], guard=False) as client:
             first = asyncio.create_task(client.lock("first").acquire())
@@ -739,7 +739,7 @@ async def test_close_ends_unfinished_connections(three: Servers) -> None:
 
 @plain
 async def test_close_ends_wait_for_unfinished_connection(three: Servers) -> None:
-    """What was to be sent over it is answered by nobody, and nobody would look for it any more."""
+    """Requests for it get no reply, and nothing else would end their wait."""
     with Impostor.silent() as silent:
         async with handfast.aio.connect([*three.urls[:2], silent.url], guard=False) as client:
             await works(client)
@@ -759,7 +759,7 @@ async def test_close_ends_wait_for_unfinished_connection(three: Servers) -> None
 @pytest.mark.parametrize("options", [{}, {"fair": True}, {"cohort": 8}], ids=["plain", "fair", "cohort"])
 @plain
 async def test_close_before_reply_to_acquire_leaves_no_key(one: Server, options: dict[str, Any]) -> None:
-    """The grant is undone; and that leaves before the connection is ended."""
+    """The grant is undone, before the connection is closed."""
     client = handfast.aio.connect(one.url)
     await client.lock("warm", **options).acquire()
     with contextlib.ExitStack() as stack:
@@ -778,7 +778,7 @@ async def test_close_before_reply_to_acquire_leaves_no_key(one: Server, options:
 
 @plain
 async def test_cancelled_request_raises_cancelled_error(one: Server) -> None:
-    """What `uncancel` leads to since Python 3.13: the task goes on, and has no answer."""
+    """After `uncancel` (Python 3.13) the task runs on, and has no reply."""
     async with handfast.aio.connect(one.url) as client:
         await works(client)
         io: Any = client._io
@@ -795,7 +795,7 @@ async def test_cancelled_request_raises_cancelled_error(one: Server) -> None:
 
 
 def test_close_while_connecting_writes_into_no_other_descriptor(three: Servers) -> None:
-    """A connecting thread reports to its lane; the number of a closed descriptor may be another's by then."""
+    """A connecting thread reports late; by that time the number of a closed descriptor may belong to another file."""
     with Impostor.silent() as silent:
         with handfast.connect([*three.urls[:2], silent.url], guard=False) as client:
             client.lock("a").acquire(wait=0).release()
@@ -819,7 +819,7 @@ def test_close_while_connecting_writes_into_no_other_descriptor(three: Servers) 
 async def test_lease_released_at_once_is_not_taken_for_dropped(
     mode: str, one: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing but the release itself knows the lease by then: it must not be taken for a dropped one."""
+    """Only the release itself has a reference to the lease: it must not count as dropped."""
     async with connected(mode, one.url) as client:
         for _ in range(20):
             assert await (await client.lock("a").acquire(wait=0)).release()

@@ -69,7 +69,7 @@ def test_lock_without_servers_uses_embedded_server_with_warning(script: str, run
 
 
 def test_client_is_created_on_first_use(runtime: Path) -> None:
-    """A bad URL is no error of the import, but of the first lock; it is one of every lock."""
+    """A bad URL is an error of every lock, not of the import."""
     script = """
 import handfast, handfast.aio, asyncio
 async def first():
@@ -92,7 +92,7 @@ for _ in range(2):
 
 
 def test_all_locks_share_one_client(one: Server, runtime: Path) -> None:
-    """Also those of threads that come at the same time."""
+    """Also the locks of threads that start at the same time."""
     script = """
 import handfast, threading
 from concurrent.futures import ThreadPoolExecutor
@@ -113,7 +113,7 @@ with redis.Redis.from_url(os.environ["HANDFAST_URL"]) as server:
 
 
 def test_child_of_a_fork_has_a_client_of_its_own(one: Server, runtime: Path) -> None:
-    """It holds nothing of what the parent holds, and what it does leaves the parent's lease alone."""
+    """The child holds no lock of its parent, and its actions do not affect the parent's lease."""
     script = """
 import os, handfast
 with handfast.lock("orders") as lease:
@@ -147,7 +147,7 @@ assert asyncio.run(take("orders")) == str(os.getpid())
 
 
 def test_each_event_loop_has_a_client_that_ends_with_it(one: Server, runtime: Path) -> None:
-    """Loops one after another and side by side; nothing is left open, which Python would complain about."""
+    """Loops one after another and side by side. Nothing is left open, or Python would warn."""
     script = """
 import asyncio, gc, handfast.aio, redis, os
 from concurrent.futures import ThreadPoolExecutor

@@ -57,7 +57,7 @@ faulthandler.cancel_dump_traceback_later()
 
 @needs_server
 def test_finalizer_can_run_anywhere(one: Server) -> None:
-    """At every line of an acquisition and a release a lease is dropped, in the thread that is there."""
+    """A lease is dropped at every line of an acquisition and a release, in the same thread."""
     said = program(DROPPING, one.url)
     assert said.stdout == "done\n", f"a finalizer waits for the thread that it runs in:\n{said.stderr}"
 
@@ -88,7 +88,7 @@ def _descriptors() -> int:
 
 
 def _open_client(mode: str, url: str) -> Any:
-    """A client that nobody closes."""
+    """A client that is never closed."""
     return Awaited(handfast.connect(url)) if mode == "threads" else handfast.aio.connect(url)
 
 
@@ -142,7 +142,7 @@ async def test_lease_dropped_with_its_client_is_released(mode: str, one: Server)
         await hold()
 
         def ended() -> bool:
-            """Also the connections: those of asyncio must be closed before their loop ends."""
+            """Also the connections: asyncio's must be closed before their loop ends."""
             return _descriptors() <= before and one.command("EXISTS", "handfast:{a}") == 0
 
         await eventually_async(ended, within=5)

@@ -1,4 +1,4 @@
-"""What a client tells of its work: a few log lines for people, and an event for every change for programs.
+"""The reports of a client: a few log lines for people, and an event for every change for programs.
 
 An event about a node has its URL in `node` and no lock's name. Every event has `seconds`, the time that the step took, or
 the time that ended with it.
@@ -35,7 +35,7 @@ class Heard:
         self.events: list[Any] = []
 
     def of(self, kind: str, **fields: str) -> list[Any]:
-        """Those of a kind, with these fields."""
+        """The events of a kind, with these fields."""
         wanted = {"kind": kind, **fields}
         return [
             event
@@ -143,7 +143,7 @@ def test_acquisition_that_fails_is_reported(client: handfast.Client, wait: float
 
 
 def in_another_thread(call: Callable[[], object]) -> None:
-    """A thread that waits for a lock that it holds itself would be told so."""
+    """In another thread, because a thread that waits for its own lock gets an error."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(call).result()
 
@@ -157,7 +157,7 @@ def test_lease_events_have_the_token(client: handfast.Client) -> None:
 
 
 def test_dropped_lease_is_reported_as_released(client: handfast.Client) -> None:
-    """By the watchdog: it may be collected in the middle of anything, also of a listener."""
+    """By the watchdog, because the lease may be collected at any point, even inside a listener."""
     threads: list[str] = []
     client.listen(lambda event: threads.append(threading.current_thread().name) if event.kind == "released" else None)
     client.lock("orders").acquire()

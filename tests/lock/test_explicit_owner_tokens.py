@@ -30,7 +30,7 @@ KEY = "handfast:{a}"
 def _next_lease(
     server: Server, client: handfast.Client, other: handfast.Client, end: Ending
 ) -> tuple[int, handfast.Lease]:
-    """The token of a holder in between, and the next real lease of the owner whose first one ended that way."""
+    """The token of a holder in between, and the next lease of the owner whose first lease ended that way."""
     leases = [client.lock("a", owner="job", ttl=0.2, renew=False).acquire(wait=0)]
     end(leases)
     server.wait_for(lambda: server.command("EXISTS", KEY) == 0)

@@ -1,4 +1,4 @@
-"""A lock with an explicit owner excludes everybody else, also while an earlier acquisition of that owner ends.
+"""A lock with an explicit owner excludes all other owners, also while an earlier acquisition of that owner ends.
 
 The client repeats a release that it cannot confirm. The repetition must end the acquisition that it belongs to, and not
 the next one of the same owner.
@@ -60,7 +60,7 @@ def test_delayed_release_does_not_end_next_acquisition(
 
 
 def loses_vote(node: Server, key: str) -> None:
-    """And gets it back by the next renewal."""
+    """A node loses its vote, and gets it back by the next renewal."""
     node.command("DEL", key)
     node.wait_for(lambda: node.command("EXISTS", key) == 1)
 

@@ -1,4 +1,4 @@
-"""fork while holding: the lease stays the parent's alone, and both go on with connections of their own (fault 35)."""
+"""fork while holding: only the parent has the lease, and both processes use their own connections (fault 35)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.tls_servers import make_files, start_with_tls
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="no server binary on this machine"),
-    # Newer Pythons warn of any fork beside threads. That it works here is what these tests are about.
+    # Newer Pythons warn of any fork beside threads. These tests show that it works here.
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
 
@@ -38,7 +38,7 @@ WITHIN = 10.0
 
 
 def in_child(work: Callable[[], Any]) -> Any:
-    """Fork, do `work` in the child, and return what it returned, by way of JSON; its exception fails the test."""
+    """Fork, run `work` in the child, and return its result through JSON; an exception fails the test."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -210,7 +210,7 @@ def test_child_uses_client_with_own_connections_and_owner(one: Server, client: h
 
 
 def test_nonces_of_parent_and_child_differ(client: handfast.Client) -> None:
-    """Random numbers are read in blocks; a block that both had would be the same in both."""
+    """Random numbers may be read in blocks; parent and child must not share a block."""
 
     def nonces() -> list[str]:
         leases = [client.lock(f"{os.getpid()}-{i}", renew=False, ttl=5).acquire(wait=0) for i in range(20)]
@@ -385,7 +385,7 @@ def test_forked_pool_workers_exclude_each_other(client: handfast.Client) -> None
 
 @pytest.mark.parametrize("words", ["sys.exit(0)", "raise KeyboardInterrupt", "pass"])
 def test_child_that_exits_normally_leaves_lock_of_parent_alone(words: str, one: Server) -> None:
-    """With everything that Python does at its end: finalizers, exit handlers, closed sockets."""
+    """With everything that Python does at exit: finalizers, exit handlers, closed sockets."""
     code = f"""
         import os, sys
         import handfast

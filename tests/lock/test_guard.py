@@ -182,7 +182,7 @@ def test_restarted_node_never_issues_token_below_forgotten_ones(three: Servers) 
         far, _ = take(client, "far")
         three[0].restart(empty=True)
         eventually(lambda: take(client, "far") and votes_again(three[0]), within=Q + 3)
-        # Only its own counter is asked about: the others are made to forget theirs.
+        # Only its own counter matters here, so the others lose theirs.
         for node in three.nodes[1:]:
             node.command("DEL", "handfast:{far}:f")
         three[2].pause()
@@ -192,7 +192,7 @@ def test_restarted_node_never_issues_token_below_forgotten_ones(three: Servers) 
 
 
 def test_idle_clients_respect_floor_of_node_that_forgot(three: Servers) -> None:
-    """They build their request before they reconnect to the node. It must not carry the old floor."""
+    """They encode their request before they reconnect to the node. It must not carry the old floor."""
     names = [f"far-{i}" for i in range(4)]
     with ExitStack() as stack:
         busy, *idle = [stack.enter_context(opened(three.urls)) for _ in range(1 + len(names))]
@@ -202,7 +202,7 @@ def test_idle_clients_respect_floor_of_node_that_forgot(three: Servers) -> None:
             for name in names:
                 node.command("SET", f"handfast:{{{name}}}:f", str(10**15 * 4))
         three[2].pause()
-        # Not released: a release would tell the third node too.
+        # Not released: a release would carry the token to the third node too.
         far = {name: busy.lock(name, ttl=0.1, renew=False).acquire(wait=0).token or 0 for name in names}
         assert all(token > 10**15 * 4 for token in far.values())
         three[2].resume()
@@ -299,7 +299,7 @@ def test_replica_listed_as_node_has_no_vote_and_is_reported(three: Servers) -> N
 
 
 def test_majority_that_forgot_opens_without_rest_at_different_times(three: Servers) -> None:
-    """Two of three are new, the third is gone; one of them is ready for a while before the other is."""
+    """Two of three nodes are new, the third is gone; one of the new nodes is ready earlier than the other."""
     for node, after in ((three[0], 0), (three[1], 600_000)):
         ready = int(time.time() * 1e6) + after
         node.command("SET", "handfast:guard", f"1 {node.info('run_id')}:0 {ready} {round(MAX_TTL * 1000)} -")
@@ -332,7 +332,7 @@ def test_quorum_without_guard_votes_at_once_after_restarts(three: Servers) -> No
 
 
 def test_quarantine_ends_after_server_clock_was_set_back(one: Server) -> None:
-    """Seen from its marker: ready in an hour, though no quarantine is longer than Q."""
+    """Its marker says "ready in an hour", although no quarantine is longer than Q."""
     incarnation = f"{one.info('run_id')}:0"
     ready = int(time.time() * 1e6) + 3_600_000_000
     one.command("SET", "handfast:guard", f"1 {incarnation} {ready} {round(MAX_TTL * 1000)} -")
@@ -341,7 +341,7 @@ def test_quarantine_ends_after_server_clock_was_set_back(one: Server) -> None:
 
 
 def test_first_replica_locks_clients_of_guarded_node_out_for_one_quarantine_at_most() -> None:
-    """A master takes a new replication id when its first replica comes, and live connections do not see that."""
+    """A master takes a new replication id when its first replica connects, and live connections do not see that."""
     with Server() as node, opened(node.url, guard=True) as early:
         take(early, "a")
         with Server(replica_of=node), handfast.connect(node.url, guard=True, **QUICK) as late:
@@ -358,7 +358,7 @@ def test_first_replica_locks_clients_of_guarded_node_out_for_one_quarantine_at_m
 
 
 def test_node_demoted_and_promoted_on_live_connection_does_not_vote_at_once() -> None:
-    """Its data are now those of the other server, without the lock; the marker among them is still its own."""
+    """The node now has the data of the other server, without the lock; the marker in it is still the node's own."""
     with Server() as node, Server() as other, opened(node.url, guard=True, max_ttl=3.0) as client:
         take(client, "warm")
         other.command("REPLICAOF", "127.0.0.1", str(node.port))
@@ -376,7 +376,7 @@ def test_node_demoted_and_promoted_on_live_connection_does_not_vote_at_once() ->
 
 
 def test_demotion_is_noticed_on_busy_connection() -> None:
-    """Its votes come so often that they are not each checked for promotions; what it meets meanwhile must tell it."""
+    """Its votes come so often that not each is checked for promotions; other replies must show the demotion."""
     with (
         Server() as node,
         Server() as other,
@@ -425,7 +425,7 @@ def test_client_with_smaller_max_ttl_does_not_shorten_lease_without_guard(one: S
 
 @both
 async def test_wait_for_node_without_vote_is_reported_as_outage(mode: str, one: Server) -> None:
-    """Its key is free and nobody holds it: that is no contention."""
+    """The key is free, so this is no contention."""
     async with connected(mode, one.url, guard=True) as client:
         with pytest.raises(NoQuorum, match=r"no vote for another \d+"):
             await client.lock("a").acquire(wait=0.3)

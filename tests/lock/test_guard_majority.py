@@ -1,4 +1,4 @@
-"""One client that is set wrong, or was paused, must not keep the others from their locks."""
+"""A client with a wrong setting, or one that was paused, must not keep others from their locks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRONG: dict[str, Any] = {"max_ttl": 2 * MAX_TTL, "node_timeout": 0.25}
 
 
 def _wrong_client_meets_restarted_node(three: Servers) -> None:
-    """Two of three nodes know the right max_ttl; the third has forgotten, and a client with another comes first."""
+    """Two of three nodes have the right max_ttl. The third lost its data, and a client with another max_ttl is first."""
     with handfast.connect(three.urls, **RIGHT) as client:
         handfast.bootstrap(client)
         client.lock("warm").acquire(wait=1).release()
@@ -71,7 +71,7 @@ def test_client_with_other_max_ttl_changes_no_marker(three: Servers) -> None:
 
 
 def test_restarts_with_data_do_not_give_wrong_client_a_majority() -> None:
-    """Two of three nodes restart, and the wrong client is the first to meet each of them."""
+    """Two of three nodes restart, and the wrong client is the first to connect to each of them."""
     with Servers(3, config={"appendonly": "yes", "appendfsync": "always"}) as three:
         with handfast.connect(three.urls, **RIGHT) as client:
             handfast.bootstrap(client)
@@ -167,7 +167,7 @@ def test_client_whose_clock_stood_still_does_not_overrate_its_lease(five: Server
         _expect(paused.ask(f"hold {ttl}"), "held")
         ends = time.monotonic() + ttl
         _expect(paused.ask(f"pause {PAUSE}"), "done")
-        paused.ask("take 0")  # by which it hears the time of each node
+        paused.ask("take 0")  # this reads the time of each node
         left = ends - time.monotonic()
         remaining = float(paused.ask("remaining"))
         assert remaining <= left, f"it says {remaining:.2f} s, and the servers keep the key for {left:.2f} s at most"

@@ -1,7 +1,6 @@
 """README's table of other programs: each row with the real library, which must be installed (see `make peers`).
 
-One kind of server is enough here: test_lock_sharing.py shows on all kinds what is shared, which is SET NX PX and an
-owner-checked delete.
+One kind of server is enough here: test_lock_sharing.py tests the shared protocol on all kinds.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def rows() -> dict[str, str]:
 
 
 class Peer:
-    """Another library in a process of its own, which calls its lock `orders`."""
+    """Another library in its own process, with a lock that it calls `orders`."""
 
     def __init__(self, library: str, port: int) -> None:
         folder = INSTALLED / library
@@ -69,7 +68,7 @@ class Peer:
         return self.answer()
 
     def close(self) -> str:
-        """Ends it; what it has said of errors."""
+        """Ends the process; returns its error output."""
         self.process.kill()
         return self.process.communicate()[1]
 
@@ -107,7 +106,7 @@ def test_locks_of_both_libraries_exclude_each_other(peer: Peer, lock: handfast.L
 
 
 def test_release_by_other_library_wakes_handfast_waiter(peer: Peer, lock: handfast.Lock) -> None:
-    """By a push of the server: without one, our waiter would not look again before their ttl has passed."""
+    """By a push of the server: without one, the waiter would not look again before the holder's ttl is over."""
     assert peer.tell("try") == "held"
     waiting = threading.Event()
     lock._client.listen(lambda event: event.kind == "waiting_began" and waiting.set())

@@ -60,7 +60,7 @@ def test_creating_lock_sends_nothing(server: Server) -> None:
         client.lock("a")
         client.rlock("a")
         client.locked("a")(print)
-    assert int(server.info("total_connections_received")) == before + 1  # that of the question itself
+    assert int(server.info("total_connections_received")) == before + 1  # the reading itself
 
 
 def test_leases_of_one_lock_object_exclude_each_other(client: handfast.Client) -> None:
@@ -114,7 +114,7 @@ def test_threads_exclude_each_other(client: handfast.Client) -> None:
             with lock:
                 inside.append(me)
                 seen = count
-                time.sleep(0)  # gives another thread its chance to be here too
+                time.sleep(0)  # lets another thread get here too
                 count = seen + 1
                 if len(inside) > 1:
                     overlaps.append(me)
@@ -278,7 +278,7 @@ def test_extend_raises_lease_lost_after_expiry_deletion_or_release(server: Serve
     for lease in (expired, deleted, released):
         with pytest.raises(LeaseLost):
             lease.extend()
-        # The lease is over some milliseconds before its key: that is what drift is for.
+        # The lease ends some milliseconds before its key, because of drift.
         eventually(lambda lease=lease: holder_of(server, lease.name) is None)
     assert deleted.lost.is_set()
     assert not released.lost.is_set()

@@ -1,6 +1,6 @@
 """What only asyncio has: cancellation, event loops, many tasks. test_contract has what both facades promise."""
 
-# ruff: noqa: PT012 - what is to raise is the exit of an `async with`, so the block has a body.
+# ruff: noqa: PT012 - the exit of an `async with` raises, so the block has a body.
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_lost_lease_cancels_body_and_exit_raises_lease_lost(one: Server) -
         assert isinstance(caught.value.__cause__, asyncio.CancelledError)
         task = asyncio.current_task()
         assert task is not None
-        # Nothing of our cancel is left: the task goes on as if nothing had been.
+        # Nothing is left of handfast's cancellation: the task runs on as before.
         assert task.cancelling() == 0
         await asyncio.sleep(0)
 
@@ -219,7 +219,7 @@ async def test_outer_cancellation_is_not_swallowed_by_simultaneous_loss(one: Ser
 
         task = asyncio.create_task(body())
         if order == "in one turn of the loop":
-            # Called before the task is: our cancel is on its way and theirs joins it.
+            # Called before the task runs: handfast's cancellation is under way, and the caller's joins it.
             sleep.add_done_callback(lambda _: task.cancel())
         await entered.wait()
         if order == "cancel first":
@@ -274,7 +274,7 @@ async def test_timeout_that_races_with_grant_leaves_no_key(one: Server) -> None:
 
 
 class Interrupted:
-    """Awaits a coroutine and cancels it at its k-th suspension: before it is woken, or at the very moment."""
+    """Awaits a coroutine and cancels it at its k-th suspension: before it is woken, or at the same moment."""
 
     def __init__(self, work: Coroutine[Any, Any, Any], at: int, *, woken: bool, times: int) -> None:
         self.work = work
@@ -311,7 +311,7 @@ class Interrupted:
 
 
 async def interrupted(work: Coroutine[Any, Any, Any], at: int, *, woken: bool, times: int) -> bool:
-    """Whether it was cancelled; False if it came to its end in fewer steps."""
+    """Whether it was cancelled; False if it ended in fewer steps."""
     driven = Interrupted(work, at, woken=woken, times=times)
     try:
         lease = await driven
@@ -335,7 +335,7 @@ def test_cancelled_acquire_leaves_no_key_at_any_await(
                 if not fresh:
                     await (await client.lock("warm").acquire()).release()
                 cut = await interrupted(client.lock(names).acquire(), at, woken=woken, times=times)
-                # Before the client is closed, which would release what is watched.
+                # Before the client is closed, because that would release the holds in the schedule.
                 await eventually_async(free(one, "a", "b"), within=1, what=f"free after a cancel at step {at}")
                 # The client is as good as new.
                 await (await client.lock(names).acquire(wait=2)).release()
@@ -350,7 +350,7 @@ def test_cancelled_acquire_leaves_no_key_at_any_await(
 @pytest.mark.parametrize("woken", [False, True])
 def test_acquire_cancelled_while_waiting_leaves_the_holder_alone(one: Server, woken: bool) -> None:
     async def renew(lease: aio.Lease) -> None:
-        """All the time, while others wait."""
+        """Renew all the time, while others wait."""
         while True:
             await lease.extend()
 
@@ -553,7 +553,7 @@ def test_closing_connecting_client_leaves_no_socket(one: Server, turns: int) -> 
 @pytest.mark.parametrize("turns", range(1, 8))
 @plain
 async def test_closing_connecting_client_raises_in_waiting_tasks(one: Server, turns: int) -> None:
-    """Also if it is closed in the very turn in which it would begin to connect."""
+    """Also if it is closed in the turn in which it would begin to connect."""
     client = aio.connect(one.url)
     task = asyncio.create_task(client.lock("a").acquire())
     for _ in range(turns):
@@ -568,7 +568,7 @@ async def test_closing_connecting_client_raises_in_waiting_tasks(one: Server, tu
 @pytest.mark.parametrize("turns", range(4))
 @plain
 async def test_cancelled_connecting_task_is_replaced(one: Server, turns: int) -> None:
-    """Programs cancel all tasks there are, and some go on."""
+    """Some programs cancel all tasks and run on."""
     async with aio.connect(one.url) as client:
         task = asyncio.create_task(client.lock("a").acquire())
         ours: list[asyncio.Task[Any]] = []

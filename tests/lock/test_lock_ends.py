@@ -1,4 +1,4 @@
-"""How leases end that nobody releases: dropped, closed over, left behind. The same on every server, so on one."""
+"""The ends of leases without a release: dropped, their client closed, left behind. One server is enough."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_closing_a_client_ends_its_connections(server: Server) -> None:
     client = handfast.connect(server.url)
     lease = client.lock("a", ttl=0.5).acquire()
     eventually(renewal_of(lease))
-    assert handfast_connections() >= 2  # the lane's and the watchdog's
+    assert handfast_connections() >= 2  # the caller's connection and the watchdog's
     client.close()
     eventually(lambda: handfast_connections() == 0)
 

@@ -1,4 +1,4 @@
-"""What a process leaves behind when it ends: by Ctrl-C, by the end of its program, by SIGKILL."""
+"""What a process leaves behind when it ends: by Ctrl-C, at the end of its program, by SIGKILL."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ print("ready", flush=True)
 with client.lock("a", wait=60):
     print("never", flush=True)
 """
-# Signals at moments spread over connecting, sending, receiving, releasing: far more of them than processes could be
+# Signals at times spread over connecting, sending, receiving, releasing: far more signals than processes could be
 # started for. The handler raises what Ctrl-C raises. One interrupt_now per round, as one person has one keyboard.
 INTERRUPTS = """
 import random, signal, sys, time
@@ -149,7 +149,7 @@ def interrupt(started: subprocess.Popen[str]) -> str:
 def test_ctrl_c_in_tight_loop_ends_process_and_leaves_no_key(one: Server, moment: int) -> None:
     with process(LOOP, one.url, LONG) as looping:
         assert first_line(looping) == "ready"
-        time.sleep(random.uniform(0, 0.02))  # no synchronisation: the moment is to be any
+        time.sleep(random.uniform(0, 0.02))  # no synchronisation: the time is arbitrary
         said = interrupt(looping)
     assert looping.returncode == -signal.SIGINT
     assert said.rstrip().endswith("KeyboardInterrupt")
@@ -180,7 +180,7 @@ def test_interrupt_at_any_moment_leaves_no_key(one: Server, connection: str, rou
     with process(INTERRUPTS, one.url, LONG, connection, rounds, seed, kind) as interrupts:
         out, err = interrupts.communicate(timeout=50)
     assert "left behind: []" in out, f"seed {seed}: {out}{err[-2000:]}"
-    # Python drops an interrupt inside a finalizer. No more than those few may get lost.
+    # Python drops an interrupt inside a finalizer. Only these few may get lost.
     raised = int(out.split("raised:")[1])
     assert raised > rounds * 0.9, f"seed {seed}: {rounds - raised} were swallowed: {err[-2000:]}"
 
@@ -216,7 +216,7 @@ def test_signals_do_not_prolong_wait(one: Server, kind: str, server: str) -> Non
                 one.pause()
             ticking.stdin.write("\n")
             ticking.stdin.flush()
-            # A server that hangs is first asked for the release of what was held, with a patience of its own.
+            # The program first asks the hung server to release its locks, with a timeout for that.
             assert 0.65 < float(first_line(ticking)) < 1.2
         finally:
             one.resume()
@@ -251,7 +251,7 @@ kept = asyncio.new_event_loop().run_until_complete(main())
 @pytest.mark.parametrize("left", LEFT_TO_THE_WATCHDOG)
 @pytest.mark.parametrize("how", ["host name", "embedded"])
 def test_watchdog_that_connects_at_program_end_releases_locks(left: str, how: str, one: Server, tmp_path: Path) -> None:
-    """To look up a name, or to find an embedded server, it needs a thread, and Python starts none any more."""
+    """It needs a thread to look up a name or to find an embedded server, and Python starts none any more."""
     url = one.url.replace("127.0.0.1", "localhost") if how == "host name" else f"embedded://{tmp_path}"
     with handfast.connect(url) as client:
         assert client.lock("a").holder() is None  # the embedded server is up
@@ -290,7 +290,7 @@ atexit.register(ending.set)
 
 @pytest.mark.parametrize("options", ["", "fair=True", "cohort=8"], ids=["plain", "fair", "cohort"])
 def test_program_that_ends_hands_nothing_to_its_own_waiting_threads(one: Server, options: str) -> None:
-    """They end with it, and would keep the lock for a ttl. Many of them: each has a moment in which it could get it."""
+    """The threads end with the program, and would keep the lock for a ttl. There are many, so that one may get it."""
     program = f"""
 import sys, threading, handfast
 client = handfast.connect(sys.argv[1], ttl={LONG})
@@ -334,7 +334,7 @@ lease = handfast.connect(sys.argv[1], ttl={LONG}).lock("b").acquire()
 
 @pytest.mark.parametrize("delay", [0.0002, 0.0005, 0.001, 0.003, 0.008, 0.02])
 def test_child_forked_during_first_acquisition_of_a_thread_can_acquire(one: Server, delay: float) -> None:
-    # Python 3.12 and later warn of a fork beside threads. That it works here is what this test is about.
+    # Python 3.12 and later warn of a fork beside threads. This test shows that it works here.
     program = """
 import os, signal, sys, threading, time, warnings, handfast
 warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)

@@ -33,7 +33,7 @@ def peer(server: Server) -> Iterator[redis.Redis]:
 def commands_of(server: Server, peer: redis.Redis, work: object) -> list[str]:
     """The commands that `work` sends to the server."""
     assert callable(work)
-    peer.ping()  # what a new connection says is not wanted here
+    peer.ping()  # without the handshake of a new connection
     with redis.Redis(port=server.port) as watcher, watcher.monitor() as monitor:
         work()
         peer.set("the end", 1)
@@ -71,7 +71,7 @@ def test_handfast_lock_excludes_redis_py_lock(client: handfast.Client, peer: red
         theirs = peer.lock("a", timeout=5)
         assert theirs.acquire(blocking=False) is False
         assert theirs.locked()
-        # Nor can they release what is ours.
+        # Nor can they release handfast's lock.
         with pytest.raises(redis.exceptions.LockError):
             theirs.release()
         assert peer.get("a") == lease.owner.encode()
@@ -128,7 +128,7 @@ def test_prefix_is_a_separate_namespace(server: Server, peer: redis.Redis) -> No
         with app.lock("a"), other.lock("a", wait=0), other.lock("a", prefix="third:", wait=0):
             locks = {name for name in peer.keys("*") if not name.endswith(b":f")}
             assert locks == {b"app:{a}", b"handfast:{a}", b"third:{a}"}
-        # Only the counters stay, for as long as token_memory says.
+        # Only the counters stay, for token_memory.
         assert set(peer.keys("*")) == {b"app:{a}:f", b"handfast:{a}:f", b"third:{a}:f"}
         assert 604_790 < peer.ttl("app:{a}:f") <= 604_801
 

@@ -83,7 +83,7 @@ def test_skip_value_is_returned_instead(facade: Any, one: Server, client: handfa
 
 @FACADES
 def test_skip_does_not_wait_by_default(facade: Any, one: Server, client: handfast.Client) -> None:
-    """Without wait= of its own it does not wait, whatever the client's default is; with one it waits, then skips."""
+    """Without its own wait= it does not wait, whatever the client's default is; with one it waits, then skips."""
 
     async def scenario(mine: Any) -> None:
         waited: list[str] = []
@@ -108,7 +108,7 @@ def test_skip_does_not_hide_an_outage(facade: Any) -> None:
 
 @FACADES
 def test_skip_does_not_hide_contention_inside_the_function(facade: Any, one: Server, client: handfast.Client) -> None:
-    """Only the function's own lock is meant: another one that it does not get is an error, as ever."""
+    """Only the function's own lock is meant: any other lock that it does not get is an error."""
 
     async def scenario(mine: Any) -> None:
         report = Report(facade, mine, skip=True)

@@ -20,7 +20,7 @@ from tests.support.sync_and_async import plain
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, and what it came of."""
+    """An error, its causes and its contexts."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen
@@ -70,7 +70,7 @@ def test_callback_that_raises_is_logged_and_changes_nothing(
 
 
 def test_interrupt_raises_lease_lost_in_the_holding_thread(client: handfast.Client) -> None:
-    """The work stops where it is; nothing after it in the block runs. A blocking C call would have to return first."""
+    """The work stops at once; nothing after it in the block runs. A blocking C call would have to return first."""
     held: queue.Queue[handfast.Lease] = queue.Queue()
     told_to_end, came_through = threading.Event(), threading.Event()
 
@@ -185,7 +185,7 @@ def test_interrupt_that_the_body_catches_can_be_pickled(client: handfast.Client)
 
 
 def test_pending_interrupt_is_withdrawn_at_end_of_block(client: handfast.Client, one: Server) -> None:
-    """The moment is random, so it is tried many times: each interrupt comes inside the block, or never."""
+    """The time is random, so there are many tries: each interrupt comes inside the block, or never."""
     to_lose: list[handfast.Lease] = []
     ends = threading.Event()
 
@@ -240,7 +240,7 @@ async def test_asyncio_callback_is_called_in_its_loop(one: Server) -> None:
 
 
 def test_callback_can_close_client(one: Server) -> None:
-    """It is called in a thread of its own: the watchdog's would wait for itself."""
+    """It is called in a separate thread: the watchdog's thread would wait for itself."""
     client = handfast.connect(one.url)
     closed = threading.Event()
 
@@ -278,7 +278,7 @@ def test_error_of_body_without_loss_mentions_none(client: handfast.Client) -> No
 
 @pytest.mark.parametrize("on_lost", ["cancel", "event"])
 def test_error_of_asyncio_body_mentions_loss(one: Server, on_lost: str) -> None:
-    """With `cancel` the body meets the cancellation first and raises something else while it cleans up."""
+    """With `cancel` the body is cancelled first, and raises another error while it cleans up."""
 
     async def body(client: handfast.aio.Client) -> None:
         async with client.lock("orders") as lease:

@@ -1,4 +1,4 @@
-"""What errors say: what happened, and the next step."""
+"""The texts of errors: what happened, and the next step."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ MAKERS: dict[str, Callable[..., Any]] = {
 def test_option_names_of_other_libraries_are_translated(
     one: Server, facade: Any, maker: str, options: dict[str, Any]
 ) -> None:
-    """Of `timeout` both meanings are named: the time to wait (threading) and the ttl (redis-py)."""
+    """The text names both meanings of `timeout`: the time to wait (threading) and the ttl (redis-py)."""
     with pytest.raises(ConfigError, match=WAIT) as caught:
         MAKERS[maker](facade.connect(one.url), **options)
     if "timeout" in options:
@@ -134,7 +134,7 @@ def test_option_names_of_other_libraries_are_translated_on_connect(
 def test_option_names_of_other_libraries_are_translated_on_acquire(
     one: Server, facade: Any, options: dict[str, Any]
 ) -> None:
-    """At the call, for asyncio too, and not first where it is awaited."""
+    """The call raises, for asyncio too, and not only the await."""
     with pytest.raises(ConfigError, match=WAIT):
         facade.connect(one.url).lock("orders").acquire(**options)
 
@@ -156,7 +156,7 @@ def test_fair_lock_with_an_owner_works_or_says_what_to_leave_out(client: handfas
 
 
 async def result_of(what: Any) -> Any:
-    """Of a call on either facade."""
+    """The result of a call on either facade."""
     return await what if inspect.isawaitable(what) else what
 
 
@@ -212,7 +212,7 @@ def assert_names_tls(facade: Any, port: int) -> None:
 
 
 def test_repr_never_says_held_with_nothing_left(client: handfast.Client) -> None:
-    """What is left is shown so finely that it is not nothing, up to the end."""
+    """The remaining time has enough digits never to be shown as 0."""
     seen: set[str] = set()
     for _ in range(10):
         lease = client.lock("orders", ttl=0.06, renew=False, wait=5).acquire()

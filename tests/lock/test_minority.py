@@ -1,4 +1,4 @@
-"""A quorum of five: what a dead, frozen or forgetful minority costs (nothing), and how the loss of a majority is told."""
+"""A quorum of five: a dead, frozen or forgetful minority costs nothing, and the loss of a majority is reported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FAULTS: dict[str, Callable[[Server], None]] = {"killed": killed, "frozen": froze
 
 
 async def pairs(client: Any, tokens: list[int], n: int = PAIRS) -> list[float]:
-    """Acquire and release so often; what the pairs took, the quickest first."""
+    """Acquire and release so often; returns the durations, the shortest first."""
     took: list[float] = []
     lock = client.lock("pairs")
     for _ in range(n):
@@ -76,7 +76,7 @@ async def test_absent_minority_costs_neither_lock_nor_time(mode: str, fault: str
             await pairs(client, tokens, 1)
             assert time.perf_counter() - began < 0.5, "the first one may find out, but not by waiting for the dead"
             broken = await pairs(client, tokens)
-            # All of them would be slower if each cost more; a busy machine leaves some as they are.
+            # If each pair cost more, all would be slower; a busy machine slows only some of them.
             assert broken[0] < max(3 * healthy[0], 0.003)
             assert statistics.median(broken) < NOTICEABLE
             assert tokens == sorted(set(tokens)), "tokens grow with every acquisition, whoever votes"
@@ -87,7 +87,7 @@ async def test_absent_minority_costs_neither_lock_nor_time(mode: str, fault: str
 
 @both
 async def test_minority_frozen_until_connections_are_dropped_delays_nothing(mode: str, five: Servers) -> None:
-    """After seconds without any answer a connection is dropped, and new ones are tried in the background."""
+    """A connection without a reply for seconds is dropped, and a new one is made in the background."""
     # To wait for a frozen node would cost all of the patience; a busy machine costs less.
     async with connected(mode, five.urls, node_timeout=1.0) as client:
         await bootstrap(client)
@@ -132,7 +132,7 @@ async def test_lease_is_extended_and_released_after_minority_has_gone(mode: str,
 async def test_absent_majority_is_reported_by_node_in_time_and_lock_recovers(
     mode: str, fault: str, five: Servers
 ) -> None:
-    # Patience enough for a busy machine: the other two must get to answer within it.
+    # A timeout long enough for a busy machine: the other two nodes must answer within it.
     async with connected(mode, five.urls, max_ttl=0.5, node_timeout=0.2) as client:
         await bootstrap(client)
         tokens: list[int] = []
@@ -148,10 +148,10 @@ async def test_absent_majority_is_reported_by_node_in_time_and_lock_recovers(
         told = [raised.value.nodes[url] for url in five.urls]
         for said in told[:3]:
             assert said in {"closed the connection", "refused the connection", "no answer in 200 ms"}, told
-        # The outcome may have been certain before these were heard; but they were not silent.
+        # The outcome may have been decided before these replies; but these nodes were not silent.
         for said in told[3:]:
             assert not said.startswith("no answer"), told
-        # A caller that waits is told at the end of its patience, not later.
+        # A caller that waits gets the error at the end of its wait, not later.
         began = time.monotonic()
         with pytest.raises(NoQuorum):
             await client.lock("a").acquire(wait=0.3)
@@ -162,7 +162,7 @@ async def test_absent_majority_is_reported_by_node_in_time_and_lock_recovers(
                 node.wait_ready()
             else:
                 node.resume()
-        # Restarted nodes are kept from voting for a little more than max_ttl.
+        # Restarted nodes do not vote for a little more than max_ttl.
         lease = await client.lock("a").acquire(wait=10)
         assert lease.token > tokens[-1]
         assert await lease.release()
@@ -184,7 +184,7 @@ async def test_unlimited_wait_ends_in_outage(mode: str, monkeypatch: Any) -> Non
 
 @both
 async def test_failed_attempt_leaves_no_key_after_majority_thaws(mode: str, five: Servers) -> None:
-    """The old SETs are executed after all, each followed by its undoing on the same connection (fault 24)."""
+    """The servers run the old claims late, each followed by its release on the same connection (fault 24)."""
     async with connected(mode, five.urls) as client:
         await bootstrap(client)
         await (await client.lock("warm").acquire(wait=0)).release()
@@ -214,7 +214,7 @@ async def test_released_lock_leaves_no_key_after_minority_thaws(mode: str, five:
         for node in five.nodes[:2]:
             node.resume()
         await eventually_async(lambda: key_everywhere(five.nodes, "pairs") == [None] * 5, within=2)
-        # They took part after all: their counters know the last token.
+        # They took part: their counters have the last token.
         await eventually_async(
             lambda: all(int(node.command("GET", "handfast:{pairs}:f") or 0) >= tokens[-1] for node in five)  # type: ignore
         )
@@ -268,7 +268,7 @@ def late(three: Servers) -> Iterator[list[Relay]]:
 
 @both
 async def test_replies_delayed_beyond_ttl_are_no_grant(mode: str, one: Server) -> None:
-    """Even for a caller who would wait for them (fault 4)."""
+    """Even for a caller that would wait for them (fault 4)."""
     with Relay(one.url) as relay:
         async with connected(mode, relay.url, ttl=0.3, node_timeout=5) as client:
             await (await client.lock("warm").acquire(wait=0)).release()
@@ -288,7 +288,7 @@ async def test_replies_delayed_beyond_ttl_are_no_grant(mode: str, one: Server) -
 
 
 def in_background(work: Callable[[], Any]) -> asyncio.Future[None]:
-    """In a thread with a loop of its own: the blocking client holds up the test's loop."""
+    """In a thread with its own loop: the blocking client blocks the test's loop."""
     return asyncio.get_running_loop().run_in_executor(None, lambda: asyncio.run(work()))
 
 
@@ -302,7 +302,7 @@ async def test_delayed_replies_of_majority_are_no_grant(mode: str, three: Server
         with pytest.raises(NoQuorum) as raised:
             await client.lock("a").acquire(wait=0)
         assert sorted(raised.value.nodes.values()) == ["granted", "no answer in 25 ms", "no answer in 25 ms"]
-        # The undoing went the same way, which is open.
+        # The release went the same way, which is open.
         await eventually_async(lambda: key_everywhere(three.nodes, "a") == [None] * 3, within=0.4)
         late[0].replies.set()
         late[1].replies.set()
@@ -312,7 +312,7 @@ async def test_delayed_replies_of_majority_are_no_grant(mode: str, three: Server
 
 @both
 async def test_request_delivered_after_its_ttl_leaves_no_key(mode: str, three: Servers, late: list[Relay]) -> None:
-    """Orphans of a failed attempt (fault 5): the undoing is right behind them."""
+    """Late requests of a failed attempt (fault 5): the release is right behind them."""
     async with connected(mode, [relay.url for relay in late], ttl=10, node_timeout=0.05) as client:
         await bootstrap(client)
         await (await client.lock("warm").acquire(wait=0)).release()

@@ -1,4 +1,4 @@
-"""What README has to say to a new user."""
+"""The sections of README for a new user."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LIMITS = {
 
 
 def section(title: str) -> str:
-    """A section of README, up to the next of its rank."""
+    """A section of README, up to the next of its level."""
     found = re.search(rf"^(##+) {title}\n(.*?)(?=^\1 |\Z)", README, re.DOTALL | re.MULTILINE)
     return found[2] if found else ""
 
@@ -52,7 +52,7 @@ def test_readme_has_a_row_for_each_library(library: str) -> None:
 
 
 def test_rules_of_the_acl_are_enough_to_hold_wait_and_renew(one: Server, caplog: pytest.LogCaptureFixture) -> None:
-    """And nothing is refused that would be worth a warning."""
+    """And no refusal causes a warning."""
     line = next(line for line in section("Known limits").split("\n* ") if "ACL" in line)
     rules = re.findall(r"`([~&+][^`]+)`", line)
     assert "~handfast:*" in rules

@@ -1,4 +1,4 @@
-"""The two races of the seeds: they happen to a lock without a guard, and do not happen to a guarded one.
+"""Two races: they happen to a lock without a guard, and do not happen to a guarded one.
 
 1. A master dies before its lock has reached the replica, which is promoted: the next client gets the same lock.
 2. A quorum of five: client 1 holds A, B, C; C restarts and has forgotten; client 2 gets C, D, E.
@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {"ttl": TTL, "max_ttl": TTL, "renew": False, "node_tim
 
 
 class Address(Relay):
-    """An address that stands for whichever server is the master: what a failover moves."""
+    """An address that a failover moves: it leads to the present master."""
 
     def move_to(self, server: Server) -> None:
         self._target = urlsplit(server.url)
@@ -65,7 +65,7 @@ def pair() -> Iterator[Pair]:
 
 
 def take(client: handfast.Client, **options: Any) -> handfast.Lease | None:
-    """One more try: None while it is refused, for whatever reason."""
+    """One more try: None while it is refused, for any reason."""
     try:
         return client.lock("resource", **options).acquire(wait=0)
     except NotAcquired:
@@ -128,7 +128,7 @@ def test_unreplicated_lock_is_never_granted_with_replicas_option(pair: Pair, gua
 
 @pytest.fixture
 def abc_only(five: Servers) -> Iterator[list[str]]:
-    """The addresses of a client that reaches A, B and C, while nobody answers in the place of D and E."""
+    """The addresses of a client that reaches A, B and C; the addresses for D and E do not answer."""
     with reserve_port() as d, reserve_port() as e:
         dead = [f"redis://127.0.0.1:{sock.getsockname()[1]}" for sock in (d, e)]
         yield [*five.urls[:3], *dead]
@@ -172,7 +172,7 @@ def test_renewed_lease_with_guard_outlives_restart(five: Servers, abc_only: list
         handfast.bootstrap(two)
         first = one.lock("resource").acquire(wait=0)
         five[2].restart(empty=True)
-        # A and B are left: no majority can confirm a renewal, so the lease must end, and only then begins the next.
+        # A and B are left: no majority can confirm a renewal, so the lease must end before the next one begins.
         second = two.lock("resource").acquire(wait=5.0)
         assert not first.valid
         second.release()

@@ -31,7 +31,7 @@ print(client.lock("a", ttl=0.2, renew=False).acquire(wait=5).token)
 
 @pytest.fixture
 def durable() -> Iterator[Servers]:
-    """Three nodes that forget nothing by a restart."""
+    """Three nodes that lose no data in a restart."""
     if not available():
         pytest.skip("no server binary on this machine")
     with Servers(3, config={"appendonly": "yes", "appendfsync": "always"}) as nodes:
@@ -39,7 +39,7 @@ def durable() -> Iterator[Servers]:
 
 
 def test_tokens_grow_after_durable_restart_flush_and_outage(durable: Servers) -> None:
-    """The first token comes from a client whose wall clock is an hour ahead: nothing but counters is above it."""
+    """The first token comes from a client whose wall clock is an hour ahead: only counters are above it."""
     restarted, flushed, unreachable = durable
     with handfast.connect(durable.urls, **QUICK) as client:
         handfast.bootstrap(client)

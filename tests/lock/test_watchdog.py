@@ -72,7 +72,7 @@ def nodes(request: pytest.FixtureRequest) -> Iterator[Servers]:
 
 
 def test_one_watchdog_thread_serves_all_clients_and_ends_with_last_one(one: Server) -> None:
-    eventually(lambda: not watchdogs())  # that of the test before may be on its way out
+    eventually(lambda: not watchdogs())  # the watchdog of the last test may be ending
     clients = [handfast.connect(one.url) for _ in range(5)]
     leases = [client.lock(f"{NAME}-{i}-{j}").acquire() for i, client in enumerate(clients) for j in range(10)]
     eventually(lambda: len(watchdogs()) == 1)
@@ -92,7 +92,7 @@ def test_close_while_servers_hang_does_not_fail(three: Servers) -> None:
         lease = client.lock("a").acquire(wait=1)
         for node in three:
             node.pause()
-        # By then the first renewal was sent in vain, its connection given up and the next one begun.
+        # By this time the first renewal has failed, its connection is closed, and the next one has begun.
         eventually(lambda: lease.remaining() < 0.7, within=3)
         client.close()
     assert not lease.valid
@@ -224,7 +224,7 @@ def test_extend_during_renewal_never_outlives_key(one: Server) -> None:
 
 
 def test_unconfirmed_shorter_extension_shortens_validity() -> None:
-    """It may have been carried out: then the key ends with it, and so must the lease."""
+    """A node may have carried it out: its key ends early, so the lease must too."""
     with Server() as node, handfast.connect(node.url, ttl=4.0, renew=False, node_timeout=0.1) as client:
         lease = client.lock("a").acquire()
         node.pause()
@@ -265,7 +265,7 @@ def test_loss_is_declared_at_deadline_while_all_servers_hang(nodes: Servers) -> 
         lease = client.lock("a").acquire(wait=2)
         for node in nodes:
             node.pause()
-        # A renewal that left before the pause may still be answered: the deadline is what it is from now on.
+        # A renewal that was sent before the pause may still be answered: only the deadline from now on counts.
         passed(0.05)
         deadline = clock.now() + lease.remaining()
         assert lease.lost.wait(2.0)
@@ -289,7 +289,7 @@ def test_lost_lease_sends_nothing_after_servers_wake(nodes: Servers) -> None:
         assert lease.lost.wait(2.0)
         for node in nodes:
             node.resume()
-            # A stranger has it now; whatever was still under way has been carried out once this is answered.
+            # Another owner has it now. Everything under way has been carried out when this is answered.
             eventually(
                 lambda node=node: node.command("SET", "handfast:{a}", "stranger", "NX") or holder(node) == "stranger"
             )
@@ -347,7 +347,7 @@ def test_long_hold_survives_rolling_empty_restart(five: Servers) -> None:
 
 
 class Distant(Relay):
-    """A node whose replies come 30 ms after those of the others."""
+    """A node whose replies come 30 ms later than the others'."""
 
     def _pass(self, gate: threading.Event) -> None:
         super()._pass(gate)
@@ -387,7 +387,7 @@ def test_healing_waits_for_another_owner_and_restores_full_ttl(three: Servers) -
 
 
 def test_healing_does_not_shorten_newer_vote(one: Server) -> None:
-    """A late grant and an extension may be there before a heal arrives that was made when they were not."""
+    """A late grant and an extension may arrive before a healing command that was sent earlier."""
     one.command("SET", "k", "owner", "PX", 60_000)
     assert one.command("EVAL", TEXT["restore_vote"], 3, "k", "k:f", "k:g", "owner", "-", 100, 1, 0, 604800) == 1
     left = one.command("PTTL", "k")

@@ -1,23 +1,22 @@
-"""Deliberate bugs, each of which the simulation must notice: a suite that kills none proves nothing.
+"""Deliberate bugs. The simulation must notice each of them: a suite that kills no mutant proves nothing.
 
-A mutant is a piece of production code, in Python or in Lua, and what stands in its place. It is on for a process
-or for a `with` block: the code of a function is exchanged in place, so that every module that has imported the function
-gets the mutant too, and the simulated servers run another text of a script. Nothing in the shipped code path knows of it.
-A piece that is no longer there is an error: a mutant cannot quietly become none.
+A mutant is a piece of production code, in Python or in Lua, and its replacement. It is on for a process or for a `with`
+block: it replaces the code of a function in place, so that every module that has imported the function gets the mutant
+too; or the simulated servers run another text of a script. The shipped code does not know of mutants. A piece that no
+longer exists is an error, so no mutant can silently do nothing.
 
   python -m tests.sim.mutants                        all of them, with as many seeds as each takes; a table
   python -m tests.sim.mutants --only NAME --seed N   replay one
 
-Some bugs need a history that no seed can be expected to draw. Such a bug names a test, which must fail while the bug is
-on.
+Some bugs need a history that seeds hardly ever draw. Such a bug names a test, which must fail while the bug is on.
 
-Not in the list, because they break nothing that is promised:
+Not in the list, because they break no promise:
 a proposal that is not raised above the last token seen (NodeGroup.proposal). The nodes answer above their own counters
 whatever is proposed, so it costs a round trip for agreement, and neither order nor uniqueness;
-a hold that its process has lost and got anew, handed over once more (WaitQueues.hand_over): within the assumptions it is
-not valid any more when the lock can be had anew, and beyond them a cohort's tokens are not promised to be in order;
-a lease that a majority denies and that runs on to its deadline (renew._conclude). Within the assumptions no majority
-denies what is valid, and beyond them exclusion is not guaranteed.
+a hold that its process has lost and acquired again, handed over once more (WaitQueues.hand_over): within the assumptions
+it is not valid any more when the lock can be acquired again, and beyond them a cohort's tokens may be out of order;
+a lease that a majority denies and that lasts until its deadline (renew._conclude). Within the assumptions no majority
+denies a valid lease, and beyond them exclusion is not guaranteed.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from tests.sim.bugs import BUGS, Change
 __all__ = ["MUTANTS", "Mutant", "main"]
 
 SEEDS = 300
-"""Within so many the bug must have shown."""
+"""The number of seeds that must show the bug."""
 
 
 class Mutant(NamedTuple):
@@ -54,10 +53,10 @@ class Mutant(NamedTuple):
     name: str
     what: str
     invariants: tuple[int, ...]
-    """By which it may be noticed."""
+    """The invariants that may notice it."""
     changes: tuple[Change, ...]
     test: str = ""
-    """The test that notices it, where no seed can be expected to."""
+    """The test that notices it, if seeds hardly ever do."""
 
     @contextmanager
     def alive(self) -> Iterator[None]:
@@ -107,18 +106,18 @@ MUTANTS = {bug[0]: Mutant(*bug) for bug in BUGS}
 
 
 class Fate(NamedTuple):
-    """What became of a mutant."""
+    """The result of a mutant."""
 
     name: str
     seeds: int
-    """How many it took, or were tried in vain."""
+    """How many seeds ran."""
     violation: str
     invariant: int
     cpu: float
 
 
 def hunt(name: str, seeds: int, first: int = 0) -> Fate:
-    """Seeds 0, 1, 2, … until one notices; the empty name is the code as it is."""
+    """Runs seeds 0, 1, 2, … until one notices the mutant. The empty name is the unchanged code."""
     began = time.process_time()
     if name and MUTANTS[name].test:
         said = _fails(MUTANTS[name])
@@ -137,7 +136,7 @@ def hunt(name: str, seeds: int, first: int = 0) -> Fate:
 def _fails(mutant: Mutant) -> str:
     """Why the mutant's test fails; empty if it passes."""
     shown = StringIO()
-    # handfast is imported already, which its pytest plugin would be warned of.
+    # pytest would warn that handfast, which has a plugin, is imported already.
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
     with mutant.alive(), redirect_stdout(shown):
         code = pytest.main([*options, mutant.test])
@@ -169,7 +168,7 @@ def _replay(mutant: Mutant, seed: int) -> int:
 
 def _line(mutant: Mutant, fate: Fate) -> str:
     """The mutant's line of the table."""
-    by = f"invariant {fate.invariant}" if fate.invariant else "circles"
+    by = f"invariant {fate.invariant}" if fate.invariant else "no progress"
     last = f"python -m tests.sim.mutants --only {mutant.name} --seed {fate.seeds - 1}"
     if mutant.test:
         by, last = "a test", f"pytest {mutant.test}"
@@ -183,13 +182,13 @@ def _line(mutant: Mutant, fate: Fate) -> str:
 def _table(names: list[str], seeds: int, jobs: int) -> int:
     began, killed, most, cpu = time.perf_counter(), 0, 0, 0.0
     print(f"{'mutant':32}  {'killed by':>12}  {'seeds':>5}  replay")
-    # A process for each: nothing of one can be left in another.
+    # A process for each mutant, so that none can leave anything to another.
     with ProcessPoolExecutor(jobs, max_tasks_per_child=1) as pool:
         for fate in [pool.submit(hunt, name, seeds) for name in names]:
             found = fate.result()
             cpu, most, killed = cpu + found.cpu, max(most, found.seeds), killed + bool(found.violation)
             print(_line(MUTANTS[found.name], found), flush=True)
-        # The code as it is must bear as many seeds as it took to kill the hardiest.
+        # The unchanged code must pass as many seeds as the hardiest mutant survived.
         share = max(1, -(-most // jobs))
         controls = [pool.submit(hunt, "", share, first) for first in range(0, most, share)]
     broken = [control.result().violation for control in controls if control.result().violation]

@@ -1,6 +1,6 @@
-"""A real server and a simulated one, asked the same at the same time of day.
+"""A real server and a simulated one that get the same commands at the same time of day.
 
-Each question goes to the real server between two readings of its clock; the simulated one answers at the first of them.
+Each command goes to the real server between two readings of its clock; the simulated server runs it at the first of them.
 So claims, which begin with a second, are nearly the same on both, and where a number is a time or a ttl it differs by no
 more than the question took. A question during which a second has ended is answered by chance, and proves nothing:
 `Unlucky`; so is one that is answered differently after a millisecond has ended during one.
@@ -31,10 +31,10 @@ TIME = encode(b"TIME")
 SLACK_MS, SLACK_US = 2_000, 2_000_000
 """More than a question takes on a busy machine, less than any two numbers differ by that ought to differ."""
 LARGE = 2_000
-"""Numbers beyond this are times or ttls; those of tests' own choosing are smaller."""
+"""Numbers beyond this are times or ttls; the tests' own numbers are smaller."""
 
-# All that lasts gets older, or (negative) younger: the other way would be to wait. Claims carry the second of their end,
-# and generations its millisecond.
+# Makes all keys older, or (negative) younger, instead of waiting. Claims contain the second of their end,
+# and generations the millisecond.
 AGE = b"""
 local seconds = tonumber(ARGV[1])
 for _, key in ipairs(KEYS) do
@@ -60,7 +60,7 @@ return 1
 
 
 class Unlucky(Exception):
-    """A moment has ended in the middle of a question."""
+    """A second or millisecond has ended during a command."""
 
     def __init__(self, difference: object = None) -> None:
         super().__init__(difference)
@@ -81,7 +81,7 @@ class Real:
         self.pushes: list[Any] = []
 
     def ask(self, payload: bytes) -> list[Any]:
-        # What confirms a subscription is a push; pushes that a command causes come before the reply to the PING.
+        # A push confirms a subscription; pushes that a command causes come before the reply to PING.
         awaited = sum(1 for words in commands_in(payload) if words[0] != b"SUBSCRIBE") + 1
         self._socket.sendall(payload + encode(b"PING"))
         replies: list[Any] = []
@@ -100,7 +100,7 @@ class Real:
 
 
 class Simulated:
-    """A connection to a simulated one, without a network; it does not complain of anything."""
+    """A connection to a simulated server, without a network and without an observer."""
 
     def __init__(self) -> None:
         self._world = World(0)
@@ -151,11 +151,11 @@ class Simulated:
 
 
 def alike(real: Any, simulated: Any) -> bool:
-    """Equal, but for the time that lies between the two."""
+    """Whether two values are equal, apart from the time between them."""
     if isinstance(real, dict) and isinstance(simulated, dict):
         return real.keys() == simulated.keys() and all(alike(real[key], simulated[key]) for key in real)
     if isinstance(real, list | tuple) and isinstance(simulated, list | tuple):
-        micros = 5 if len(real) > 6 and real[0] in (0, 1) else None  # in what answers a claim
+        micros = 5 if len(real) > 6 and real[0] in (0, 1) else None  # in the reply to a claim
         return len(real) == len(simulated) and all(
             i == micros or alike(*both) for i, both in enumerate(zip(real, simulated, strict=True))
         )
@@ -174,12 +174,12 @@ def alike(real: Any, simulated: Any) -> bool:
 
 
 def _sorted(pushes: list[Any]) -> list[Any]:
-    """In an order of their own: a server tells of a change before or after its reply."""
+    """Sorted, because a server sends a push before or after its reply."""
     return sorted(pushes, key=lambda push: (push[0], repr(push[1]), repr(push[-1])[-40:]))
 
 
 class Pair:
-    """Both, asked the same."""
+    """Both servers, with the same commands."""
 
     def __init__(self, server: Server, keys: Sequence[bytes]) -> None:
         self.real, self.simulated = Real(server), Simulated()
@@ -197,8 +197,8 @@ class Pair:
         self.simulated.pushes.clear()
 
     def both(self, payload: bytes, simulated_payload: bytes | None = None, *, compare: bool = True) -> list[Any]:
-        """The real server's replies; what is there afterwards is compared too."""
-        # All in one write: a round trip is what takes the time.
+        """Send the commands to both, compare replies and data, and return the real server's replies."""
+        # All in one write, because round trips take most of the time.
         before, *real, after = self.real.ask(TIME + payload + self._reads + TIME)
         at = int(before[0]) + int(before[1]) / 1e6 + 1e-7
         simulated = self.simulated.ask((simulated_payload or payload) + self._reads, at)
@@ -218,8 +218,8 @@ class Pair:
         return real[: len(real) - self._reads.count(b"*")]
 
     def age(self, seconds: int) -> None:
-        """Time passes; where it is negative, a clock was set back."""
+        """Let time pass; a negative time means that a clock was set back."""
         self.real.ask(encode(b"EVAL", AGE, b"%d" % len(self._keys), *self._keys, b"%d" % seconds))
         self.simulated.age(seconds)
-        self.real.pushes.clear()  # of when exactly a server notices the end of a key nothing is said
+        self.real.pushes.clear()  # the moment at which a server notices the end of a key is not compared
         self.simulated.pushes.clear()

@@ -1,4 +1,4 @@
-"""A suite that finds nothing proves nothing: known bugs are noticed. All of them: `make mutants`."""
+"""The simulation notices known bugs. This runs a few of them, `make mutants` runs all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node's scripts must keep to whatever is sent: rules that hardly any history would show to be broken."""
+"""Rules of a node's scripts that hold for every command sequence, and that hardly any simulated history tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST = b"60000"
 
 
 class Nobody:
-    """Sees what the node does, and says nothing."""
+    """An observer that checks nothing."""
 
     def complain(self, number: int, text: str) -> None:
         raise AssertionError(f"invariant {number}: {text}")
@@ -34,7 +34,7 @@ class Nobody:
 
 
 class Script:
-    """A node, and clients that send it commands. Each of them listens to a channel of its name."""
+    """A node, and clients that send it commands. Each client listens to a channel of its own name."""
 
     def __init__(self, *listeners: str) -> None:
         self.world = World(0)
@@ -106,7 +106,7 @@ def test_an_ended_acquisition_of_an_explicit_owner_is_not_extended() -> None:
 
 
 def test_a_lock_of_an_explicit_owner_ends_with_its_last_acquisition() -> None:
-    """An acquisition that ends leaves the lock as long as the others have asked for, and no longer."""
+    """When an acquisition ends, the lock lasts as long as the other acquisitions need, and no longer."""
     script = Script()
     short, long = Identity.explicit(b"job", b"short"), Identity.explicit(b"job", b"long")
     script.claim(short, 0, 1_000)
@@ -145,7 +145,7 @@ def test_a_waiter_that_finds_its_own_vote_keeps_its_ticket() -> None:
 
 
 def test_the_next_waiter_is_told_to_look_earlier() -> None:
-    """The new holder may hang, and its ttl is over long before that of the holder that the waiter was told of."""
+    """The new holder may hang, and its ttl ends long before the ttl of the holder that the waiter knows."""
     script, holder, short, waiter = Script("holder", "short", "waiter"), *map(someone, ("holder", "short", "waiter"))
     script.claim(holder, 5, 30_000)
     script.claim(short, 10, 1_000)

@@ -1,9 +1,8 @@
-"""The simulated server is no other than the real ones: the same commands and scripts get the same replies and pushes, and
-leave the same data behind. Where time comes in (TTLs, TIME, tokens and stamps made of it), the same but for the moments
-between the two.
+"""The simulated server behaves like the real ones: the same commands and scripts get the same replies and pushes, and
+leave the same data behind. Times (TTLs, TIME, tokens and stamps made of it) may differ by the moments between the two.
 
-Hypothesis makes up the commands: all transitions with all forms of their arguments, strangers that know nothing of locks,
-FLUSHALL, lost scripts, time that passes and clocks that are set back. What it finds it makes as small as it can.
+Hypothesis generates the commands: all transitions with all forms of their arguments, commands of other programs,
+FLUSHALL, lost scripts, time that passes and clocks that are set back. It shrinks each difference that it finds.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Play:
         return self.pair.both(payload, simulated)
 
     def stamps(self, lock: bytes) -> tuple[int, int]:
-        """The stamp of the vote that was given last: on the real server, and on the simulated one."""
+        """The stamp of the last vote: on the real server, and on the simulated one."""
         (record,) = self.pair.real.ask(encode(b"HGET", lock + keys.CLAIMS, b"*"))
         found = record, self.pair.simulated.node.table(lock + keys.CLAIMS).get(b"*")
         real, simulated = (text.partition(b" ")[0] if isinstance(text, bytes) else b"" for text in found)
@@ -66,7 +65,7 @@ def _first(replies: list[Any]) -> bytes:
 
 
 class Say(NamedTuple):
-    """A step that says something, whatever was said before."""
+    """A step that sends commands that do not depend on earlier replies."""
 
     words: list[list[bytes]]
 
@@ -131,7 +130,7 @@ def passes(draw: st.DrawFn) -> Step:
 
 
 class Yield(NamedTuple):
-    """Give back the vote that was given last, or one that nobody has."""
+    """Yield the last vote, or one that does not exist."""
 
     lock: bytes
     guard_keys: tuple[bytes, ...]
@@ -154,7 +153,7 @@ class Yield(NamedTuple):
 
 
 class Break(NamedTuple):
-    """An operator breaks the lock as it is seen, or as it was seen before."""
+    """An operator breaks the lock, with its present state or an earlier one."""
 
     lock: bytes
     guard_keys: tuple[bytes, ...]
@@ -204,7 +203,7 @@ def on_what_is_held(draw: st.DrawFn) -> Step:
 
 @st.composite
 def published(draw: st.DrawFn) -> Step:
-    """What other programs do with a key that they share with us."""
+    """The commands of other programs on a shared key."""
     lock, owner = draw(locks), draw(acquisitions).owner
     if draw(st.booleans()):
         return say(commands.set_nx(lock, owner, draw(ttls)))
@@ -213,7 +212,7 @@ def published(draw: st.DrawFn) -> Step:
 
 @st.composite
 def marker(draw: st.DrawFn) -> Step:
-    # Not `@`, which stands for the time: that is compared by its own test.
+    # Not `@`, which stands for the time: another test compares it.
     ready, floor = st.sampled_from([b"7", b"8"]), st.sampled_from([b"0", b"1"])
     made = [guard.text(b"life", draw(ready), LONGEST, draw(floor)) for _ in "12"]
     return say(commands.set_marker(GUARD[0], draw(st.sampled_from([b"", made[0]])), made[1], 0))

@@ -44,7 +44,7 @@ QUORUM = Plan(
 CANCELS = QUORUM._replace(
     names=("a",), clients=3, users=2, think=0.05, work=0.02, fault_seconds=2.0, every=0.3
 )  # fmt: skip
-"""Much contention, and many who are cancelled."""
+"""Much contention, and many cancelled callers."""
 STOPPED = QUORUM._replace(
     nodes=1, guard=False, clients=3, users=2, names=("a",), ttl=2.0, max_ttl=4.0, renew=False, fair=True, think=0.1,
     faults=("slow network", "one-way partition", "stopped client", "stopped node", "drift", "cancel", "moods"), every=0.5,
@@ -64,12 +64,12 @@ def test_no_seed_breaks_an_invariant(first: int) -> None:
     assert not broken, "\n\n".join(map(report, broken))
 
 
-# -- every fault strikes, every invariant is looked at -----------------------------------------------------------------
+# -- every fault strikes, every invariant is checked -------------------------------------------------------------------
 
 
 @pytest.mark.timeout(300)
 def test_every_simulated_fault_happens_in_these_seeds() -> None:
-    """Only as many of the seeds are run as it takes: those whose plan has something on that was not seen yet."""
+    """Runs only seeds whose plan has a fault that was not seen yet."""
     seen: Counter[str] = Counter()
     for seed in range(FAULT_SEEDS):
         wanted = {number for number, fault in SIMULATED.items() if set(fault.counts(number)) & set(missing(seen))}
@@ -86,7 +86,7 @@ def test_the_table_names_faults_that_can_be_switched_on() -> None:
 
 
 def test_the_simulated_faults_are_those_that_are_promised() -> None:
-    """SAFETY.md: all that are marked S."""
+    """All faults that the list marks as simulated."""
     promised = {1, 2, 3, 4, 5, 6, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 24, 25, 30, 31, 32, 36, 39, 40, 41}
     assert set(SIMULATED) == promised
 
@@ -103,7 +103,7 @@ def test_each_invariant_is_checked_where_the_table_says(number: int) -> None:
 
 
 def awaits(file: str) -> set[tuple[str, int, int]]:
-    """Where the core awaits its IO itself, rather than another of its coroutines: file, first and last line."""
+    """Where the core awaits its IO and not another of its coroutines: file, first and last line."""
     tree = ast.parse((Path(core.__file__).parent / file).read_text())
     effects = {"broadcast", "connect", "sleep", "wait", "subscribe"}
     return {
@@ -122,10 +122,10 @@ def _lines_of(function: Callable[..., Any]) -> range:
 
 
 def awaits_that_can_be_struck() -> set[tuple[str, int, int]]:
-    """Those of an acquisition and a release that a simulated client comes to, and at which somebody may cancel it."""
+    """The awaits of an acquisition and a release that a simulated client reaches, and at which it may be cancelled."""
     files = ("acquire.py", "attempt.py", "foreign.py", "queue.py", "release.py", "several.py", "tokens.py")
     found = set().union(*map(awaits, files))
-    # Nothing is copied to replicas in here, nobody cancels the watchdog, and no slot of a cluster moves.
+    # The simulation has no replicas, no cancelled watchdog and no cluster.
     others: list[tuple[str, Callable[..., Any]]] = [
         ("queue.py", ServerQueue._copied),
         ("queue.py", begin_again),
@@ -144,7 +144,7 @@ def test_a_task_is_cancelled_at_every_await_of_an_acquisition_and_a_release() ->
     # A task that extends or releases must often connect first.
     resets = CANCELS._replace(nodes=1, guard=False, work=0.2, names=QUORUM.names, ttl=2.0, max_ttl=2.0)
     network = ("cancel", "slow network", "reset", "partition")
-    # Each plan with the files whose awaits it strikes better than the others do.
+    # Each plan with the files whose awaits it strikes more often than the others do.
     plans = [
         ("queue.py attempt.py", CANCELS._replace(guard=False, every=0.2, faults=network)),
         (
@@ -192,7 +192,7 @@ def test_a_task_is_cancelled_at_every_await_of_an_acquisition_and_a_release() ->
                 nodes=1, cohort=3, faults=("cancel", "partition", "flush", "reset"), fault_seconds=6.0, every=6.0
             ),
         ),
-        # A watchdog that needed connections waited for a node that hung, though a majority was connected already.
+        # A watchdog that needed connections waited for a node that hung, although a majority was connected.
         (
             111,
             CANCELS._replace(
@@ -203,7 +203,7 @@ def test_a_task_is_cancelled_at_every_await_of_an_acquisition_and_a_release() ->
         # The release of several names did not follow a vote that was restored for one of them.
         (1351, SEVERAL),
         (1365, SEVERAL),
-        # Not repaired but waited for: a node that had been stopped until after the last fault was thought to be well.
+        # A defect of the checks: a node that stayed stopped after the last fault counted as well.
         (5000579, STOPPED),
     ],
 )
@@ -213,7 +213,7 @@ def test_what_was_found_once_stays_repaired(seed: int, plan: Plan) -> None:
 
 
 def test_after_a_majority_has_restarted_nobody_is_granted_anything_for_Q_and_then_soon() -> None:
-    """Fault 11: unavailable for exactly Q, and for as long as clients take to look again."""
+    """Fault 11: unavailable for Q, and until clients look again."""
     plan = QUORUM._replace(
         names=("a",), think=0.1, work=0.02, faults=("majority restart",), fault_seconds=20.0, clients=2
     )
@@ -225,7 +225,7 @@ def test_after_a_majority_has_restarted_nobody_is_granted_anything_for_Q_and_the
         assert outcome.violation is None, report(outcome)
         kills = [at for at, kind in events if kind == "FAULT"]
         for kill in kills:
-            # A lease whose votes were on their way when the nodes were killed is granted: Q covers it as any other.
+            # A lease whose votes were under way when the nodes were killed is granted: Q covers it like any other.
             after = [at for at, kind in events if kind == "granted" and at > kill + ON_THE_WAY]
             if after and not any(kill < other <= after[0] for other in kills):
                 gaps.append(after[0] - kill)
@@ -247,7 +247,7 @@ def test_the_same_seed_is_the_same_history(seed: int) -> None:
 
 
 def test_another_process_gets_the_same_history() -> None:
-    """Where sets and hashes come in another order."""
+    """There sets and hashes have another order."""
     command = [sys.executable, "-m", "sim", "--seed", "3"]
     said = [
         subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": each}, capture_output=True, check=True).stdout

@@ -28,7 +28,7 @@ WITHIN = 30.0
 
 
 def environment(**changes: str | None) -> dict[str, str]:
-    """That of the tests, without what the command looks at."""
+    """The environment of the tests, without the variables that the command reads."""
     variables = {**os.environ, "HANDFAST_URL": None, "NO_COLOR": None, "COLUMNS": None, "LINES": None, **changes}
     return {name: value for name, value in variables.items() if value is not None}
 
@@ -36,7 +36,7 @@ def environment(**changes: str | None) -> dict[str, str]:
 def handfast_command(
     *words: str, env: Mapping[str, str] | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run it to its end, with pipes."""
+    """Run the command to its end, with pipes."""
     return subprocess.run(
         [*HANDFAST, *words],
         env=env or environment(),
@@ -48,7 +48,7 @@ def handfast_command(
 
 @contextmanager
 def started(*words: str, env: Mapping[str, str] | None = None, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """It runs while the block does. It has no terminal: it is in a session of its own."""
+    """The command runs during the block. It has its own session, so it has no terminal."""
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     process = subprocess.Popen(
         [*HANDFAST, *words],
@@ -102,21 +102,21 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """All that was shown, as it came."""
+        """The whole output."""
         self.read()
         return self._text.decode(errors="replace")
 
     @property
     def plain(self) -> str:
-        """The same, without what colours it or moves the cursor."""
+        """The output without colours and cursor movements."""
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", self.text)
 
     def expect(self, what: str, times: int = 1) -> None:
-        """Wait until it shows this so often."""
+        """Wait until the output contains this so often."""
         eventually(lambda: self.plain.count(what) >= times, WITHIN, f"{what!r} in {self.text!r}")
 
     def wait(self) -> int:
-        """Its exit status; minus a signal that ended it."""
+        """The exit status; negative for a signal that ended it."""
 
         def over() -> bool:
             self.read()

@@ -1,4 +1,4 @@
-"""The steady clocks of a process, held still or set ahead. A program imports this before handfast.
+"""Stops the steady clocks of a process, or sets them ahead. A program imports this before handfast.
 
 The wall clock goes on as it is.
 """
@@ -12,7 +12,7 @@ from typing import Any
 __all__ = ["advance", "stand_still"]
 
 _offsets = {"monotonic": 0.0, "clock_monotonic": 0.0, "clock_boottime": 0.0}
-"""By clock: `time.monotonic()`, and those of `time.clock_gettime()`."""
+"""By clock: `time.monotonic()`, and the clocks of `time.clock_gettime()`."""
 _frozen: dict[str, float] = {}
 _real_gettime, _real_monotonic = time.clock_gettime, time.monotonic
 _names = {getattr(time, name.upper()): name for name in _offsets if hasattr(time, name.upper())}
@@ -39,7 +39,7 @@ _clocks.clock_gettime_ns = lambda which: int(_gettime(which) * 1e9)
 
 
 def stand_still(seconds: float) -> None:
-    """All of them stand still for so long, as those of a virtual machine do that is paused."""
+    """Stop all clocks for so long, as in a paused virtual machine."""
     _frozen["monotonic"] = began = _real_monotonic()
     for which, name in _names.items():
         _frozen[name] = _real_gettime(which)
@@ -51,6 +51,6 @@ def stand_still(seconds: float) -> None:
 
 
 def advance(seconds: float, *names: str) -> None:
-    """Set some of them ahead, as after a suspend in which the others stood still."""
+    """Set some clocks ahead, as after a suspend in which the others stood still."""
     for name in names:
         _offsets[name] += seconds

@@ -1,7 +1,7 @@
 """A driver over nodes in memory, and a client on it: for the algorithms of the core, in virtual time.
 
 One operation runs straight through, as with the blocking driver. What others do meanwhile is planned beforehand
-(`later`). Connections keep order. A node runs what it was sent when the operation next waits for something.
+(`later`). Connections keep order. A node runs its commands when the operation next waits for something.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KEY: Final = b"handfast:{a}"
 
 
 def lock_request(nodes: int, *names: str, owner: bytes | None = None, guard: bool = False, **options: Any) -> LockRequest:
-    """What a lock of a client of so many nodes asks for."""
+    """The request of a lock, for a client of so many nodes."""
     chosen = policy({"ttl": 1.0, **options})
     group = NodeGroup([f"node-{i}" for i in range(nodes)], chosen, guard=guard)
     return LockRequest(LockConfig(group, chosen, OWNER_START), names or ("a",), owner)
@@ -65,7 +65,7 @@ class FakeWakeup:
 
 
 def fake_queues(tell: Callable[[Waiter, float, str], None] = lambda waiter, seconds, outcome: None) -> WaitQueues:
-    """The wait queues of a client that has no watchdog: what they hand to it is kept in lists."""
+    """The wait queues of a client without a watchdog: lists keep what the watchdog would get."""
     warnings: list[str] = []
     renewed: list[Hold] = []
     abandoned: list[Hold] = []
@@ -136,7 +136,7 @@ class FakeIO(PushRouter):
         self.on_use: list[Callable[[], Any]] = []
         """Called before an operation borrows connections."""
         self.answered: list[Callable[[], Any]] = []
-        """Called, the next one each time, when nodes have run and before anybody reads the replies."""
+        """Calls to make, one each time, after the nodes have run and before the replies are read."""
         self._lines: list[Any] = [SimpleNamespace(on_push=None) for _ in nodes]
         for line in self._lines:
             self.listen_to(line)
@@ -157,11 +157,11 @@ class FakeIO(PushRouter):
         return b"%032d" % next(self._nonces)
 
     def later(self, at: float, what: Callable[[], Any]) -> None:
-        """Do this at that time, or when time next passes after it."""
+        """Call this at that time, or when time next passes after it."""
         heapq.heappush(self._events, (at, next(self._serial), what))
 
     def finish_events(self) -> None:
-        """What was planned for later happens now."""
+        """Make all planned calls now."""
         while self._events:
             self._next_event()
 
@@ -171,7 +171,7 @@ class FakeIO(PushRouter):
         what()
 
     def _pass_time(self, until: float | None, over: Callable[[], bool] = lambda: False) -> None:
-        """Let events happen until that time, or until it is over."""
+        """Make the planned calls up to that time."""
         while not over():
             if self._events and (until is None or self._events[0][0] <= until):
                 self._next_event()
@@ -185,7 +185,7 @@ class FakeIO(PushRouter):
     def _strikes(self) -> bool:
         self.count += 1
         if self.count > self.most_operations:
-            raise AssertionError("more operations than this test allows: it runs in circles")
+            raise AssertionError("more operations than this test allows: a busy loop")
         self.struck = self.struck or self.count == self.at
         return self.count == self.at
 
@@ -217,7 +217,7 @@ class FakeIO(PushRouter):
             self.group.connected(i)
 
     def lose_connection(self, i: int, *, delivered: bool = True) -> None:
-        """The connection to a node ends. What was sent arrives before that, or never."""
+        """The connection to a node ends. Bytes under way arrive before that, or never."""
         if delivered:
             self._run(i)
         waiting = [collector for _, collector, _ in self._queue[i] if collector is not None]
@@ -323,7 +323,7 @@ class FakeIO(PushRouter):
         return missed
 
     def _receive(self, when: str = "all") -> None:
-        """Nodes run what they were sent, and replies are read: none, those of half of the nodes, or all."""
+        """Nodes run their commands, and the replies of no, half or all nodes are read."""
         busy = [i for i in range(len(self.nodes)) if self._queue[i] and i not in self.silent]
         for i in busy:
             self._run(i)
@@ -339,7 +339,7 @@ class FakeIO(PushRouter):
                     collector.add(i, reply)
 
     def _run(self, i: int) -> None:
-        """A node runs what it was sent."""
+        """A node runs the commands that it has received."""
         queue, self._queue[i] = self._queue[i], []
         for payload, collector, width in queue:
             replies = self.nodes[i].run(payload, self._pusher(i))
@@ -351,7 +351,7 @@ class FakeIO(PushRouter):
                 self._answers[i].append((collector, replies if width > 1 else replies[0]))
 
     def drain(self) -> None:
-        """All that was sent arrives, and nobody reads the replies."""
+        """All requests arrive, and no reply is read."""
         for i in range(len(self.nodes)):
             self._run(i)
 
@@ -364,7 +364,7 @@ class FakeIO(PushRouter):
         super().untrack(listener)
 
     def times(self, name: str) -> list[float]:
-        """When a command was sent, to however many nodes at once."""
+        """The times at which a command was sent, to any number of nodes."""
         return sorted({at for at, _, words in self.sent if name_of(words) == name})
 
     def names_sent(self) -> set[str]:
@@ -372,7 +372,7 @@ class FakeIO(PushRouter):
 
 
 class Rival:
-    """An acquisition of another process, by the bytes that it sends."""
+    """An acquisition of another process: it sends bytes to the nodes."""
 
     def __init__(self, nodes: Sequence[FakeNode], request: LockRequest, number: int = 1, *, ttl: float = 10.0) -> None:
         self.nodes = nodes
@@ -395,7 +395,7 @@ class Rival:
             node.channels[self.channel] = lambda push, i=i: self.pushes.append((i, decode_push(push[2])))  # type: ignore[misc]
 
     def acquire(self, *only: int, ticket: bytes = b"", barge: bool = False) -> None:
-        """Take the vote of these nodes (of all, if none is named) or, with a ticket, stand in their queues.
+        """Take the vote of these nodes (of all, if none is named) or, with a ticket, enter their queues.
 
         `barge`: take a free vote though others wait.
         """
@@ -418,7 +418,7 @@ class Rival:
             self.nodes[i].run(payload)
 
     def hand_overs(self) -> list[tuple[int, Yours]]:
-        """The votes that were handed over to it."""
+        """The votes that the nodes handed over to it."""
         return [(i, push) for i, push in self.pushes if type(push) is Yours]
 
     def renew(self) -> None:
@@ -429,7 +429,7 @@ class Rival:
 
 
 class FakeWatchdog:
-    """Keeps what it is given. `finish_all` does what the watchdog's thread would do."""
+    """Keeps its orders. `finish_all` does the work of the watchdog's thread."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.schedule = Schedule(nullcontext(), lambda: None, now)
@@ -442,7 +442,7 @@ class FakeWatchdog:
         what(*args)
 
     def finish_all(self, nodes: Sequence[FakeNode]) -> None:
-        """Release what was left to it, over connections of its own."""
+        """Release the holds that were left to it, on its own connections."""
         for hold in self.to_finish:
             self.schedule.remove(hold)
             io = FakeIO(nodes, hold.group)
@@ -488,7 +488,7 @@ class FakeClient(sync.Client):
 
     @contextmanager
     def virtual_time(self) -> Iterator[None]:
-        """The facade's clock is that of the driver."""
+        """The facade uses the driver's clock."""
         with patch.object(clock, "now", self.io.now), patch.object(_lease, "now", self.io.now):
             yield
 
@@ -504,5 +504,5 @@ class FakeClient(sync.Client):
         return run(guard.bootstrap(self.io, self._group))
 
     def watched(self) -> set[Hold]:
-        """What would be renewed."""
+        """The holds that would be renewed."""
         return {hold for hold in self.watchdog.schedule.everything() if hold.state == "held"}

@@ -1,7 +1,7 @@
 """A node in memory. It runs the production Lua scripts, on the bytes that a server would get.
 
 A node has a keyspace, the few commands that the scripts and the client use, channels and client tracking. Its time
-comes from a clock that a test controls. Keys expire by that clock, and like an idle server the node tells nobody.
+comes from a clock that a test controls. Keys expire by that clock, without a push, as on an idle server.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SortedSet(dict[bytes, float]):
 
 
 def name_of(words: list[bytes]) -> str:
-    """The name of a command: that of the script, if it runs one."""
+    """The name of a command, or of the script that it runs."""
     return SCRIPTS[words[1]] if words[0] == b"EVALSHA" else words[0].decode().lower()
 
 
@@ -70,38 +70,38 @@ class FakeNode:
         redis = {b"call": self._redis_call, b"pcall": self._redis_pcall, b"error_reply": _error_reply}
         self._redis = _lua.table_from(redis)
 
-    # -- what tests look at and do
+    # -- for tests
 
     def now_us(self) -> int:
         return EPOCH_US + round(self.clock() * 1e6)
 
     def holder(self, key: bytes) -> bytes | None:
-        """Whose vote it is."""
+        """The owner that has the vote."""
         self._expire()
         found: bytes | None = self.data.get(key)
         return found
 
     def queued(self, key: bytes) -> list[bytes]:
-        """The ids that wait, the next one first."""
+        """The waiting ids, the next one first."""
         self._expire()
         found = self.data.get(key + b":q")
         return found.ordered() if found is not None else []
 
     def put(self, key: bytes, value: bytes, px: int | None = None) -> None:
-        """What another program does: SET."""
+        """SET by another program."""
         self.run_words([b"SET", key, value] + ([b"PX", b"%d" % px] if px is not None else []))
 
     def drop(self, key: bytes) -> None:
-        """What another program does: DEL."""
+        """DEL by another program."""
         self.run_words([b"DEL", key])
 
     def forget(self, key: bytes) -> None:
-        """The key ends, and nobody is told."""
+        """The key expires, without a push."""
         self.data.pop(key, None)
         self.ends.pop(key, None)
 
     def touch(self, key: bytes) -> None:
-        """A key has changed. Each connection that tracks it is told, once."""
+        """A key has changed. Each connection that tracks it gets one push."""
         for push in self.tracked.pop(key, ()):
             push([b"invalidate", [key]])
 

@@ -1,4 +1,4 @@
-"""redis-py as it was before 6.0, in one respect: it does not compare host names unless it is told to.
+"""redis-py as it was before 6.0, in one respect: it compares host names only on request.
 
 A program imports this before handfast.
 """

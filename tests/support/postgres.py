@@ -1,7 +1,7 @@
 """A real PostgreSQL for tests: a new cluster in a temporary folder, on a unix socket and a port of the loopback.
 
 PostgreSQL does not run as root, so there it runs as the user `postgres`, or `nobody`. It is started once per process,
-when first wanted, and dies with it.
+when first used, and ends with it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from handfast.testing.servers import LOOPBACK, reserve_port
 
 __all__ = ["Postgres", "ask", "database", "postgres"]
 
-# What Debian, Fedora and Homebrew call the folders of the programs, the newest last.
+# The folders of the programs on Debian, Fedora and Homebrew, the newest last.
 FOLDERS = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/opt/homebrew/opt/postgresql@*/bin")
-# A crash of the machine may cost us the cluster; and a test that waits for itself is to fail, not to hang.
+# A crash of the machine may destroy the cluster. A test that waits for itself must fail, not hang.
 SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "lock_timeout": "20s"}
 
 
@@ -43,7 +43,7 @@ def programs() -> Path | None:
 
 
 def account() -> str | None:
-    """The account that runs the server, or None for our own."""
+    """The account that runs the server; None for this process' own."""
     if os.geteuid() != 0:
         return None
     known = {entry.pw_name for entry in pwd.getpwall()}
@@ -51,7 +51,7 @@ def account() -> str | None:
 
 
 class Postgres:
-    """One cluster, with the superuser `postgres`, who needs no password."""
+    """One cluster. Its superuser `postgres` needs no password."""
 
     def __init__(self, folder: Path) -> None:
         self.programs = folder
@@ -80,7 +80,7 @@ class Postgres:
     def _spawn(self, log: IO[bytes], program: str, *args: str) -> subprocess.Popen[bytes]:
         command = [str(self.programs / program), *args]
         account = {} if self._user is None else {"user": self._user, "group": pwd.getpwnam(self._user).pw_gid}
-        # A session of its own: a Ctrl-C is for the tests, which then stop it. LC_ALL: the account's may not exist here.
+        # A separate session: Ctrl-C is for the tests, which stop the server. LC_ALL: its locale may not exist here.
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
             env={"PATH": os.environ["PATH"], "LC_ALL": "C"}, start_new_session=True,
@@ -102,7 +102,7 @@ class Postgres:
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """The URL of an empty schema, for as long as it is used: quicker to make and drop than a database is."""
+        """The URL of an empty schema, for the time of its use. A schema is made and dropped faster than a database."""
         import psycopg
 
         name = f"test_{uuid4().hex[:12]}"
@@ -144,7 +144,7 @@ def _cluster() -> Postgres | None:
 
 @pytest.fixture(scope="session")
 def postgres() -> Postgres:
-    """The cluster of this process; where PostgreSQL is not installed, the tests that want it are skipped."""
+    """The cluster of this process. Without PostgreSQL, the tests that need it are skipped."""
     pytest.importorskip("psycopg")
     cluster = _cluster()
     if cluster is None:

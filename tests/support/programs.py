@@ -1,4 +1,4 @@
-"""Programs that tests run in processes of their own, and what goes with them."""
+"""Programs that tests run in separate processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def attempt(lock: handfast.Lock, **options: Any) -> handfast.Lease | HandfastErr
 
 @contextmanager
 def hanging(server: Server, seconds: float) -> Iterator[None]:
-    """A server that answers nobody for so long; the block lasts as long."""
+    """A server that does not answer for so long; the block lasts as long."""
     resume = threading.Timer(seconds, server.resume)
     server.pause()
     resume.start()

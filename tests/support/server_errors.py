@@ -42,7 +42,7 @@ def commands(begin: str, end: str) -> ServerError:
 
 @contextmanager
 def disk_gone(server: Server) -> Iterator[None]:
-    """Its folder goes away under it. Permissions would not stop root."""
+    """The server's folder is moved away. Permissions would not stop root."""
     shutil.rmtree(server.folder / "data")
     server.command("CONFIG", "SET", "save", "3600 1")
     server.command("BGSAVE")
@@ -60,7 +60,7 @@ def busy(server: Server) -> Iterator[None]:
     with Connection(("127.0.0.1", server.port), timeout=30) as link:
 
         def spin() -> None:
-            with contextlib.suppress(ReplyError):  # it is killed
+            with contextlib.suppress(ReplyError):  # the script is killed
                 link.command("EVAL", "while true do end", "0")
 
         thread = threading.Thread(target=spin)
@@ -75,7 +75,7 @@ def busy(server: Server) -> Iterator[None]:
 
 @contextmanager
 def loading(server: Server) -> Iterator[None]:
-    """DEBUG RELOAD loads like a start does. A delay per key prolongs it. A server that loads looks up every 2 MB."""
+    """DEBUG RELOAD loads like a start. A delay per key prolongs it. A loading server handles clients every 2 MB."""
     server.command("DEBUG", "POPULATE", "60", "filler", "500000")
     server.command("CONFIG", "SET", "key-load-delay", "25000")
     with Connection(("127.0.0.1", server.port), timeout=30) as link:
@@ -85,7 +85,7 @@ def loading(server: Server) -> Iterator[None]:
         try:
             yield
         finally:
-            with contextlib.suppress(ReplyError):  # Redis 6.2 takes no settings now; it is done within 1.5 s
+            with contextlib.suppress(ReplyError):  # Redis 6.2 accepts no settings now; it has loaded within 1.5 s
                 server.command("CONFIG", "SET", "key-load-delay", "0")
             thread.join(10)
 

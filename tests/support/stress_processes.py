@@ -121,7 +121,7 @@ class Agent:
 
     @property
     def silent(self) -> bool:
-        """It has written nothing yet."""
+        """Whether it has written nothing yet."""
         assert self.process.stdout is not None
         return not self._said and not select.select([self.process.stdout], [], [], 0)[0]
 
@@ -208,7 +208,7 @@ class HoldingLog:
 
     def took(self, lease: Any, who: str) -> None:
         now = time.monotonic()
-        left = lease.remaining()  # later: what is left now was left then
+        left = lease.remaining()  # later: what is left now was also left at the end
         if left:
             os.write(self._file, f"+ {lease.name} {lease.token} {now!r} {now + left!r} {who}\n".encode())
 
@@ -246,7 +246,7 @@ def holdings_in(folder: Path) -> list[Holding]:
                 found.append(held.pop(key)._replace(until=float(words[2])))
         open_ended += [(path.stem, holding) for holding in held.values()]
     for pid, holding in open_ended:
-        # Killed, cancelled in the act, or lost: believed in for as long as it was good without a renewal.
+        # Killed, cancelled during the release, or lost: the holder believed in it until its deadline without a renewal.
         end = min(holding.until, deaths.get(pid, float("inf")))
         found.append(holding._replace(until=max(holding.since, end)))
     return sorted(found, key=lambda holding: holding.since)
@@ -322,7 +322,7 @@ class StressRun:
         return list(self.locks.items())[number % len(self.locks)]
 
     def await_end(self) -> None:
-        """Until standard input ends. Nothing is ever written to it: several processes may share it."""
+        """Wait until standard input ends. Nothing is written to it, because several processes may share it."""
         os.read(0, 1)
         self.ended.set()
 
@@ -331,7 +331,7 @@ class StressRun:
             self.errors.append(f"{time.monotonic():.3f} {os.getpid()} ({self.mode}): {what}")
 
     def patience(self, chance: random.Random) -> float:
-        """How long to wait. Mostly long: a long wait in vain means a stalled lock."""
+        """How long to wait. Mostly long: a long wait that fails means a stalled lock."""
         if chance.random() < 0.7:
             return self.long
         return chance.choice([0, 1e-4, 1e-3, chance.uniform(0, 0.03)])
@@ -463,7 +463,7 @@ def _run_and_kill(mode: str, settings: dict[str, Any]) -> dict[str, Any]:
         if child == 0:
             _run_until_killed(mode, settings)
         if chance.random() < 0.5:
-            # Not while the votes of the last one that was killed have not expired: two faults in a row cost more.
+            # Only after the votes of the last killed child have expired: two faults in a row cost more.
             ended = ended_within(chance.uniform(0.05, 0.3) + (settings["ttl"] if counts["killed"] else 0.0))
             os.kill(child, signal.SIGSTOP)
             counts["stopped"] += 1
@@ -482,7 +482,7 @@ def _run_until_killed(mode: str, settings: dict[str, Any]) -> None:
     status = 1
     try:
         run = StressRun(mode, settings)
-        # Its end is the end of its parent, if that is killed first.
+        # It ends with its parent, if the parent is killed first.
         threading.Thread(target=lambda: (os.read(0, 1), os._exit(0)), daemon=True).start()
         _stress(mode, run)
         status = 0

@@ -1,4 +1,4 @@
-"""Between a client and a server, or in a server's place. Threads, so that a blocked event loop is served too."""
+"""Relays and fake servers. They run in threads, so that they work beside a blocked event loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Serve = Callable[[socket.socket], None]
 
 
 class _Listener:
-    """A port of its own; each connection is served in a thread."""
+    """A listening port; a thread serves each connection."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -56,11 +56,11 @@ class _Listener:
 
     @property
     def connections(self) -> int:
-        """How many are open now."""
+        """The number of open connections."""
         return len(self._open)
 
     def hang_up(self) -> None:
-        """End all connections; new ones are welcome."""
+        """Close all connections; new ones are accepted."""
         for sock in list(self._open):
             self._end(sock)
 
@@ -81,7 +81,7 @@ class _Listener:
 
 
 class Impostor(_Listener):
-    """Something that is no Redis: `talk` gets the socket; its return ends the connection."""
+    """A server that is no Redis: `talk` gets the socket; its return closes the connection."""
 
     def __init__(self, talk: Serve) -> None:
         self.serve = talk  # type: ignore[method-assign]
@@ -97,7 +97,7 @@ class Impostor(_Listener):
 
     @classmethod
     def saying(cls, *parts: bytes, every: float = 0.0, hang_up: bool = False) -> Impostor:
-        """Answers the first request with these parts, whatever it was."""
+        """Answers the first request, whatever it is, with these parts."""
 
         def talk(sock: socket.socket) -> None:
             sock.recv(65536)
@@ -154,7 +154,7 @@ class Relay(_Listener):
                     self._pass(self.requests)
                     self._heard()
                     server.sendall(data)
-            # As a network does: what the client sent before it left still arrives.
+            # As in a network: what the client sent before it closed still arrives.
             with contextlib.suppress(OSError):
                 server.shutdown(socket.SHUT_WR)
             self._heard()

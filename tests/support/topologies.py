@@ -1,6 +1,6 @@
-"""Sentinel groups and clusters for tests, clients of both kinds side by side, and what is measured of them.
+"""Sentinel groups and clusters for tests, both clients side by side, and measurements.
 
-A failover takes seconds, so it is watched by a blocking client and by an asyncio one at the same time.
+A failover takes seconds, so a blocking client and an asyncio client watch it at the same time.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ def _watched() -> Iterator[_Kept[SentinelGroup]]:
 
 @pytest.fixture
 def watched(_watched: _Kept[SentinelGroup]) -> SentinelGroup:
-    """Three sentinels, a master and two replicas, with passwords, that are in order: for tests that leave them so."""
+    """Three sentinels, a master and two replicas, with passwords: for tests that leave them unchanged."""
     return _watched.whole_and_empty()
 
 
 @pytest.fixture
 def doomed() -> Iterator[SentinelGroup]:
-    """The same, new: to start a group takes less time than to heal one after a failover."""
+    """A new group of the same kind: starting one takes less time than healing one after a failover."""
     with sentinel_group() as group:
         yield group
 
@@ -103,7 +103,7 @@ def _sharded() -> Iterator[_Kept[Cluster]]:
 
 @pytest.fixture
 def sharded(_sharded: _Kept[Cluster]) -> Iterator[Cluster]:
-    """Three masters with a replica each, with a password. A test may kill, pause and cut what it likes."""
+    """Three masters with a replica each, with a password. A test may kill, pause and cut off any of them."""
     cluster = _sharded.whole_and_empty()
     yield cluster
     for node in cluster:
@@ -119,7 +119,7 @@ def is_running(server: Server) -> bool:
 
 @contextmanager
 def isolated_sentinel(group: SentinelGroup, master: Server) -> Iterator[str]:
-    """A sentinel of the same name and password that knows this master and nobody else, and gets at nobody: its place."""
+    """The address of a sentinel with the same name and password that knows and reaches only this master."""
     sentinel = Sentinel(group.nodes[0].binary, SENTINEL_PASSWORD)
     sentinel.watches = [["sentinel", "monitor", group.name, "127.0.0.1", str(master.port), "2"]]
     with sentinel:
@@ -127,7 +127,7 @@ def isolated_sentinel(group: SentinelGroup, master: Server) -> Iterator[str]:
 
 
 def sentinel_addresses(group: SentinelGroup) -> list[str]:
-    """The places of its sentinels."""
+    """The addresses of the group's sentinels."""
     return [f"127.0.0.1:{sentinel.port}" for sentinel in group.sentinels]
 
 
@@ -138,7 +138,7 @@ def url_with(group: SentinelGroup, *addresses: str, name: str | None = None) -> 
 
 
 async def wait_for_new_master(group: SentinelGroup, old: Server) -> Server:
-    """The master that follows this one, when the sentinels agree on it."""
+    """Wait until the sentinels agree on another master, and return it."""
     return await asyncio.to_thread(group.wait_replaced, old, BACK_WITHIN)
 
 
@@ -150,13 +150,13 @@ def key_of(name: str) -> str:
 
 
 def slot_and_target(cluster: Cluster, key: str) -> tuple[int, Server]:
-    """Of a key, and where it could be moved to."""
+    """The slot of a key, and a node to which it can be moved."""
     source = cluster.node_for(key)
     return cluster.slot_of(key), next(master for master in cluster.masters if master is not source)
 
 
 def name_on(cluster: Cluster, server: Server, start: str = "on") -> str:
-    """A name that lives there."""
+    """A name whose slot is on that node."""
     return next(name for n in itertools.count() if cluster.node_for(key_of(name := f"{start}-{n}")) is server)
 
 
@@ -165,20 +165,20 @@ def name_on(cluster: Cluster, server: Server, start: str = "on") -> str:
 
 @asynccontextmanager
 async def both_clients(url: str | list[str], **options: Any) -> AsyncIterator[dict[str, Any]]:
-    """A blocking client and an asyncio one, by mode."""
+    """A blocking client and an asyncio client, by mode."""
     async with contextlib.AsyncExitStack() as stack:
         yield {mode: await stack.enter_async_context(connected(mode, url, **options)) for mode in MODES}
 
 
 async def all_leases(wants: Iterable[asyncio.Future[WaitResult]]) -> list[Any]:
-    """The leases of all who wanted one."""
+    """The leases of all callers."""
     got = await asyncio.gather(*wants)
     assert all(each.lease for each in got), [str(each.error) for each in got if each.error]
     return [each.lease for each in got]
 
 
 class Service:
-    """One user of a client who takes a lock and gives it back all the time, and notes when it had it.
+    """A user that acquires and releases a lock all the time, and notes when it held it.
 
     Each time another lock, so that none has to expire which was held when its server went.
     """
@@ -226,24 +226,24 @@ class Service:
         self.times.append(time.monotonic())
 
     async def serves(self, since: float | None = None, times: int = 3) -> None:
-        """Until it was served so often since then, or since now."""
+        """Wait until it has held the lock so often since that time, or since now."""
         since = time.monotonic() if since is None else since
         end = time.monotonic() + 2 * BACK_WITHIN
         while sum(at > since for at in self.times[-times:]) < times:
             if self._task.done():
-                await self._task  # it has failed, and says how
+                await self._task  # the user has failed: raise its error
             assert time.monotonic() < end, "no service"
             await asyncio.sleep(0.005)
 
     def gap(self, since: float) -> float:
-        """The longest time without service since then."""
+        """The longest time without the lock since that time."""
         before = max((at for at in self.times if at <= since), default=since)
         times = [max(since, before), *(at for at in self.times if at > since)]
         return max(later - earlier for earlier, later in itertools.pairwise(times))
 
 
 class Promotion:
-    """Notes when one of these servers, which are replicas, says that it is a master. Its block lasts until then."""
+    """Notes when one of these replicas becomes a master. The block lasts until that time."""
 
     def __init__(self, replicas: list[Server]) -> None:
         self._replicas = replicas
@@ -279,7 +279,7 @@ def role(server: Server) -> Any:
 
 
 def masters_with_key(servers: Any, key: str) -> list[Server]:
-    """Those masters that have the key; a cluster's node answers for its own slots alone."""
+    """The masters that have the key; a node of a cluster answers only for its own slots."""
 
     def has_key(server: Server) -> bool:
         try:
@@ -292,13 +292,13 @@ def masters_with_key(servers: Any, key: str) -> list[Server]:
     return [server for server in servers if has_key(server)]
 
 
-# -- what is left ------------------------------------------------------------------------------------------------------
+# -- leftovers ---------------------------------------------------------------------------------------------------------
 
 
 def _descriptors() -> set[tuple[str, str]]:
     found = set()
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             found.add((name, os.readlink(f"/proc/self/fd/{name}")))
     return found
 
@@ -313,7 +313,7 @@ def _threads() -> dict[int, str]:
 
 @contextmanager
 def no_threads_or_files_left(within: float = 5.0) -> Iterator[None]:
-    """Neither threads nor open files, when the block has ended."""
+    """Check that the block leaves no threads and no open files."""
     threads, files = _threads(), _descriptors()
     yield
 

@@ -35,7 +35,7 @@ def crowd(url: str, registers: Server, **options: Any) -> Iterator[Environment]:
     env.urls = [url]
     env.options |= options
     try:
-        env.crowd(4)
+        env.start_workers(4)
         yield env
         env.recovers(within=20.0)
     finally:

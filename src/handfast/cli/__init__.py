@@ -3,7 +3,7 @@
 declare      what a command is: its arguments, options, examples
 commands     which commands there are
 help         help texts; `reference` makes docs/cli.md of them
-completion   what a shell offers when Tab is pressed
+completion   the candidates that a shell offers at Tab
 output       tables, colours, JSON, progress
 durations    30s, 500ms, 5m
 
@@ -42,7 +42,7 @@ def command() -> NoReturn:
     """The program `handfast`."""
     status = main()
     sys.stderr.flush()
-    # The commands have closed what they opened. To take all modules apart first would make exec a fifth slower.
+    # The commands have closed what they opened. An orderly interpreter shutdown would make exec a fifth slower.
     os._exit(status)
 
 
@@ -58,7 +58,7 @@ def main(args: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except KeyboardInterrupt as interrupt:
-        return 128 + getattr(interrupt, "number", signal.SIGINT)  # exec has a kind for each signal
+        return 128 + getattr(interrupt, "number", signal.SIGINT)  # exec raises one for each signal
     except BrokenPipeError:
         # The reader is gone. Python must not flush stdout at exit either. The status is that of SIGPIPE.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -69,7 +69,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _prepare_streams() -> None:
-    # None: it was closed before we were started. A command may still be run.
+    # None: it was closed before this process started. A command may still run.
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the process ends
@@ -116,13 +116,13 @@ def _next_step(error: Exception) -> str:
 
 
 def complain(text: str, status: int) -> int:
-    """One line on stderr; the status."""
+    """Prints one line on stderr and returns the status."""
     print(one_line(text), file=sys.stderr, flush=True)
     return status
 
 
 def one_line(text: str) -> str:
-    """What is said on stderr. It may contain an owner, which is whatever somebody wrote into a server."""
+    """An error as one printable line. It may contain an owner, and owners may contain anything."""
     from handfast.cli.output import printable
 
     return f"handfast: {printable(' '.join(text.split()))}"

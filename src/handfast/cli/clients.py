@@ -1,4 +1,4 @@
-"""The client of a command, and the deployment that a command looks at."""
+"""The client of a command, and the deployment that a command reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["deployment", "quiet_client"]
 
 
 def quiet_client(options: Any, **settings: Any) -> Client:
-    """A client for the servers of the command line. Its log stays silent: a command says by itself what went wrong."""
+    """A client for the servers of the command line. Its log is silent, because the command reports errors."""
     client = connect(servers(options), prefix=options.prefix, **settings)
     client._group.bootstrap_call = "handfast bootstrap"
     if not os.environ.get("HANDFAST_DEBUG"):
@@ -26,7 +26,7 @@ def quiet_client(options: Any, **settings: Any) -> Client:
 
 
 def deployment(options: Any) -> Deployment:
-    """The servers of the command line, for questions."""
+    """The servers of the command line, for reading."""
     from handfast.operate.servers import Deployment
 
     return Deployment(servers(options), prefix=options.prefix)

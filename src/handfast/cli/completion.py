@@ -1,7 +1,7 @@
-"""`handfast completion`: what a shell offers when Tab is pressed.
+"""`handfast completion`: the candidates that a shell offers at Tab.
 
 The script for the shell is small: it asks `handfast --complete WORD...` for candidates, where the last word is the one
-that is being typed. So the shells know what the declarations say. Behind `--` the shell completes as for any command.
+that is being typed. So all shells use the declarations. Behind `--` the shell completes as for any command.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ __all__ = ["COMMAND", "candidates", "complete"]
 
 MOST_NAMES: Final = 200
 PATIENCE: Final = 0.5
-"""Seconds that a server has to tell names: a person waits."""
+"""Seconds that a server has to return names, because a person waits."""
 
 SCRIPTS: Final = {
-    # bash splits words at : and =, so the line itself is sent, and what bash does not replace is cut off. The names are
-    # quoted, because they are inserted as they are.
+    # bash splits words at : and =, so it sends the whole line, and the part that bash keeps is cut off. The names are
+    # quoted, because bash inserts them unchanged.
     "bash": """\
 _handfast() {
   local line="${COMP_LINE:0:COMP_POINT}" found one start
@@ -108,7 +108,7 @@ def candidates(words: Sequence[str]) -> Iterator[str]:
         yield from (word for word in [*MODULES, "--help", "--version"] if word.startswith(start))
         return
     if before[0] not in MODULES or "--" in before:
-        return  # the shell knows files by itself
+        return  # the shell completes files itself
     command = command_named(before[0])
     flag, equals, _ = start.partition("=")
     valued = {option.flag: option for option in command.options if option.metavar}
@@ -139,7 +139,7 @@ def _arguments(command: Command, before: Sequence[str], start: str) -> Iterator[
 
 
 def _names(before: Sequence[str], start: str) -> Iterator[str]:
-    """Locks that are held, of the servers that the line names."""
+    """The held locks on the servers that the line names."""
     from glob import escape
     from itertools import islice
     from types import SimpleNamespace
@@ -155,7 +155,7 @@ def _names(before: Sequence[str], start: str) -> Iterator[str]:
             names = (info.name for info in held(deployment, f"{escape(start)}*"))
             yield from (name for name in islice(names, MOST_NAMES) if name.isprintable())
     except (OSError, HandfastError, CommandError):
-        return  # a person who presses Tab is not to read errors
+        return  # no error messages while a person types
 
 
 def _values(words: Sequence[str], flag: str) -> list[str]:

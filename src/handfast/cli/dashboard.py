@@ -13,7 +13,7 @@ __all__ = ["COMMAND"]
 
 PORT: Final = 8737
 TOKEN: Final = "HANDFAST_DASHBOARD_TOKEN"
-"""Not an option: everybody on a machine can read the command lines of its processes."""
+"""A variable and not an option, because every user of a machine can read the command lines of its processes."""
 
 
 def _port(text: str) -> int:

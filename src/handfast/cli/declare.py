@@ -1,4 +1,4 @@
-"""What a command is: data from which the parser, the help, docs/cli.md and the shell completion are made."""
+"""The declaration of a command. The parser, the help, docs/cli.md and the shell completion are made from it."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ SERVER_OPTIONS: Final = (
 
 
 def servers(options: Any) -> list[str]:
-    """The servers that a command is about."""
+    """The servers that a command uses."""
     import os
 
     if options.url and not all(map(str.strip, options.url)):
-        # Not embedded://: each of ten machines would have a lock of its own.
+        # Not embedded://: ten machines would have ten separate locks.
         raise CommandError("--url is empty: is a variable not set? For a server on this machine write embedded://", USAGE)
     given = options.url or [os.environ.get("HANDFAST_URL", "")]
     return [url for each in given for url in each.split()] or ["embedded://"]
@@ -154,7 +154,7 @@ def _add(parser: argparse.ArgumentParser, option: Option) -> None:
 
 
 def _checked(convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    """argparse hides the text of a ValueError, but shows that of its own."""
+    """argparse hides the text of a ValueError, but shows the text of its own error."""
 
     def checked(text: str) -> Any:
         try:
@@ -167,7 +167,7 @@ def _checked(convert: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def lock_name(text: str) -> str:
     """A name that a lock can have."""
-    names_of(text)  # a ConfigError, which is a ValueError, says what is wrong
+    names_of(text)  # a ConfigError, which is a ValueError, has the reason
     return text
 
 

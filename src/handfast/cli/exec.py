@@ -1,8 +1,8 @@
 """`handfast exec`: run a command while holding a lock.
 
-The command keeps our standard streams and our terminal. On a terminal it also stays in our process group, because only
-the foreground group may read from a terminal and is told of Ctrl-C. Without a terminal it gets a process group of its
-own, so that signals reach everything that it has started, once.
+The command inherits the standard streams and the terminal. On a terminal it also stays in this process group, because
+only the foreground group may read from a terminal and gets Ctrl-C. Without a terminal it gets its own process group, so
+that a signal reaches all processes that it has started, once.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ NOT_FOUND: Final = 127
 NOT_EXECUTABLE: Final = 126
 POLL: Final = 0.02
 NOTICE_AFTER: Final = 1.0
-"""Seconds of waiting after which a person at a terminal is told for whom."""
+"""Seconds of waiting after which a person at a terminal reads who holds the lock."""
 
 
 class Child:
-    """The command that runs. Signals for it come from several threads; it gets none after its end."""
+    """The running command. Several threads send it signals; it gets none after its end."""
 
     def __init__(self, name: str, grace: float) -> None:
         self._name = name
@@ -51,13 +51,13 @@ class Child:
 
     def start(self, path: str, words: list[str], environment: dict[str, str], mask: Any) -> None:
         options: dict[str, Any] = {"setpgroup": 0} if self._own_group else {}
-        # Python ignores these two for itself; the command is not to inherit that.
+        # Python ignores these two signals; the command must not inherit that.
         defaults = [signal.SIGPIPE, signal.SIGXFSZ]
         with self._lock:
             self._pid = os.posix_spawn(path, words, environment, setsigmask=mask, setsigdef=defaults, **options)
 
     def forward(self, number: int, shared: bool) -> None:
-        """Pass a signal on, unless the terminal has sent it to both of us."""
+        """Pass a signal on, unless the terminal has sent it to the command as well."""
         if not self._pid and number in ENDS:
             self.unwanted.set()
         elif not shared or self._own_group:
@@ -76,7 +76,7 @@ class Child:
             note(f"{self._name}: the command may not be sent {signal.Signals(number).name}: it runs as another user")
 
     def wait(self) -> int:
-        """Its exit status: 128 and the signal, if one has ended it."""
+        """Its exit status; 128 plus the signal, if a signal has ended it."""
         status = self._collect()
         while status is None:
             _wait_for_end(self._pid)
@@ -85,8 +85,7 @@ class Child:
         return 128 - code if code < 0 else code
 
     def _collect(self) -> int | None:
-        """What it ended with, if it has. Under the lock: its number must not belong to another process when it is
-        signalled."""
+        """The status, if the command has ended. Under the lock: no signal may reach another process with its id."""
         with self._lock:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
@@ -94,7 +93,7 @@ class Child:
         return status if pid else None
 
     def lost(self, error: LeaseLost, reaction: str) -> None:
-        """The lock is lost: end the command, or warn. A loss is told once, by the watchdog or at the release."""
+        """The lock is lost: end the command, or warn. Reported once, by the watchdog or at the release."""
         with self._lock:
             told, self._told = self._told, True
         if told:
@@ -103,13 +102,13 @@ class Child:
             note(f"{error}; the command has ended before")
             return
         self.was_lost = True
-        # First: this process ends with the command.
+        # Print first, because this process ends with the command.
         note(f"{error}; {'the command goes on' if reaction == 'warn' else 'the command is ended'}")
         if reaction == "term":
             self.end()
 
     def end(self) -> None:
-        """SIGTERM, and SIGKILL if it goes on after the grace time."""
+        """Send SIGTERM, and SIGKILL if the command still runs after the grace time."""
         self.kill(signal.SIGTERM)
         self.kill(signal.SIGCONT)  # a command that is stopped cannot end
         killer = threading.Timer(self._grace, self.kill, (signal.SIGKILL,))
@@ -118,7 +117,7 @@ class Child:
 
 
 def _wait_for_end(pid: int) -> None:
-    """Until the process has ended, or for a moment. It is not collected."""
+    """Wait for the end of the process without collecting it; without waitid(), wait for a moment."""
     wait: Any = getattr(os, "waitid", None)
     if wait is None:  # macOS before Python 3.13
         time.sleep(POLL)
@@ -128,7 +127,7 @@ def _wait_for_end(pid: int) -> None:
 
 def _execute(options: Any) -> int:
     path = _find(options.program[0])
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it would leave us without an exit status
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the parent ignores SIGCHLD, there would be no exit status
     child = Child(options.name, options.grace)
     signals = Signals(child.forward)
     try:
@@ -160,7 +159,7 @@ def _hold_and_run(path: str, child: Child, signals: Signals, options: Any) -> in
 
 
 class _Kept:
-    """Releases the lease at the end of a block. A loss raises nothing: it is reported, at the release at the latest."""
+    """Releases the lease at the end of a block. A loss raises nothing; it is reported, at the latest at the release."""
 
     def __init__(self, lease: Lease, child: Child) -> None:
         self._lease = lease
@@ -177,7 +176,7 @@ class _Kept:
 
 
 def _acquire(lock: Lock) -> Lease:
-    """The lease; a person at a terminal is told why it takes long."""
+    """Acquire the lease. A person at a terminal reads who holds it, if the wait is long."""
     if not sys.stderr.isatty():
         return lock.acquire()
     notice = threading.Timer(NOTICE_AFTER, _notice, (lock,))
@@ -223,7 +222,7 @@ def _start(child: Child, path: str, words: list[str], environment: dict[str, str
 
 
 def _find(program: str) -> str:
-    """The file to run. It is looked for before the lock is: a misspelt command must not wait for an hour."""
+    """The file to run. This comes before the lock: a misspelt command must not wait for an hour."""
     folders = [""] if "/" in program else os.get_exec_path()
     found = ""
     for folder in folders:
@@ -246,11 +245,11 @@ def _label(program: str) -> str:
 
 
 def note(text: str) -> None:
-    """A line on stderr. It is printed by several threads, and may find nobody who reads it."""
+    """Print a line on stderr. Several threads may call this, and the reader may be gone."""
     try:
         print(one_line(text), file=sys.stderr, flush=True)
     except OSError:
-        pass  # nobody reads it; what the line is about goes on all the same
+        pass  # the reader is gone; the command still runs
 
 
 COMMAND: Final = Command(

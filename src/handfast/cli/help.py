@@ -26,7 +26,7 @@ EXAMPLES: Final = (
 
 
 def general(width: int) -> str:
-    """What `handfast --help` says."""
+    """The text of `handfast --help`."""
     rows = [(name, command_named(name).summary) for name in MODULES]
     parts = [
         "Usage: handfast COMMAND [OPTIONS] [ARGS]...\n",
@@ -42,7 +42,7 @@ def general(width: int) -> str:
 
 
 def of_command(command: Command, width: int) -> str:
-    """What `handfast COMMAND --help` says."""
+    """The text of `handfast COMMAND --help`."""
     parts = [f"Usage: {synopsis(command)}\n", _paragraphs(command.description, width)]
     if command.arguments:
         parts.append(_section("Arguments", [(each.name, each.help) for each in command.arguments], width))
@@ -90,7 +90,7 @@ def _section(title: str, rows: Iterable[tuple[str, str]], width: int) -> str:
 
 
 def _examples(examples: Iterable[tuple[str, str]], width: int) -> str:
-    """A command line is never broken: it is to be copied."""
+    """Examples. A command line is never wrapped, so that it can be copied."""
     lines = ["Examples:"]
     for what, command in examples:
         lines += [f"  # {line}" for line in textwrap.wrap(what, width - 4)]

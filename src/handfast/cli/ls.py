@@ -1,4 +1,4 @@
-"""`handfast ls`: which locks are held, and by whom."""
+"""`handfast ls`: the held locks and their holders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["COMMAND", "FILTER", "TOO_FEW"]
 TOO_FEW: Final = "too few servers answered, so this may not be all; see: handfast doctor"
 
 SORTED: Final = 2000
-"""Up to so many locks are sorted. More are printed as they are found, so that memory stays small."""
+"""The most locks that are sorted. If there are more, they are printed as they are found, so that memory stays small."""
 
 
 def _list(options: Any) -> int:

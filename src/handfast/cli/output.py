@@ -1,4 +1,4 @@
-"""What the commands print: tables that fit the terminal, colours, JSON, progress.
+"""The output of the commands: tables that fit the terminal, colours, JSON, progress.
 
 Names and owners come from servers, so they may contain anything. `printable` keeps control characters from a terminal.
 """
@@ -34,7 +34,7 @@ __all__ = [
 CODES: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 GAP: Final = "  "
 PROGRESS_AFTER: Final = 1.0
-"""Seconds: what is quicker needs no progress."""
+"""Seconds after which progress is shown."""
 PROGRESS_EVERY: Final = 0.1
 WIDEST_HELP: Final = 100
 
@@ -57,7 +57,7 @@ def note(text: str) -> None:
 
 
 def pause(seconds: float) -> None:
-    """Sleep between two looks. A reader that has closed its pipe ends it: BrokenPipeError."""
+    """Sleep between two readings. Raises BrokenPipeError if the reader of standard output closes its pipe."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     # The system counts milliseconds, in 32 bits.
@@ -66,7 +66,7 @@ def pause(seconds: float) -> None:
 
 
 def printable(text: str) -> str:
-    """The text without what could move the cursor or turn the writing around.
+    """The text without characters that could move the cursor or change the direction of writing.
 
     >>> printable("a\\x1b[2Jb\\u202ec\\nd")
     'a\\\\x1b[2Jb\\\\u202ec\\\\nd'
@@ -81,7 +81,7 @@ def _escaped(letter: str) -> str:
 
 
 def coloured(text: str, *styles: str, stream: TextIO | None = None) -> str:
-    """The text in colour, if it goes to a terminal that has some."""
+    """The text in colour, if it goes to a terminal with colours."""
     if not styles or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return text
     if not is_terminal(stream or sys.stdout):
@@ -93,7 +93,7 @@ def coloured(text: str, *styles: str, stream: TextIO | None = None) -> str:
 
 
 def cells(text: str) -> int:
-    """The columns that it takes in a terminal."""
+    """The number of columns that a text takes in a terminal."""
     if text.isascii():
         return len(text)
     return sum(
@@ -102,7 +102,7 @@ def cells(text: str) -> int:
 
 
 def fitted(text: str, width: int, *, right: bool = False) -> str:
-    """Exactly as wide: padded, or cut off with an ellipsis."""
+    """The text in exactly this width: padded, or cut off with an ellipsis."""
     size = cells(text)
     if size > width:
         kept = ""
@@ -123,11 +123,11 @@ class Column(NamedTuple):
     least: int = 0
     """How far it may shrink if the terminal is narrow; 0: it keeps its width."""
     leaves: int = 0
-    """Which column a terminal that is narrower still goes without: first the one with 1; 0: it always stays."""
+    """The order in which columns are left out in a terminal that is even narrower: 1 is the first; 0: never."""
 
 
 class Table:
-    """Lines of a table. Widths are decided by the first rows, and fit the terminal if there is one."""
+    """Lines of a table. The first rows decide the widths, which fit the terminal if there is one."""
 
     def __init__(self, columns: Sequence[Column], first: Sequence[Sequence[str]], width: int | None) -> None:
         self._columns = columns
@@ -139,7 +139,7 @@ class Table:
         """By number, of the columns that are shown."""
 
     def _fit(self, wanted: dict[int, int], width: int) -> dict[int, int]:
-        """Shrink the columns that may. If that is not enough, leave one out and begin again."""
+        """Shrink the columns that may shrink. If that is not enough, leave one out and begin again."""
         widths = self._shrunk(dict(wanted), width)
         leaving = [i for i in wanted if self._columns[i].leaves]
         if _total(widths) <= width or not leaving:
@@ -148,7 +148,7 @@ class Table:
         return self._fit(wanted, width)
 
     def _shrunk(self, widths: dict[int, int], width: int) -> dict[int, int]:
-        """Take from the widest, until they fit."""
+        """Shrink the widest column, until all fit."""
         while _total(widths) > width:
             able = [i for i in widths if self._columns[i].least and widths[i] > self._columns[i].least]
             if not able:
@@ -176,7 +176,7 @@ def _total(widths: dict[int, int]) -> int:
 
 def to_json(thing: Any) -> str:
     """One line; data classes are objects."""
-    # ASCII: what a terminal could take for a command is escaped.
+    # ASCII: escapes everything that a terminal could take for a command.
     return json.dumps(thing, separators=(",", ":"), default=_fields)
 
 
@@ -192,19 +192,19 @@ def print_json(thing: Any) -> None:
 
 
 class Progress:
-    """A line on stderr that changes in place, for what takes longer than a second. Only on a terminal."""
+    """A line on stderr that changes in place, for work that takes longer than a second. Only on a terminal."""
 
     def __init__(self, text: str = "") -> None:
         self._text = text
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         if is_terminal(sys.stderr):
-            # A thread: what takes long may be a single call.
+            # In a thread, because the work may be a single call.
             self._thread = threading.Thread(target=self._tick, daemon=True)
             self._thread.start()
 
     def show(self, text: str) -> None:
-        """What is being done now."""
+        """Show what is being done now."""
         self._text = text
 
     def _tick(self) -> None:
@@ -219,7 +219,7 @@ class Progress:
             sys.stderr.flush()
 
     def end(self) -> None:
-        """Nothing of it stays."""
+        """Remove the line."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()

@@ -12,7 +12,7 @@ from handfast.operate.locks import LockInfo, NodeVote
 __all__ = ["lock_row", "lock_table", "strip"]
 
 HELD, FREE, OTHER, SILENT = "●", "○", "◐", "✗"
-"""A node's vote: the holder's, nobody's, somebody else's, not known."""
+"""The signs of a node's vote: the holder's, free, another owner's, unknown."""
 LEGEND: Final = f"{HELD} the owner's vote  {FREE} free  {OTHER} another owner's  {SILENT} no answer"
 
 

@@ -59,7 +59,7 @@ def _lines(found: LockDetail) -> Iterator[str]:
 
 
 def describe(info: LockInfo) -> Iterator[str]:
-    """Who holds a lock, in some lines."""
+    """The holder of a lock, in some lines."""
     from handfast.cli.durations import shown
     from handfast.cli.output import coloured, printable
 

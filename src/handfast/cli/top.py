@@ -36,7 +36,7 @@ HEAD: Final = 3
 
 
 class Snapshot(NamedTuple):
-    """The locks of one look, as far as they are shown."""
+    """The locks of one reading, as far as they are shown."""
 
     at: float
     first: list[LockInfo]
@@ -80,7 +80,7 @@ def _snapshots(servers: Deployment, options: Any, rows: Callable[[], int]) -> It
 
 
 def _snapshot(servers: Deployment, options: Any, rows: int) -> Snapshot:
-    """The first locks by the order that is wanted: however many there are, no more than these are kept."""
+    """The first locks in the wanted order. No others are kept, however many there are."""
     from handfast.operate.locks import held
 
     locks = waiters = 0
@@ -149,7 +149,7 @@ def _live(servers: Deployment, options: Any) -> None:
 
 @contextmanager
 def _full_screen(live: Live) -> Iterator[Live]:
-    """The terminal gets its screen and its cursor back, whichever signal ends or stops the process."""
+    """Restores the terminal's screen and cursor, whichever signal ends or stops the process."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise Stopped(number)

@@ -102,7 +102,7 @@ class Waiter:
         self.given: Hold | None = None
         """The hold that a sibling has handed over to this waiter."""
         self.announced = False
-        """Listeners were told of this wait."""
+        """Listeners have been called for this wait."""
 
     @property
     def report_at(self) -> float:
@@ -288,10 +288,10 @@ class WaitQueues:
                 last.over = True
             self.turns[hold.keys] = turn
 
-    # -- telling
+    # -- reports
 
     def began(self, waiter: Waiter) -> None:
-        """Tell listeners that a wait begins."""
+        """Call the listeners: a wait begins."""
         if self.telling and not waiter.announced:
             waiter.announced = True
             self.tell(waiter, 0.0, "")

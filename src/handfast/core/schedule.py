@@ -172,7 +172,7 @@ class Schedule:
             return at
 
     def sort_out(self, holds: list[Hold]) -> tuple[list[Hold], list[Hold]]:
-        """Split due holds into those to renew and those that are lost."""
+        """Split due holds into holds to renew and lost holds."""
         now = self.now()
         to_renew: list[Hold] = []
         lost: list[Hold] = []
@@ -189,7 +189,7 @@ class Schedule:
         return to_renew, lost
 
     def renewed(self, holds: list[Hold]) -> list[Hold]:
-        """Reschedule the holds after a round of renewals. Returns those that were lost."""
+        """Reschedule the holds after a round of renewals. Returns the lost ones."""
         now = self.now()
         lost = [hold for hold in holds if hold.state == LOST]
         for hold in holds:

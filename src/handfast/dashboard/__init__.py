@@ -1,20 +1,20 @@
 """A web page about the locks of a deployment: `pip install "handfast[dashboard]"`, `handfast dashboard`.
 
-    reading.py   asks the servers: one reader for all viewers, with pauses, so that servers do not feel it
-    board.py     what is known: locks, recent holders, the tape, times; how it changes from one snapshot to the next
+    reading.py   asks the servers: one reader for all viewers, with pauses, so that it costs the servers little
+    board.py     the state: locks, recent holders, the tape, times; its changes from one snapshot to the next
     feed.py      the threads that read, and the messages for viewers: first everything, then differences
-    access.py    who may look: loopback, token, Host header
+    access.py    access control: loopback, token, Host header
     server.py    the addresses of the page and of its data
     page/        the page itself: plain HTML, CSS and JavaScript
 
-It reads and never writes. Names and owners are whatever anybody wrote into the servers: the page shows them as text.
+It reads and never writes. Names and owners may contain anything, so the page shows them as text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from handfast.given import Servers
+from handfast.option_types import Servers
 
 __all__ = ["serve"]
 

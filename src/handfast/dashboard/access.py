@@ -1,10 +1,10 @@
-"""Who may look at the dashboard.
+"""Access control of the dashboard.
 
-On loopback everybody on this machine may. On any other address a token is needed, for every request. The address that is
-announced has it; the browser keeps proof of it in a cookie, because a stream of events cannot have headers of its own.
+On loopback every user of this machine has access. On any other address every request needs a token. The announced
+address contains it; the browser keeps a proof of it in a cookie, because a stream of events cannot have its own headers.
 
-The Host header must be one of ours. Otherwise a web page could point its own name at this address and read along (DNS
-rebinding).
+The Host header must be one of the page's names. Otherwise a web page could point its own name at this address and read
+the data (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def is_loopback(host: str) -> bool:
 
 
 class Access:
-    """Wraps the application: every answer has the headers, and only those who may get one."""
+    """Wraps the application: adds the headers to every answer, and refuses requests without access."""
 
     def __init__(self, app: ASGIApp, host: str, port: int, token: str | None, names: Sequence[str]) -> None:
         self._app = app
         self._loopback = is_loopback(host)
         self._names = {"localhost", host.lower(), *(name.lower() for name in names)}
         self.token = token or (None if self._loopback else secrets.token_urlsafe(24))
-        """None: nobody is asked for one."""
+        """None: no token is needed."""
         # Cookies are the same for all ports of a host: another service may see this one, and must not learn the token.
         self._cookie = f"handfast_dashboard_{port}"
         self._proof = hmac.digest((self.token or "").encode(), b"handfast dashboard cookie", hashlib.sha256).hex()
@@ -79,11 +79,11 @@ class Access:
         refused = self._refuses(Request(scope))
         await (self._app if refused is None else refused)(scope, receive, send_with_headers)
         if is_open:
-            # A stream that the end of the server has cut off. Without its last message the server complains on stderr.
+            # The server is ending and has cut off this stream. Without a last message it would complain on stderr.
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _refuses(self, request: Request) -> Response | None:
-        """What to answer instead; None if it may pass."""
+        """The answer to a request without access; None if it has access."""
         if not self._is_our_name(request.headers.get("host", "")):
             return PlainTextResponse("this page is not served under that name: use --allow-host\n", 421)
         if self.token is None:
@@ -105,7 +105,7 @@ class Access:
         return _equal(request.cookies.get(self._cookie, ""), self._proof)
 
     def _is_our_name(self, header: str) -> bool:
-        """An IP address cannot be pointed elsewhere; a name is ours or not."""
+        """Whether this is one of the page's names. An IP address always is, because it cannot be pointed elsewhere."""
         try:
             name = urlsplit(f"//{header}").hostname or ""
         except ValueError:

@@ -1,7 +1,7 @@
-"""What the dashboard knows, and what is new in a snapshot. No I/O and no clock: all times come with the snapshots.
+"""The state of the dashboard, and the news in each snapshot. No I/O and no clock: all times come with the snapshots.
 
-Between two snapshots much may happen that nobody sees: of a lock that changes hands ten times, one change is seen.
-Clients that are observed in this process (`Board.heard`) tell more.
+A snapshot does not show what happens before the next one: of a lock that changes hands ten times, it shows one change.
+Clients that are observed in this process (`Board.heard`) report every event.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from handfast.operate.locks import LockInfo, parse_owner
 __all__ = ["Board", "Holding", "Row"]
 
 RENEWED: Final = 0.1
-"""Seconds by which the end of a lease must move to count as a renewal: less may be the network."""
+"""Seconds by which the end of a lease must move to count as a renewal: a smaller move may be network delay."""
 TAPE: Final = 300
 LINES: Final = 5
-"""Lines of one kind that one snapshot puts on the tape. The rest is one line with their number."""
+"""Lines of one kind that one snapshot adds to the tape. One line counts the rest."""
 LINES_RENEWED: Final = 2
 """Fewer for renewals: they are routine, and every lease has them."""
 SAMPLES: Final = 1000
@@ -82,7 +82,7 @@ class Holding:
     began: float | None
     ended: float | None = None
     end: str = ""
-    """`released`, `handed over`, `lost`, or `ended` where it could not be told."""
+    """`released`, `handed over`, `lost`, or `ended` if the end was not seen."""
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ class Board:
         self.points: deque[list[float]] = deque(maxlen=POINTS)
         """Time in ms, hand-overs and acquisitions for each second."""
         self.holders: OrderedDict[str, deque[Holding]] = OrderedDict()
-        """By name, the one that was seen last at the end; the latest holder first."""
+        """By name, in the order in which they were last seen; the latest holder first."""
         self.checks: list[Check] = []
         self.faults: dict[str, str] = {}
         self.readable = True
@@ -115,7 +115,7 @@ class Board:
         self._last_at: float | None = None
         self._no_vote: set[str] = set()
         self._lines: dict[str, list[dict[str, Any]]] = {}
-        """By kind: what is to be put on the tape with the next snapshot."""
+        """By kind: lines for the tape at the next snapshot."""
 
     # -- a snapshot
 
@@ -175,7 +175,7 @@ class Board:
         self._begun(row, seen, waited_for)
 
     def _begun(self, row: Row, seen: Seen, waited_for: int) -> None:
-        """It has a new holder. `waited_for`: by how many, when it was seen last."""
+        """The lock has a new holder. `waited_for`: the number of its waiters when it was last seen."""
         info = row.info
         known = self.holders.pop(info.name, None) or deque(maxlen=HOLDERS)
         self.holders[info.name] = known
@@ -191,7 +191,7 @@ class Board:
                 self._note("contended", seen.at, info.name, f"{info.waiters} waiting")
 
     def _went_on(self, row: Row, seen: Seen, news: News) -> None:
-        """The same holder as before."""
+        """The lock has the same holder as before."""
         before, info = row.info, seen.info
         ends, _, left = _times(seen)
         moved = (ends is None) != (row.ends is None) or (
@@ -213,7 +213,7 @@ class Board:
             news.renewed.append(row)
 
     def _ended(self, row: Row, at: float) -> None:
-        """Nobody holds it any more. A lease that is renewed has most of its time left, whenever it is looked at."""
+        """The lock is free now. A lease that was renewed had most of its ttl left at every snapshot."""
         info, end, ended_at = row.info, "released", at
         if row.ends is not None and row.ends <= at:
             overdue = row.ends - row.seen < row.span * OVERDUE
@@ -232,7 +232,7 @@ class Board:
     # -- other news
 
     def heard(self, events: Iterable[tuple[float, Event]]) -> None:
-        """What clients in this process have told. They measure exactly."""
+        """Events of clients in this process. Their times are exact."""
         for at, event in events:
             if event.kind == "waiting_ended" and event.outcome == "acquired":
                 self._waits.append(event.seconds)
@@ -241,7 +241,7 @@ class Board:
                 self._note(HEARD[event.kind], at, event.name or event.node, said, event.token)
 
     def examined(self, checks: Sequence[Check], at: float) -> None:
-        """What the doctor says."""
+        """The findings of the doctor."""
         self.checks = list(checks)
         reached = {check.node for check in checks if check.name == "guard"}
         no_vote = {check.node: check.found for check in checks if check.name == "guard" and check.level != "ok"}
@@ -282,7 +282,7 @@ def _tape_line(kind: str, at: float, name: str, text: str, token: int | None) ->
 
 
 def _same(before: LockInfo, now: LockInfo) -> bool:
-    """The same acquisition. Without a token, the same owner has to do."""
+    """Whether these are the same acquisition. Without a token, the owners are compared."""
     return before.owner == now.owner and (before.token == now.token or before.token is None or now.token is None)
 
 

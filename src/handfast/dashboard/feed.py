@@ -1,4 +1,4 @@
-"""What viewers are sent: at first everything, then the differences from one snapshot to the next.
+"""The messages to viewers: first everything, afterwards the differences from one snapshot to the next.
 
 Each message is made once, for all viewers. A viewer that is too slow for the differences gets everything again, so
 nothing piles up for it.
@@ -29,10 +29,10 @@ from handfast import log
 from handfast.dashboard.board import Board, News, holder_shown
 from handfast.dashboard.reading import Reader, Snapshot
 from handfast.events import Event
-from handfast.given import Servers
 from handfast.operate.doctor import examine
 from handfast.operate.locks import LockDetail, detail
 from handfast.operate.servers import Deployment
+from handfast.option_types import Servers
 
 if TYPE_CHECKING:
     from handfast import aio, sync
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 __all__ = ["Busy", "Feed"]
 
 TIMEOUT: Final = 0.5
-"""Seconds that a server has to answer the reader. The others are shown meanwhile no older than this."""
+"""Seconds that a server has to answer the reader. The other servers' data is never older than this."""
 HEALTH_EVERY: Final = 5.0
 AWAY_EVERY: Final = 1.0
-"""Seconds between two examinations; the second while a node does not answer."""
+"""Seconds between two examinations, usually and while a node does not answer."""
 DETAIL_FOR: Final = 1.0
-"""Seconds for which what is known of one lock serves all viewers of its page."""
+"""Seconds for which one reading of a lock serves all viewers of its page."""
 KEPT: Final = 60
-"""Messages that a slow viewer can catch up with."""
+"""Messages that are kept for slow viewers."""
 MOST_DETAILS: Final = 200
-"""Locks whose pages are looked at, at the same time."""
+"""Locks whose pages can be open at the same time."""
 
 
 class Busy(Exception):
-    """Too many questions are waiting for an answer."""
+    """Too many requests are waiting for an answer."""
 
 
 class Feed:
@@ -88,7 +88,7 @@ class Feed:
     # -- its life
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The loop in which viewers are served."""
+        """Sets the event loop that serves the viewers."""
         self._loop = loop
         self._news = asyncio.Event()
 
@@ -100,7 +100,7 @@ class Feed:
             self._threads.append(thread)
 
     def end_streams(self) -> None:
-        """Viewers get nothing more. From any thread."""
+        """Ends all streams. May be called from any thread."""
         self._stopping.set()
         self._examine_now.set()
         self._tell_viewers()
@@ -117,7 +117,7 @@ class Feed:
             deployment.close()
 
     def observe(self, client: sync.Client | aio.Client) -> Callable[[], None]:
-        """Also show what a client in this process tells: losses, failed renewals and acquisitions, exact waits."""
+        """Also shows the events of a client in this process: losses, failed renewals and acquisitions, exact waits."""
         return client.listen(lambda event: self._heard.append((time.time(), event)))
 
     # -- reading, each in its thread
@@ -142,7 +142,7 @@ class Feed:
                     self._board.examined(checks, time.time())
                     self._checks_changed = True
                 if any(check.name == "reachable" and check.level != "ok" for check in checks):
-                    pause = AWAY_EVERY  # its return, and perhaps a short quarantine, must not be missed
+                    pause = AWAY_EVERY  # a node's return, and perhaps a short quarantine, must not be missed
             except Exception:
                 log.exception("the dashboard could not examine the servers")
             self._examine_now.wait(pause)
@@ -238,7 +238,7 @@ class Feed:
     # -- one lock
 
     async def lock(self, name: str) -> dict[str, Any]:
-        """Everything about one name. Viewers that ask at the same time share one answer. Busy if too many ask."""
+        """Everything about one name. Viewers that ask at the same time share one answer. Raises Busy if too many ask."""
         now = time.monotonic()
         known = self._detailed.get(name)
         if known is None or (known[1].done() and now > known[0] + DETAIL_FOR):

@@ -1,8 +1,8 @@
 """Snapshots of all locks, without slowing the servers down.
 
-To find names is expensive, because SCAN walks through all keys of a server. To look at names that are known is cheap. So
-names are looked for less often, and kept for a while after their lock is free: a busy lock is soon held again. After each
-step comes a pause that is several times as long as the step took.
+Finding names is expensive, because SCAN walks through all keys of a server. Reading known names is cheap. So the reader
+searches for names less often, and keeps a name for a while after its lock is free, because a busy lock is soon held
+again. After each step the reader pauses for several times as long as the step took.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from handfast.protocol.claims import decode_claim
 __all__ = ["Reader", "Seen", "Snapshot"]
 
 BATCH: Final = 100
-"""Names for each round trip: a server is never kept from others for more than about a millisecond."""
+"""Names for each round trip: it takes about a millisecond of a server's time at most."""
 SOONEST: Final = 0.05
-"""Seconds between two looks, at least."""
+"""The least number of seconds between two readings."""
 REST: Final = 2.0
-"""How much longer than a look the pause after it is."""
+"""The pause after a reading, as a multiple of its duration."""
 SCAN_REST: Final = 10.0
-"""The same for a search for names."""
+"""The pause after a search for names, as a multiple of its duration."""
 REMEMBER: Final = 30.0
-"""Seconds for which a name is looked at after its lock was found free."""
+"""Seconds for which a name is still read after its lock was found free."""
 MOST: Final = 50_000
-"""Names that are looked at."""
+"""The most names that are read."""
 MOST_QUEUES: Final = 250
-"""Wait queues that are read in each snapshot."""
+"""The most wait queues that one snapshot reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +51,15 @@ class Seen:
 class Snapshot:
     at: float
     locks: dict[str, Seen] = field(default_factory=dict)
-    """What is held, by name."""
+    """The held locks, by name."""
     waiters: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By name and owner: since when it has waited, in seconds since the epoch; of some of the locks with waiters."""
+    """By name and owner: the beginning of its wait, in seconds since the epoch; for some of the locks with waiters."""
     faults: dict[str, str] = field(default_factory=dict)
     """The nodes that did not answer, and why."""
     readable: bool = True
     """A majority has answered. Otherwise nothing is known of any lock."""
     unlisted: int = 0
-    """Names that were found and are not looked at, because there are too many."""
+    """The number of names that were found but not read, because there are too many."""
     seconds: float = 0.0
     """How long it took."""
 
@@ -71,7 +71,7 @@ class Reader:
         self._deployment = deployment
         self._interval = max(interval, SOONEST)
         self._names: dict[str, float] = {}
-        """Names that are looked at, and when each was last found held."""
+        """Names that are read, and when each was last found held."""
         self._unlisted = 0
         self._scan_at = 0.0
         self.next_at = 0.0
@@ -130,7 +130,7 @@ class Reader:
         return locks, True
 
     def _queues(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
-        """Who waits for these locks, and since when."""
+        """The waiters of these locks, and the beginning of each wait."""
         by_key = {keys.key_of(self._deployment.prefix, name, exact=False): name for name in names[:MOST_QUEUES]}
         if not by_key:
             return {}

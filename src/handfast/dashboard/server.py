@@ -21,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 
 from handfast.dashboard.access import Access
 from handfast.dashboard.feed import Busy, Feed
-from handfast.given import Servers
+from handfast.option_types import Servers
 
 if TYPE_CHECKING:
     from handfast import aio, sync

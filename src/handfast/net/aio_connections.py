@@ -30,12 +30,12 @@ from handfast.protocol.resp import encode
 __all__ = ["AioConnections"]
 
 PING: Final = encode(b"PING")
-CROWD: Final = 200
-"""After so many resumed tasks their requests are written, so that the servers work while the other tasks run."""
+RESUMED_PER_WRITE: Final = 200
+"""How many tasks to resume before their requests are written, so that the servers work while other tasks run."""
 LAST_ROUNDS: Final = 6
 """How often `close` waits for tasks that are not done yet."""
-IN_A_ROW: Final = 32
-"""So many rounds of tasks that wake each other are resumed before the loop goes on."""
+WAKE_ROUNDS: Final = 32
+"""How many rounds of tasks that wake each other to resume in one turn of the loop."""
 
 
 class AioConnections(PushRouter, RequestTimeouts):
@@ -342,7 +342,7 @@ class AioConnections(PushRouter, RequestTimeouts):
             self._call_soon(self.wake)
 
     def wake(self) -> None:
-        """Resume all tasks that have a reply, and for IN_A_ROW rounds the tasks that these wake.
+        """Resume all tasks that have a reply, and for WAKE_ROUNDS rounds the tasks that these wake.
 
         A task that hands a lock over wakes another one, and a turn of the loop for each would take longer. The requests
         of resumed tasks leave at the end of the turn.
@@ -351,7 +351,7 @@ class AioConnections(PushRouter, RequestTimeouts):
         self.waking = True
         try:
             resumed = 0
-            for _ in range(IN_A_ROW):
+            for _ in range(WAKE_ROUNDS):
                 woken, self.woken = self.woken, woken
                 woken.reverse()
                 while woken:
@@ -359,7 +359,7 @@ class AioConnections(PushRouter, RequestTimeouts):
                     if future.callback is not None:
                         future.context.run(future.callback, future)
                     resumed += 1
-                    if resumed == CROWD:
+                    if resumed == RESUMED_PER_WRITE:
                         resumed = 0
                         if self.turning:
                             self._flush()

@@ -1,8 +1,8 @@
 """Metrics and traces of clients, made from their events (`client.listen`).
 
-`handfast.observe.prometheus` and `handfast.observe.opentelemetry` are two places where the measurements can go. Each
-needs an extra and is imported by its user. This module has what they share: which event changes which metric, and which
-words stand in labels. A label has few values: a lock's name is one only if the user says so, and a reason is one word.
+`handfast.observe.prometheus` and `handfast.observe.opentelemetry` export the measurements. Each needs an extra, and the
+user imports it. This module has the shared part: which event changes which metric, and the values of labels. A label has
+few values: a lock's name becomes a label only if the user chooses that, and a reason is one word.
 """
 
 from __future__ import annotations
@@ -119,28 +119,28 @@ def labeller(names: Names) -> Callable[[str], str] | None:
 class Metrics:
     """Turns the events of clients into measurements. A subclass says where these go.
 
-    No caller of a client waits for another one here. An event is put into a queue; the thread that finds the queue
-    unattended empties it. So it does no harm either if an event comes about in the midst of this, from a destructor.
+    No caller of a client waits for another one here. Each event goes into a queue, and the first thread that gets the
+    lock empties the queue. So an event that a destructor causes during this does no harm either.
     """
 
     def __init__(self, names: Names = None) -> None:
         self._label = labeller(names)
         self._due: deque[tuple[object, Event | None]] = deque()
         self._attended = threading.Lock()
-        """Held by the thread that empties the queue, and across a fork: a child must not inherit half a change."""
+        """Held by the thread that empties the queue, and during a fork: a child must not inherit half a change."""
         self._open: dict[Metric, dict[Hashable, list[tuple[str, ...]]]] = {HELD: {}, WAITING: {}}
         """Leases and waits that have begun and not ended, with the labels that they were counted under."""
         self._levels: dict[tuple[Metric, tuple[str, ...]], int] = {}
         _observers.add(self)
 
     def observe(self, client: sync.Client | aio.Client) -> Callable[[], None]:
-        """Count what this client does from now on, beside those that are observed already. Call the returned function to
-        end that."""
+        """Count the events of this client from now on, together with the clients observed before. Call the returned
+        function to end that."""
         subject = object()
         down = client._reports.down()
         with self._attended:
             for address in client._addresses:
-                if address.cluster is None:  # the servers of a cluster are met on the way
+                if address.cluster is None:  # the servers of a cluster become known later
                     self._set(NODE_UP, int(address.label not in down), address.label)
         stop = client.listen(lambda event: self._on_event(subject, event))
 
@@ -158,15 +158,15 @@ class Metrics:
     # -- where the measurements go
 
     def add(self, metric: Metric, labels: tuple[str, ...]) -> None:
-        """A counter is one higher."""
+        """Increase a counter by one."""
         raise NotImplementedError
 
     def record(self, metric: Metric, seconds: float, labels: tuple[str, ...]) -> None:
-        """One more value in a histogram."""
+        """Add a value to a histogram."""
         raise NotImplementedError
 
     def level(self, metric: Metric, value: int, labels: tuple[str, ...]) -> None:
-        """A level has changed."""
+        """Change a level."""
         raise NotImplementedError
 
     # -- from events to measurements
@@ -179,7 +179,7 @@ class Metrics:
         self._empty_queue()
 
     def _empty_queue(self) -> None:
-        # The look comes after each release: who put an event there while the lock was held has gone on already.
+        # Check again after each release: a thread that added an event while the lock was held does not come back for it.
         while self._due and self._attended.acquire(blocking=False):
             try:
                 while self._due:
@@ -249,7 +249,7 @@ class Metrics:
         self._set(metric, self._levels.get((metric, labels), 0) + 1, *labels)
 
     def _end(self, metric: Metric, key: Hashable) -> None:
-        """Nothing happens if it began before this client was observed."""
+        """Does nothing if it began before this client was observed."""
         begun = self._open[metric].pop(key, None)
         if begun is not None:
             labels = begun.pop()
@@ -258,14 +258,14 @@ class Metrics:
             self._set(metric, self._levels[metric, labels] - 1, *labels)
 
     def _forget(self, subject: object) -> None:
-        """A client is no longer observed: what it holds and waits for counts no longer."""
+        """A client is no longer observed: its leases and waits no longer count."""
         for metric, begun in self._open.items():
             for key in [key for key in begun if isinstance(key, tuple) and key[0] is subject]:
                 while key in begun:
                     self._end(metric, key)
 
     def _forked(self) -> None:
-        """In the child: the parent's leases are not ours, and nobody waits."""
+        """In a child after a fork: the parent's leases are not the child's, and nobody waits."""
         self._attended.release()
         self._due.clear()
         for metric in self._open:

@@ -51,7 +51,7 @@ class OpenTelemetry(Metrics):
         meter = metrics.get_meter(SCOPE, __version__, meter_provider)
         self._instruments = {metric: self._made(metric, meter) for metric in METRICS}
         self._holding: dict[tuple[str, int | None], list[Span]] = {}
-        self._holding_lock = threading.RLock()  # reentrant: a destructor may release a lease in the midst of it
+        self._holding_lock = threading.RLock()  # reentrant: a destructor may release a lease while it is held
 
     def _made(self, metric: Metric, meter: metrics.Meter) -> Any:
         name = f"handfast.{metric.name}"
@@ -59,7 +59,7 @@ class OpenTelemetry(Metrics):
             return meter.create_counter(name, description=metric.about)
         if metric.kind == "histogram":
             return meter.create_histogram(name, metric.unit, metric.about, explicit_bucket_boundaries_advisory=BUCKETS)
-        # What several processes hold adds up; whether a node is up does not.
+        # The leases of several processes add up; the states of a node do not.
         make = meter.create_observable_up_down_counter if metric.of_lock else meter.create_observable_gauge
         return make(name, [self._reader(metric)], description=metric.about)
 
@@ -73,7 +73,7 @@ class OpenTelemetry(Metrics):
         return read
 
     def _attributes(self, metric: Metric, labels: tuple[str, ...]) -> dict[str, str]:
-        # As Prometheus has them, without a prefix: one Grafana dashboard is enough for both.
+        # Named as in Prometheus, without a prefix, so that one Grafana dashboard serves both.
         return dict(zip(self.label_names(metric), labels, strict=True))
 
     def add(self, metric: Metric, labels: tuple[str, ...]) -> None:

@@ -22,7 +22,7 @@ SUM_OF_PROCESSES: Final[dict[Metric, Any]] = {
     NODE_UP: "livemin",
     NODE_QUARANTINED: "livemax",
 }
-"""Where several processes share one endpoint (PROMETHEUS_MULTIPROC_DIR): what their levels make together."""
+"""How to combine the levels of processes that share one endpoint (PROMETHEUS_MULTIPROC_DIR)."""
 
 
 class PrometheusMetrics(Metrics, Collector):
@@ -37,7 +37,7 @@ class PrometheusMetrics(Metrics, Collector):
 
     def __init__(self, *, names: Names = None, registry: CollectorRegistry = REGISTRY) -> None:
         super().__init__(names)
-        # They are not registered one by one: a fork must not find one of their locks held by a scrape. See collect().
+        # The metrics are not registered one by one: at a fork, no scrape may hold the lock of one. See collect().
         self._metrics = {metric: self._made(metric) for metric in METRICS}
         self._children: dict[tuple[Metric, tuple[str, ...]], Any] = {}
         registry.register(self)
@@ -52,14 +52,14 @@ class PrometheusMetrics(Metrics, Collector):
         return Gauge(name, metric.about, labels, registry=None, multiprocess_mode=SUM_OF_PROCESSES[metric])
 
     def collect(self) -> Iterable[Family]:
-        """What the registry calls for each scrape."""
+        """Called by the registry for each scrape."""
         with self._attended:
             families = [family for metric in self._metrics.values() for family in metric.collect()]
         self._empty_queue()
         return families
 
     def describe(self) -> Iterable[Family]:
-        """So that a second one in the same registry is refused at once."""
+        """Makes the registry refuse a second object at once."""
         return [family for metric in self._metrics.values() for family in metric.describe()]
 
     def add(self, metric: Metric, labels: tuple[str, ...]) -> None:

@@ -1,10 +1,10 @@
-"""Take a lock away from its holder: for operators, when a holder hangs and its watchdog goes on renewing.
+"""Takes a lock from its holder: for operators, if a holder hangs while its watchdog keeps renewing.
 
-A lock is broken as it was seen. Each node compares owner and token in the same step in which it takes the vote, so a
-lock that has changed hands meanwhile stays. A vote goes to the next waiter, as with a release. The holder finds out at
-its next renewal, which raises LeaseLost; its fencing token is below the next one.
+Each node compares owner and token in the same step in which it takes the vote, so a lock that has changed hands since the
+operator looked stays as it is. The vote goes to the next waiter, as with a release. The holder notices the loss at its
+next renewal; its fencing token is smaller than the next one.
 
-The audit line is written first, and taken back if nothing was broken: no lock is broken without one.
+Each node writes the audit line first, and deletes it if nothing was broken: no lock is broken without one.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ Outcome = Literal["broken", "changed", "unknown"]
 BROKEN: Final = "broken"
 HANDED_OVER: Final = "handed over"
 ROUNDS: Final = 3
-"""A renewal that runs at the same time may restore votes that were just taken. So they are taken again."""
+"""How often to take the votes: a renewal that runs at the same time may restore votes that were just taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """What became of a lock that was to be broken."""
+    """The result of breaking a lock."""
 
     lock: LockInfo
-    """As it was seen before."""
+    """The lock before the break."""
     outcome: Outcome
     """`broken`: the owner has no majority any more. `changed`: it was not the owner any more, or had another token, and
     nothing was changed. `unknown`: too few nodes could be asked, so it may still have a majority."""
     nodes: dict[str, str]
     """By address: `broken`, `handed over`, `changed`, `not held`, or why the node has kept the vote."""
     now: LockInfo | None
-    """Who holds it now."""
+    """The present holder."""
 
 
 def break_lock(deployment: Deployment, seen: LockInfo, *, by: str = "", reason: str = "") -> Broken:
@@ -76,7 +76,7 @@ def _outcome(deployment: Deployment, said: dict[str, str]) -> Outcome:
 
 
 def _break_on(deployment: Deployment, node: Node, seen: LockInfo, token: int | None, line: bytes) -> str:
-    """What became of the vote of one node."""
+    """Breaks the vote of one node; returns the result in words."""
     key = keys.key_of(deployment.prefix, seen.name, exact=False)
     log = keys.audit_key(deployment.prefix)
     link, scribe = node.link_for(key), node.link_for(log)
@@ -108,7 +108,7 @@ def break_terms(
 
 
 def _owner(link: Link, key: bytes, seen: LockInfo) -> bytes:
-    """The owner as the node has it. What is not UTF-8 was replaced when it was shown."""
+    """The owner as the node stores it. The text that was shown may have replaced bytes that are not UTF-8."""
     present = link.call(b"GET", key)
     same = type(present) is bytes and present.decode(errors="replace") == seen.owner.text
     return present if same else seen.owner.text.encode()
@@ -138,7 +138,7 @@ def _audit_line(deployment: Deployment, seen: LockInfo, by: str, reason: str) ->
 
 
 def _user() -> str:
-    """The user as the system knows it: a variable of the environment would say anything."""
+    """The user name from the system; an environment variable could contain anything."""
     import pwd
 
     try:

@@ -1,4 +1,4 @@
-"""What has changed between two looks at the locks."""
+"""The changes between two readings of the locks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change. Which fields are set depends on `kind`. `held`: so it was at the first look."""
+    """One change. Which fields are set depends on `kind`. `held`: the lock was held at the first reading."""
 
     at: float
     """When it was seen, in seconds since the epoch, by this machine's clock."""
@@ -34,7 +34,7 @@ class Change:
 
 
 class Watcher:
-    """Remembers of each lock who held it: some hundred bytes."""
+    """Remembers the holder of each lock: some hundred bytes per lock."""
 
     def __init__(self, deployment: Deployment, pattern: str = "*") -> None:
         self._deployment = deployment
@@ -46,7 +46,7 @@ class Watcher:
         self._first = True
 
     def look(self) -> Iterator[Change]:
-        """What has changed since the last time. A deployment that cannot be reached is a change too."""
+        """The changes since the last call. An unreachable deployment is a change too."""
         now = time.time()
         seen: dict[str, tuple[str, int | None, int, str]] = {}
         try:

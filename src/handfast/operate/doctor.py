@@ -34,7 +34,7 @@ def worst(checks: Sequence[Check]) -> Level:
 
 
 def examine(deployment: Deployment, *, probe: bool = True) -> Iterator[Check]:
-    """All findings: those about each server, and those about the deployment.
+    """All findings, about each server and about the deployment.
 
     `probe=False` writes nothing to the servers, so it cannot tell what the user may not do.
     """
@@ -76,7 +76,7 @@ def _unreachable(node: Node, fault: Fault) -> Check:
 
 
 def _sentinels(node: Node) -> Iterator[Check]:
-    """What the sentinels say, of a master that they watch."""
+    """Whether the sentinels agree on the master."""
     resolver = node.address.resolver
     opinions = getattr(resolver, "opinions", None)
     if opinions is None:
@@ -110,7 +110,7 @@ def _topology(node: Node, facts: Facts) -> Iterator[Check]:
 
 
 def _guard(deployment: Deployment, facts: Facts) -> Iterator[Check]:
-    """What the restart guard says of a server."""
+    """The state of a server's restart guard."""
     marker = Marker.parse(facts.marker)
     guarded = len(deployment.nodes) > 1
     label, limit = facts.label, round(deployment.settings.max_ttl * 1000)
@@ -163,7 +163,7 @@ def _whole(deployment: Deployment, all_facts: dict[str, list[Facts]]) -> Iterato
 
 
 def _votes(deployment: Deployment, all_facts: dict[str, list[Facts]]) -> Iterator[Check]:
-    """Of a guarded quorum: whether a majority may vote, and by the same rules."""
+    """Whether a majority of a guarded quorum may vote, with the same max_ttl."""
     facts = [each for found in all_facts.values() for each in found]
     if any(node.clustered for node in deployment.nodes):
         return

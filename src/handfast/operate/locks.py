@@ -1,8 +1,8 @@
-"""Which locks are held, as the servers tell it; one lock in detail, with its waiters.
+"""Which locks the servers hold; one lock in detail, with its waiters.
 
 `held` is an iterator. It finds the names by SCAN, asks all nodes about a batch of them in one round trip, and keeps
 nothing: its memory does not grow with the number of locks. No command takes a server more than about a millisecond.
-What changes while it runs may be missed or, while a server resizes its table or fails, be listed twice, as with SCAN.
+As with SCAN, a lock that changes meanwhile may be missed, or be listed twice if a server resizes its table or fails.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ __all__ = ["Audit", "LockDetail", "LockInfo", "NodeVote", "Owner", "WaiterInfo",
 BATCH: Final = 250
 """Names for each round trip: about a millisecond of a server's time."""
 ROW: Final = inspect.PEEK_REPLIES + 2
-"""Replies for each name: those of `commands.peek`, the length of the queue, the token of an explicit owner."""
+"""Replies for each name: to `commands.peek`, the length of the queue, the token of an explicit owner."""
 AUDIT_LENGTH: Final = 1000
-"""Lines that a server keeps."""
+"""Audit lines that a server keeps."""
 NONCE: Final = 32
 """Hexadecimal digits at the end of an owner that handfast has made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who an owner is, as far as its text tells."""
+    """The parts of an owner's text."""
 
     text: str
     host: str = ""
-    """Empty, as are the next two, for an owner that the caller chose."""
+    """Empty for an explicit owner, like the next two."""
     pid: int = 0
     label: str = ""
 
@@ -66,25 +66,25 @@ def parse_owner(text: str) -> Owner:
 
 @dataclass(frozen=True, slots=True)
 class NodeVote:
-    """What one node says of one lock."""
+    """The answer of one node about one lock."""
 
     node: str
     """Its address."""
     owner: str | None
-    """Who has its vote; None: nobody, or it did not answer."""
+    """The owner that has its vote; None if the vote is free, or the node did not answer."""
     ttl: float | None
     """Seconds until the vote ends unless renewed; None without a vote, and for a key without an end."""
     token: int | None
     """The last token that the node has given for this name."""
     waiters: int
-    """How many wait in its queue."""
+    """How many waiters are in its queue."""
     error: str = ""
     """Why it did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockInfo:
-    """A lock that somebody holds, or has votes for."""
+    """A lock that is held, or for which an owner has votes."""
 
     name: str
     kind: Literal["lock", "explicit owner"]
@@ -93,11 +93,11 @@ class LockInfo:
     """`minority`: nobody has the votes of a majority; the owner is that of most votes."""
     owner: Owner
     token: int | None
-    """None for a lock without a fence, and where the nodes do not agree."""
+    """None for a lock without a fence, or if the nodes do not agree."""
     ttl: float | None
     """Seconds for which the votes last unless renewed; None: without end."""
     since: float | None
-    """For how many seconds it has been held, as far as the servers can tell."""
+    """Seconds for which it has been held, if the servers know it."""
     waiters: int
     votes: tuple[NodeVote, ...]
     """One for each node, in the order of the URLs."""
@@ -105,13 +105,13 @@ class LockInfo:
 
 @dataclass(frozen=True, slots=True)
 class WaiterInfo:
-    """One that waits. Of each process only the first of its waiters is known to the servers."""
+    """A waiter. The servers know only the first waiter of each process."""
 
     owner: Owner
     since: float
-    """For how many seconds it has waited."""
+    """Seconds for which it has waited."""
     nodes: int
-    """In how many nodes' queues it stands."""
+    """The number of nodes in whose queues it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Audit:
     owner: Owner
     token: int | None
     by: str
-    """Who has broken it: user@host."""
+    """The operator: user@host."""
     reason: str = ""
 
 
@@ -135,9 +135,9 @@ class LockDetail:
 
     name: str
     lock: LockInfo | None
-    """None if nobody holds it."""
+    """None if the lock is free."""
     last_token: int | None
-    """The largest token that was given for this name, as long as it is remembered."""
+    """The largest token given for this name, while the servers keep it."""
     waiters: tuple[WaiterInfo, ...]
     """The next one first."""
     audit: tuple[Audit, ...]
@@ -149,7 +149,7 @@ class LockDetail:
 def held(deployment: Deployment, pattern: str = "*") -> Iterator[LockInfo]:
     """All locks that are held, in no order, whose name matches: `*`, `?` and `[...]` as in a shell.
 
-    ConnectionError if no node can be asked, at the beginning or at the end. A node that fails meanwhile is left out: see
+    Raises ConnectionError if no node answers at the beginning or at the end. A node that fails meanwhile is left out: see
     `deployment.faults`.
     """
     deployment.check()
@@ -165,7 +165,7 @@ def held(deployment: Deployment, pattern: str = "*") -> Iterator[LockInfo]:
 
 
 def _batch(deployment: Deployment, names: Sequence[str], scanned: Sequence[Node]) -> Iterator[LockInfo]:
-    """The locks of a batch. What an earlier node has a vote for was listed when that node was scanned."""
+    """The locks of a batch. Names for which an earlier node has a vote were listed when that node was scanned."""
     by_key = {keys.key_of(deployment.prefix, name, exact=False): name for name in names}
     listed = {key for node in scanned for key in node.having(list(by_key))}
     new = [name for key, name in by_key.items() if key not in listed]
@@ -179,7 +179,7 @@ def _escaped(prefix: bytes) -> bytes:
 
 
 def look(deployment: Deployment, names: Sequence[str]) -> list[LockInfo | None]:
-    """Who holds these locks, in one round trip; None where nobody does."""
+    """The holders of these locks, in one round trip; None for a lock that is free."""
     by_key = {keys.key_of(deployment.prefix, name, exact=False): name for name in names}
     questions = {
         key: commands.peek([key]) + encode(b"ZCARD", key + keys.QUEUE) + encode(b"HGET", key + keys.GENERATIONS, b"t")
@@ -235,7 +235,7 @@ def _vote(label: str, row: list[Any] | Fault) -> NodeVote:
 
 
 def detail(deployment: Deployment, name: str) -> LockDetail:
-    """Everything about one name. ConnectionError if no node can be asked."""
+    """Everything about one name. Raises ConnectionError if no node answers."""
     deployment.check()
     (info,) = look(deployment, [name])
     key = keys.key_of(deployment.prefix, name, exact=False)
@@ -271,7 +271,7 @@ def _waiters(rows: Sequence[list[Any]]) -> tuple[WaiterInfo, ...]:
 
 
 def audit(deployment: Deployment) -> list[Audit]:
-    """What operators have broken, the latest first. One line for each lock, however many nodes have it."""
+    """The breaks by operators, the latest first: one entry for each, however many nodes have its line."""
     key = keys.audit_key(deployment.prefix)
     said = deployment.ask({key: encode(b"XREVRANGE", key, b"+", b"-", b"COUNT", b"%d" % AUDIT_LENGTH)}, 1)
     lines: dict[str, Audit] = {}

@@ -39,7 +39,7 @@ class Check:
     node: str
     """The server's address; empty for the deployment as a whole."""
     name: str
-    """What was looked at, in one word."""
+    """The subject of the check, in one word."""
     level: Level
     found: str
     advice: str = ""
@@ -48,7 +48,7 @@ class Check:
 
 @dataclass(slots=True)
 class Facts:
-    """What one server has told."""
+    """The answers of one server."""
 
     label: str
     prefix: str
@@ -57,19 +57,19 @@ class Facts:
     """Settings, as far as the user may read them."""
     round_trips: list[float]
     offset: float
-    """Seconds by which its clock is ahead of ours."""
+    """Seconds by which its clock is ahead of this machine's."""
     uncertainty: float
     marker: bytes | None
     now_us: int
     """Its time."""
     resp3: bool = True
     push_fault: str = ""
-    """Why it cannot wake waiters up."""
+    """Why it cannot push to waiters."""
     tracking: bool = True
     compares: str = ""
     """The command by which it compares and deletes in one step, if it has one."""
     refused: dict[str, str] = field(default_factory=dict)
-    """By command: why the probe could not do it."""
+    """By command: why the probe failed."""
 
     @property
     def version(self) -> tuple[int, ...]:
@@ -92,7 +92,7 @@ class Facts:
 
 
 def gather(deployment: Deployment, node: Node, link: Link, *, probe: bool) -> Facts:
-    """Ask one server. OSError if it stops answering. `probe`: also write and delete a key, to see what the user may."""
+    """Ask one server. Raises OSError if it stops answering. `probe`: check the user's rights by writing a key."""
     round_trips = []
     for _ in range(PINGS):
         began = time.perf_counter()
@@ -132,7 +132,7 @@ def _settings(link: Link) -> dict[str, str]:
 
 
 def _capabilities(deployment: Deployment, link: Link, facts: Facts, *, probe: bool) -> None:
-    """What the server can do beyond the least, on a connection that speaks as the library's do."""
+    """The server's optional abilities, found on a connection that is set up like the library's."""
     if probe:
         key = keys.guard_key(deployment.prefix) + b":probe"
         if knows(link.call(b"DELIFEQ", key, b"-")):
@@ -151,7 +151,7 @@ def _capabilities(deployment: Deployment, link: Link, facts: Facts, *, probe: bo
         facts.tracking = type(other.call(b"CLIENT", b"TRACKING", b"ON", b"OPTIN")) is not Fault
         channel = keys.channel_prefix(deployment.prefix) + b"doctor-" + os.urandom(6).hex().encode()
         other.send(encode(b"SUBSCRIBE", channel) + encode(b"PING"))
-        # What confirms a subscription is a push. A refusal is a reply, before that of the PING.
+        # A push confirms a subscription. A refusal is a reply, and comes before the reply to PING.
         (first,) = other.receive(1)
         if type(first) is Fault:
             facts.push_fault = first.text
@@ -179,7 +179,7 @@ return refused
 
 
 def _probe(deployment: Deployment, node: Node, link: Link) -> dict[str, str]:
-    """What this user may not do here, and what the server refuses at present: tried out on keys of its own."""
+    """What this user may not do here, and what the server refuses at present, tried on keys of the probe's own."""
     key = _probe_key(deployment, node, link)
     channel = keys.channel_prefix(deployment.prefix) + b"doctor"
     tried: dict[str, Any] = {
@@ -197,7 +197,7 @@ def _probe(deployment: Deployment, node: Node, link: Link) -> dict[str, str]:
 
 
 def _probe_key(deployment: Deployment, node: Node, link: Link) -> bytes:
-    """A key that nobody uses; in a cluster one that lives on this server."""
+    """An unused key; in a cluster, one that belongs to this server."""
     while True:
         key = keys.key_of(deployment.prefix, f"doctor-{os.urandom(6).hex()}", exact=False)
         if not node.clustered or node.link_for(key) in (link, None):
@@ -208,7 +208,7 @@ def _probe_key(deployment: Deployment, node: Node, link: Link) -> bytes:
 
 
 def server_checks(facts: Facts, settings: Policy, *, nodes: int, moves: bool) -> Iterator[Check]:
-    """All checks of one server. `moves`: Sentinel or a cluster puts another server in its place when it fails."""
+    """All checks of one server. `moves`: Sentinel or a cluster replaces the server if it fails."""
     for check in (_latency, _version, _role, _eviction, _memory, _clock, _permissions, _pushes, _tracking):
         yield check(facts, nodes)
     yield _persistence(facts, settings, nodes)
@@ -285,7 +285,7 @@ STATES: Final[tuple[tuple[str, str], ...]] = (
 
 
 def _permissions(facts: Facts, nodes: int) -> Check:
-    # INFO is needed by the restart guard of a quorum. Elsewhere other checks say what they could not see.
+    # The restart guard of a quorum needs INFO. Without a quorum, the checks that need INFO report it themselves.
     refused = {name: text for name, text in facts.refused.items() if name != "INFO" or nodes > 1}
     needed = {name: text for name, text in refused.items() if name not in OPTIONAL}
     for code, advice in STATES:

@@ -1,7 +1,7 @@
-"""Connections to all servers of a deployment, for questions and not for votes.
+"""Connections to all servers of a deployment, for reading and not for votes.
 
-They take no part in the protocol of votes: they set no marker, start no quarantine and load no scripts. A server that
-does not answer is an answer too: a `Fault` takes the place of its replies.
+They take no part in the voting: they set no marker, start no quarantine and load no scripts. If a server does not answer,
+a `Fault` takes the place of its replies.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import hiredis
 from handfast.core.io import CLOSED, Fault
 from handfast.core.votes import majority
 from handfast.discovery.endpoints import locate
-from handfast.given import Servers
 from handfast.net.address import Address, HostPort, dial
 from handfast.net.faults import from_reply, from_socket
+from handfast.option_types import Servers
 from handfast.options import Policy, policy
 from handfast.protocol.resp import encode
 
@@ -57,7 +57,7 @@ class Link:
             _raise(self.call(b"AUTH", *words, login.password.encode()))
         if login.db:
             _raise(self.call(b"SELECT", b"%d" % login.db))
-        reply = self.call(b"PING")  # a server that wants a password, or is not ready, says so now
+        reply = self.call(b"PING")  # a server that needs a password, or is not ready, refuses here
         if type(reply) is Fault and reply.kind != "NOPERM":
             raise Refusal(reply)
 
@@ -67,7 +67,7 @@ class Link:
         return self.receive(1)[0]
 
     def run_script(self, text: bytes, keys: Sequence[bytes], *args: bytes) -> Any:
-        """Load a script and run it, with the rights that clients need: EVAL is none of them."""
+        """Load a script and run it, with the rights that clients need, which do not include EVAL."""
         sha = self.call(b"SCRIPT", b"LOAD", text)
         return sha if type(sha) is Fault else self.call(b"EVALSHA", sha, b"%d" % len(keys), *keys, *args)
 
@@ -75,7 +75,7 @@ class Link:
         self._socket.sendall(payload)
 
     def receive(self, count: int) -> list[Any]:
-        """The next replies. What the server pushes is none of them."""
+        """The next replies, without pushes."""
         replies: list[Any] = []
         while len(replies) < count:
             reply = self._reader.gets()
@@ -93,7 +93,7 @@ class Link:
 
 
 class Refusal(Exception):
-    """The server answers, but not to us."""
+    """The server answers, but refuses this user."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.text)
@@ -138,7 +138,7 @@ class Node:
             else:
                 self._link(None)
             self.fault = None
-        except Exception as error:  # of any kind: DNS, TLS, Sentinel, a server that does not start
+        except Exception as error:  # any error: DNS, TLS, Sentinel, a server that does not start
             self.drop(error)
 
     def _link(self, place: HostPort | None) -> Link:
@@ -151,7 +151,7 @@ class Node:
         return link
 
     def drop(self, error: Exception) -> Fault:
-        """A connection has failed: end all of them. They are made again when they are wanted, after a while."""
+        """A connection has failed: close all of them. The next use makes them again, after a while."""
         self.close()
         self._retry_at = time.monotonic() + RETRY
         if isinstance(error, Refusal):
@@ -166,25 +166,25 @@ class Node:
         return self.fault
 
     def links(self) -> list[Link]:
-        """One for each of its servers; none if it cannot be reached."""
+        """One connection to each of its servers; none if the node cannot be reached."""
         self.connect()
         return list(self._links.values())
 
     def link_for(self, key: bytes) -> Link | None:
-        """To the server that has this key; None if it cannot be reached."""
+        """The connection to the server that has this key; None if it cannot be reached."""
         self.connect()
         if not self._links:
             return None
         try:
             return self._link(self._place(key))
-        except Exception as error:  # a master that was not one before
+        except Exception as error:  # a new master
             self.drop(error)
             return None
 
     def _place(self, key: bytes) -> HostPort | None:
         if not self.clustered:
             return None
-        from handfast.discovery.cluster import slot_of  # it is there already; elsewhere it would import redis-py
+        from handfast.discovery.cluster import slot_of  # imported already; without a cluster, this would import redis-py
 
         place: HostPort | None = self.address.cluster.host_ports[slot_of(key)]
         if place is None:
@@ -194,7 +194,7 @@ class Node:
     # -- one question about many keys
 
     def ask(self, questions: dict[bytes, bytes]) -> None:
-        """Send a question for each key, without waiting for the answers. Each server is also asked for its time."""
+        """Send the commands for each key without waiting for the replies. Each server is also asked for its time."""
         by_link: dict[Link, list[bytes]] = {}
         self._asked = []
         for key in questions:
@@ -210,7 +210,7 @@ class Node:
             self.drop(error)
 
     def answers(self, width: int) -> dict[bytes, list[Any]] | Fault:
-        """What it says of each key: `width` replies, and the server's time behind them."""
+        """The `width` replies for each key, and the server's time."""
         found: dict[bytes, list[Any]] = {}
         asked = self._asked
         try:
@@ -226,21 +226,21 @@ class Node:
         return self.fault or (found if asked else CLOSED)
 
     def _moved(self, role: Any, replies: Sequence[Any]) -> bool:
-        """After a failover the server is a replica, which answers as before but knows no more; or it has no such slot."""
+        """Whether the server may be outdated: after a failover it is a replica, or it has no such slot."""
         if self.address.resolver is None and not self.clustered:
             return False
-        replica = type(role) is list and role[0] != b"master"  # a user who may not ask learns it from errors
+        replica = type(role) is list and role[0] != b"master"  # without the right to ask, errors show it later
         return replica or any(type(reply) is Fault and reply.kind in ("MOVED", "CLUSTERDOWN") for reply in replies)
 
     def having(self, keys: Sequence[bytes]) -> Iterator[bytes]:
-        """Which of these keys it has; none if it cannot be reached."""
+        """The keys that the node has; none if it cannot be reached."""
         self.ask({key: encode(b"EXISTS", key) for key in keys})
         said = self.answers(1)
         if not isinstance(said, Fault):
             yield from (key for key in keys if said[key][0] == 1)
 
     def scan(self, pattern: bytes) -> Iterator[list[bytes]]:
-        """Its keys that match, in batches as the servers give them. Ends early if a server fails: see `fault`."""
+        """The matching keys of the node, in the servers' batches. Ends early if a server fails: see `fault`."""
         for link in self.links():
             cursor = b"0"
             while True:
@@ -273,7 +273,7 @@ class Deployment:
         self.need = majority(len(self.nodes))
 
     def connect(self) -> None:
-        """Connect all nodes at the same time. One that cannot be reached has a `fault`."""
+        """Connect all nodes at the same time. A node that cannot be reached has a `fault`."""
         if len(self.nodes) == 1:
             self.nodes[0].connect()
             return
@@ -285,27 +285,27 @@ class Deployment:
 
     @property
     def faults(self) -> dict[str, str]:
-        """The nodes that cannot be asked at present, by label, and why."""
+        """The nodes that cannot be reached at present, by label, with the reason."""
         return {node.label: node.fault.text for node in self.nodes if node.fault is not None}
 
     @property
     def sees_all(self) -> bool:
-        """So many nodes answer that each majority has one of them: no lock that is held can be missed."""
+        """Whether enough nodes answer that each majority contains one of them, so that no held lock is missed."""
         return len(self.nodes) - len(self.faults) > len(self.nodes) - self.need
 
     def check(self) -> None:
-        """Connect; ConnectionError unless some node can be asked."""
+        """Connect. Raises ConnectionError if no node can be reached."""
         self.connect()
         self.check_faults()
 
     def check_faults(self) -> None:
-        """ConnectionError if no node could be asked."""
+        """Raise ConnectionError if no node could be reached."""
         faults = self.faults
         if len(faults) == len(self.nodes):
             raise ConnectionError("; ".join(f"{label}: {text}" for label, text in faults.items()))
 
     def ask(self, questions: dict[bytes, bytes], width: int) -> list[dict[bytes, list[Any]] | Fault]:
-        """Ask all nodes about these keys, at the same time; what each says. `width`: replies for each key."""
+        """Ask all nodes about these keys at the same time, and return their answers. `width`: replies for each key."""
         self.connect()
         for node in self.nodes:
             node.ask(questions)

@@ -1,4 +1,4 @@
-"""What a deliberate bug is: see mutants.py."""
+"""The form of a deliberate bug: see mutants.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Bug(NamedTuple):
     name: str
     what: str
     invariants: tuple[int, ...]
-    """Those that may notice it."""
+    """The invariants that may notice it."""
     changes: tuple[Change, ...]
     test: str = ""
     """The test that notices it, where no simulated history can be expected to."""

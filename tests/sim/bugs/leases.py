@@ -1,4 +1,4 @@
-"""Bugs in how long a lease lasts, and in what is done for it meanwhile."""
+"""Bugs in the length of a lease, and in its renewal and release."""
 
 from __future__ import annotations
 

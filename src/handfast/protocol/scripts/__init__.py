@@ -20,7 +20,7 @@ __all__ = ["BREAK", "LOAD_REPLIES", "NAMES", "SHA", "TEXT", "load_scripts", "tex
 NAMES: Final = (
     "claim", "pass", "yield", "acquire_all", "extend", "restore_vote", "raise_token", "delete_owned", "set_marker",
 )  # fmt: skip
-"""Those that clients use: every connection loads them."""
+"""The scripts that clients use: every connection loads them."""
 BREAK: Final = "break"
 """For operators: it is loaded when it is run."""
 INCLUDE: Final = b"--@ "

@@ -14,8 +14,8 @@ local function push(channel, text)
   local heard = redis.pcall('PUBLISH', channel, text)
   return type(heard) == 'number' and heard > 0
 end
--- If the new holder hangs, the next waiter must look again when its ttl is over. That waiter may expect a later end, so
--- it is told to look. A waiter that does not listen any more is skipped.
+-- If the new holder hangs, the next waiter must look again at the end of its ttl. That waiter may expect a later end, so
+-- this pushes `look` to it. A waiter that does not listen any more is skipped.
 local function hint(ttl)
   if ttl < 0 or ttl >= 5000 then return end -- every waiter looks again after five seconds
   for _, waiter in ipairs(call('ZRANGE', KEYS[2], 0, 9)) do

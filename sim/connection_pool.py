@@ -1,4 +1,4 @@
-"""Connections as the threads of one client use them: an operation borrows a set of them, and no two share one."""
+"""The connections of a client with threads: each operation borrows a set, and no two operations share one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from sim.io import SimIO
 from sim.world import Task
 
-__all__ = ["Lanes"]
+__all__ = ["ConnectionPool"]
 
 
-class Lanes:
-    """The Access of a client with threads. A thread that waits in line for its turn borrows nothing."""
+class ConnectionPool:
+    """The Access of a client with threads. A thread in the local queue borrows nothing."""
 
     def __init__(self, make: Callable[[], SimIO]) -> None:
         self._make = make
@@ -22,7 +22,7 @@ class Lanes:
         self._idle = [first]
         self.now, self.caller, self.wakeup, self.wait = first.now, first.caller, first.wakeup, first.wait
         self.borrowed: dict[Task | None, SimIO] = {}
-        """By task: what it has borrowed for an operation that gets its connections from the client."""
+        """By task: the connections borrowed for an operation that gets them from the client."""
 
     def _take(self, wanted: SimIO | None = None) -> SimIO:
         if wanted is not None and wanted in self._idle:
@@ -52,7 +52,7 @@ class Lanes:
 
     @contextmanager
     def lend(self, wanted: SimIO | None = None) -> Iterator[SimIO]:
-        """Connections for the running task: those, if no other task uses them."""
+        """Connections for the running task: `wanted`, if no other task uses it."""
         task, io = self.caller(), self._take(wanted)
         self.borrowed[task] = io
         try:

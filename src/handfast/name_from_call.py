@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from handfast.errors import ConfigError
-from handfast.given import LockOptions
+from handfast.option_types import LockOptions
 
 __all__ = ["check_template", "skipping", "template_key"]
 
