@@ -35,6 +35,8 @@ __all__ = ["SentinelMaster"]
 SWITCH: Final = "+switch-master"
 FIND_WITHIN: Final = 1.0
 """Seconds for a search. A sentinel has `asking.ANSWER` seconds for each packet, but could send packets without end."""
+MOST_CHANGES: Final = 3
+"""How often a sentinel is asked again because its epoch has changed, at most."""
 LISTEN_AGAIN: Final = 0.5
 """Seconds before the listener connects again to a sentinel that it has lost."""
 
@@ -102,10 +104,12 @@ class SentinelMaster:
             # the old master under the new epoch. Ask for the epoch before and after it: if it has changed in between,
             # the new address would come with the old epoch, and the old address would be as good.
             before, epoch, address = -1, self._epoch(client), None
-            while before != epoch:  # the timer ends this, if nothing else does
+            for _ in range(MOST_CHANGES):
                 address = client.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self.name)
                 before, epoch = epoch, self._epoch(client)
-            return _UNKNOWN if address is None else (epoch, (_text(address[0]), int(address[1])))
+                if before == epoch:
+                    break
+            return _UNKNOWN if address is None else (before, (_text(address[0]), int(address[1])))
         except redis.ResponseError as error:
             return _UNKNOWN if "No such master" in str(error) else f"says {without_arguments(str(error))}"
         except redis.AuthenticationError as error:
