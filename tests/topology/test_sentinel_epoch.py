@@ -13,9 +13,11 @@ import pytest
 
 import handfast
 from handfast import Lease
+from handfast.discovery.sentinel import SentinelMaster
 from handfast.testing import Server, Servers, available
 from handfast.testing.sentinel import Sentinel
 from handfast.testing.server_versions import any_binary
+from sim.resp import commands_in
 from tests.support.programs import attempt, program
 from tests.support.tcp_relay import Impostor
 
@@ -129,6 +131,41 @@ def test_connection_that_was_made_while_the_master_moved_is_hung_up(failover: Fa
         for server in (failover.new, failover.old):
             resolver.opened(server, ("127.0.0.1", server.port), ended.append)  # in place of connections
         assert ended == [failover.old]
+
+
+def _moving_sentinel(*said: tuple[int, int]) -> Impostor:
+    """A sentinel that names these epochs and ports, one after the other: each question moves it to the next."""
+    moments = [*said]
+
+    def talk(sock: socket.socket) -> None:
+        array = b"*4\r\n"
+        while request := sock.recv(65536):
+            for words in commands_in(request):
+                reply = b"+OK\r\n"
+                if words[0] == b"HELLO":
+                    array = b"%2\r\n"
+                    reply = b"%1\r\n+proto\r\n:3\r\n"
+                elif words[0] == b"SENTINEL":
+                    epoch, port = moments.pop(0) if len(moments) > 1 else moments[0]
+                    told: tuple[bytes, ...]
+                    told, head = (b"127.0.0.1", b"%d" % port), b"*2\r\n"
+                    if words[1] == b"MASTER":
+                        told, head = (b"config-epoch", b"%d" % epoch, b"flags", b"master"), array
+                    reply = head + b"".join(b"$%d\r\n%b\r\n" % (len(each), each) for each in told)
+                sock.sendall(reply)
+
+    return Impostor(talk)
+
+
+def test_failover_between_two_questions_does_not_mix_epochs() -> None:
+    """Otherwise the new address would come with the old epoch, and the old address would be as good."""
+    old, new = 2, 1
+    with _moving_sentinel((1, old), (2, new)) as quick, _moving_sentinel((1, old)) as lagging:
+        resolver = SentinelMaster(NAME, [("127.0.0.1", each.port) for each in (quick, lagging)], {})
+        try:
+            assert resolver.find() == ("127.0.0.1", new)
+        finally:
+            resolver.close()
 
 
 # -- sentinels that answer nonsense ------------------------------------------------------------------------------------
