@@ -115,7 +115,7 @@ def test_no_password_is_sent_to_host_with_certificate_of_another(url: str, autho
         ({"ssl_check_hostname": False}, False),
     ],
 )
-def test_redis_py_is_told_whether_to_compare_host_names(options: dict[str, Any], compared: bool) -> None:
+def test_redis_py_gets_the_host_name_option(options: dict[str, Any], compared: bool) -> None:
     assert checking(options)["ssl_check_hostname"] is compared
 
 
