@@ -158,6 +158,14 @@ def test_a_task_is_cancelled_at_every_await_of_an_acquisition_and_a_release() ->
         ("several.py", CANCELS._replace(names=("a", "b"), together=True, faults=("cancel", "partition", "reset"))),
         ("acquire.py", CANCELS._replace(tries=5, faults=("cancel", "partition"))),
         ("tokens.py acquire.py", CANCELS._replace(every=0.1, faults=("cancel", "partition", "distance"))),
+        # Nodes whose counters differ.
+        ("tokens.py", CANCELS._replace(every=0.1, faults=("cancel", "partition", "wrong wall clocks", "flush"))),
+        (
+            "tokens.py",
+            CANCELS._replace(
+                nodes=5, every=0.1, owners=True, faults=("cancel", "partition", "distance", "wrong wall clocks")
+            ),
+        ),
     ]
     wanted = awaits_that_can_be_struck()
     assert len(wanted) > 12

@@ -256,8 +256,11 @@ class Promotion:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.join()
+        self.wait()
         assert self.of is not None, "nobody was promoted"
+
+    def wait(self) -> None:
+        self._thread.join()
 
     def _watch(self) -> None:
         end = time.monotonic() + BACK_WITHIN

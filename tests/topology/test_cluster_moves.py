@@ -154,7 +154,7 @@ async def test_leases_and_waiters_survive_failover_of_shard(
                 old.kill()
             else:
                 old.pause()
-            await asyncio.to_thread(promotion._thread.join)
+            await asyncio.to_thread(promotion.wait)
         for service in services:
             await service.serves(since=promotion.at + 1.0)
         for name, lease in held.items():

@@ -15,7 +15,7 @@ from handfast import NoQuorum
 from handfast.embedded.resp import Connection
 from handfast.net import clock
 from handfast.testing import Server, available
-from tests.support.eventually import eventually, eventually_async
+from tests.support.eventually import eventually, eventually_async, renewal_of
 from tests.support.sync_and_async import both, connected, plain
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
@@ -158,8 +158,7 @@ async def test_lease_ends_at_deadline_while_replica_is_frozen(mode: str, master:
     async with connected(mode, master.url, replicas=1, ttl=0.8, node_timeout=0.15) as client:
         lease = await client.lock("a").acquire(wait=0)
         lost = lease.lost
-        first = lease._hold.renew_from
-        await eventually_async(lambda: lease._hold.renew_from > first)
+        await eventually_async(renewal_of(lease))
         replica.pause()
         # A renewal that was under way may still have been confirmed; from here on none is.
         eventually(lambda: lease._hold.retrying or lost.is_set(), within=3)
@@ -194,8 +193,7 @@ async def test_no_grant_waits_for_replicas_by_default(mode: str, server: Server)
     async with connected(mode, server.url, ttl=0.3) as client:
         for fence in (True, False):
             lease = await client.lock("a", fence=fence).acquire(wait=0)
-            first = lease._hold.renew_from
-            await eventually_async(lambda lease=lease, first=first: lease._hold.renew_from > first)
+            await eventually_async(renewal_of(lease))
             await lease.extend()
             assert await lease.release()
     assert (calls(server, "wait"), calls(server, "waitaof")) == (0, 0)
@@ -219,7 +217,7 @@ async def test_replica_does_not_vote_in_a_quorum(mode: str, master: Server, repl
     async with connected(mode, ["redis://127.0.0.1:1", replica.url, one.url], guard=False) as client:
         with pytest.raises(NoQuorum) as raised:
             await client.lock("a").acquire(wait=0)
-        assert raised.value.nodes[replica.url] == "is a replica, not a master: it cannot vote"
+        assert raised.value.nodes[replica.url] == "is a replica, not a master, so it cannot vote: name its master"
         assert raised.value.nodes["redis://127.0.0.1:1"] == "refused the connection"
 
 

@@ -164,7 +164,7 @@ async def without_service(group: SentinelGroup, how: str) -> dict[str, float]:
             stop(group, how)
             if how != "asked for":
                 await check_impatient(clients)
-            await asyncio.to_thread(promotion._thread.join)
+            await asyncio.to_thread(promotion.wait)
         for service in services.values():
             await service.serves(since=promotion.at + 1.0)
         for mode, lease in held.items():

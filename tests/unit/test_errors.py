@@ -151,9 +151,12 @@ def test_wrong_password_is_reported_at_once() -> None:
 
 def test_no_quorum_lists_each_node_with_its_own_reason(three: Servers, dead: str) -> None:
     urls = [*three.urls, dead, "redis://no-such-host.invalid"]
+    seen: list[handfast.Event] = []
     with handfast.connect(urls, guard=False, ttl=2) as client:
+        client.listen(seen.append)
         with client.lock("orders") as lease:
             assert len(lease.votes) == 3
+        eventually(lambda: any("host name not found" in event.outcome for event in seen), what="the resolver has replied")
         three[0].pause()
         error = refused(client)
         three[0].resume()

@@ -2,10 +2,12 @@
 
 Every granting node has stored and answered max(own counter + 1, proposal). If M nodes answered the same value, that is
 the token. Otherwise take the M smallest answers. Let t be the largest of them. The other nodes among those M are raised
-to t, if they still have the vote of this acquisition. When M nodes are at t, the token is t.
+to t, if they still have the vote of this acquisition and their counters are not above t. When M nodes are at t, the
+token is t.
 
 Order: a majority has counters >= t, and every later majority shares a node with it. Uniqueness: two majorities share a
-node that had the two owners one after the other, and that node never gives the same value twice.
+node that had the two owners one after the other, and that node never gives the same value twice. A counter above t
+shows that the acquisition lost its vote there and has got another: t may have been given to somebody else in between.
 """
 
 from __future__ import annotations
