@@ -1,4 +1,4 @@
-"""A client under Sentinel never goes back to an older master than it knows of, and waits for no sentinel without end."""
+"""A client under Sentinel never returns to a master of an older epoch, and no sentinel can make it wait without end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HELLO = "__sentinel__:hello"
 
 
 def _sentinel(master: Server, epoch: int) -> Sentinel:
-    """It names this master, under this configuration epoch."""
+    """A sentinel that names this master, with this configuration epoch."""
     sentinel = Sentinel(any_binary(), "")
     sentinel.watches = [
         ["sentinel", "monitor", NAME, "127.0.0.1", str(master.port), "2"],
@@ -43,7 +43,7 @@ def _url(*ports: int) -> str:
 
 
 class Failover:
-    """A failover of which one sentinel knows and two do not. The old master lives, cut off from the new one."""
+    """A failover that one sentinel knows and two do not. The old master lives, cut off from the new one."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.old, self.new = stack.enter_context(Servers(2))
@@ -56,7 +56,7 @@ class Failover:
         self.url = _url(self.knowing.port, *(sentinel.port for sentinel in self.lagging))
 
     def meets_new_master(self, client: handfast.Client) -> None:
-        """The client hears of the later epoch, and uses the new master."""
+        """The client learns of the later epoch, and uses the new master."""
         self.lagging[1].pause()
         lease = client.lock("warm").acquire(wait=5)
         there = self.new.command("EXISTS", "handfast:{warm}")
@@ -65,7 +65,7 @@ class Failover:
             raise RuntimeError("the client did not go to the new master at first")
 
     def hears_old_epoch(self) -> None:
-        """From now on the only sentinels that answer are those that have not heard of the failover."""
+        """From now on only the sentinels answer that do not know the failover."""
         self.knowing.pause()
         self.lagging[1].resume()
         # A client that waits for a lock is subscribed, which a server takes for another type.
@@ -212,7 +212,7 @@ else:
 def test_unreadable_sentinels_are_not_waited_for(one: Server, talk: Callable[[socket.socket], None]) -> None:
     """As with sentinels that are down: the third one is enough to find the master.
 
-    In a process of its own, where threads may fail that are not ours to see to.
+    In a separate process, because threads of redis-py may fail there.
     """
     with Impostor(talk) as first, Impostor(talk) as second, _sentinel(one, 1) as good:
         said = program(ASKING, _url(first.port, second.port, good.port))
