@@ -166,7 +166,7 @@ class Client(aio.Client):
         self.observer.failed(acquisition)
 
     def _released(self, hold: Hold) -> None:
-        if self._overtaking.pop(hold, self) is None and hold.asked & ~hold.votes:
+        if self._overtaking.pop(hold, self) is None and hold.unanswered:
             hold.release_unconfirmed = hold.may_arrive_late = True
         super()._released(hold)
 

@@ -273,7 +273,7 @@ class BaseClient(Generic[L, G]):
         """Let the watchdog release a hold whose caller is gone."""
         self._forget(hold)
         hold.give_up()
-        if hold.asked & ~hold.votes:
+        if hold.unanswered:
             # A node that has not answered may carry out the claim after the watchdog's release.
             hold.may_arrive_late = True
         dog = self._dog if self._closed else self._watchdog()

@@ -428,7 +428,7 @@ class Client(BaseClient[Lock, Lease]):
             self._idle.remove(hold.carrier)
         except ValueError:
             released = self._use_for(hold.key, release, hold)
-            if hold.asked & ~hold.votes:
+            if hold.unanswered:
                 hold.release_unconfirmed = hold.may_arrive_late = True
             return released
         return self._use_these(hold.carrier, release, hold)

@@ -203,11 +203,14 @@ def test_a_task_is_cancelled_at_every_await_of_an_acquisition_and_a_release() ->
         # The release of several names did not follow a vote that was restored for one of them.
         (1351, SEVERAL),
         (1365, SEVERAL),
+        # A vote came by a push while a claim to its node was still under way. The release, on the connections of another
+        # thread, overtook that claim.
+        (9001569, None),
         # A defect of the checks: a node that stayed stopped after the last fault counted as well.
         (5000579, STOPPED),
     ],
 )
-def test_what_was_found_once_stays_repaired(seed: int, plan: Plan) -> None:
+def test_what_was_found_once_stays_repaired(seed: int, plan: Plan | None) -> None:
     outcome = run(seed, plan)
     assert outcome.violation is None, report(outcome)
 

@@ -95,6 +95,23 @@ class Waiting:
         return run(self.queue.conclude(counted, now)) if len(counted) >= self.queue.group.need else None
 
 
+def test_hold_knows_the_nodes_whose_replies_to_claims_are_still_missing() -> None:
+    """A push may give the vote before the reply to a repeated claim. A release elsewhere could overtake that claim."""
+    waiting = Waiting()
+    waiting.queued()
+    for vote in waiting.queue.votes:
+        vote.due = 0.0
+    assert waiting.sent() == [(0, "claim"), (1, "claim"), (2, "claim")]
+    for claims in list(waiting.queue.requests):
+        for node in (0, 2):
+            claims.add(node, [0, 9000, SOMEBODY, 0, b"%d" % (EPOCH_US // SECOND), b"0", b""])
+    for node in range(3):
+        waiting.yours(node, stamp=9)
+    hold = waiting.hold()
+    assert hold is not None
+    assert hold.claims_under_way == hold.unanswered == 0b010
+
+
 # -- rule 1 ------------------------------------------------------------------------------------------------------------
 
 

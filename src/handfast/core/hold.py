@@ -92,6 +92,8 @@ class Hold(LockKeys):
     """The hold was a lease that its caller can no longer release, so the watchdog releases it."""
     claimed = 0
     """Nodes, as bits, in whose queues the acquisition waited: a claim may be left there."""
+    claims_under_way = 0
+    """Nodes, as bits, that had not answered a claim when the hold was made, whether they have given their vote or not."""
     reserved_tokens = 0
     """In a cohort: tokens beyond its own, for the holds that follow it."""
     handovers = 0
@@ -212,6 +214,11 @@ class Hold(LockKeys):
         """Add the vote of a node that granted after the majority was reached."""
         self.votes |= 1 << node
 
+    @property
+    def unanswered(self) -> int:
+        """Nodes, as bits, that may carry out a request of the acquisition after its release on another connection."""
+        return self.asked & ~self.votes | self.claims_under_way
+
     def is_on(self, node: int) -> bool:
         """Whether a vote or a claim of this hold may be on the node."""
         return bool((self.votes | self.claimed) >> node & 1)
@@ -258,6 +265,8 @@ class Hold(LockKeys):
         hold.turn = self.turn
         hold.healed = self.healed
         hold.carrier, hold.asked = self.carrier, self.asked
+        if self.claims_under_way:
+            hold.claims_under_way = self.claims_under_way
         hold.standstills = self.standstills
         if self.token:
             hold.token += 1

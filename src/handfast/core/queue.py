@@ -104,6 +104,7 @@ class NodeVote:
         "stamp",
         "to_yield",
         "token",
+        "unanswered",
         "yielded",
         "yielded_at",
     )
@@ -130,6 +131,8 @@ class NodeVote:
         """When the node answered that claim, on the node's clock."""
         self.due = 0.0
         """When to claim again."""
+        self.unanswered = 0
+        """The number of claims and yields without a reply. A push may give the vote before the reply to a claim comes."""
 
 
 class _ClaimReplies:
@@ -154,6 +157,8 @@ class _ClaimReplies:
         queue, vote = self._queue, reply if type(reply) is Fault else self._read(node, reply)
         self._unanswered -= 1
         if queue is not None:
+            if type(vote) is not Fault:  # after a fault the claim may still be under way
+                queue.votes[node].unanswered -= 1
             if not self._unanswered:
                 queue.requests.discard(self)
             queue.on_reply(node, vote, self._sent)
@@ -356,7 +361,9 @@ class ServerQueue:
         payloads: list[bytes | None] = [None] * self.group.n
         for node in nodes:
             payload = self._due_payload(node, now)
-            payloads[node] = payload if payload is None else before + payload
+            if payload is not None:
+                payloads[node] = before + payload
+                self.votes[node].unanswered += 1
         asked = sum(1 for payload in payloads if payload is not None)
         if asked:
             replies = _ClaimReplies(self, now, asked, width)
@@ -432,6 +439,7 @@ class ServerQueue:
         votes, since = sum(1 << node for node in counted), deadline - timing.validity
         hold = make_hold(acquisition, deadline, since, votes, token, self.standstills)
         hold.claimed = self.claimed
+        hold.claims_under_way = sum(1 << node for node, vote in enumerate(self.votes) if vote.unanswered)
         if timing.copies is not None and not await self._copied(hold):
             raise CopiesMissing(self.explain)
         return hold
