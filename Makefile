@@ -40,9 +40,9 @@ unit: .venv/ready .venv/peers/python
 	$(BIN)/python -m compileall -q src sim lab
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-# The whole ladder of the flash sale, as a test.
+# All rungs of the flash sale, as a test.
 lab: .venv/ready
-	HANDFAST_LADDER=1 $(BIN)/python -m pytest -p no:xdist tests/lab/test_rungs.py -k whole
+	HANDFAST_ALL_RUNGS=1 $(BIN)/python -m pytest -p no:xdist tests/lab/test_rungs.py -k all_rungs
 
 # Also what takes seconds, on every kind of server, and longer histories.
 test-long: .venv/ready peers

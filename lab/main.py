@@ -23,7 +23,7 @@ from lab.frontend import Kind, nginx_found
 from lab.ledger import Score
 from lab.load import ab_found, in_words
 from lab.rung import Rung, Scenario
-from lab.rungs import LADDER, scenarios_of
+from lab.rungs import RUNGS, scenarios_of
 from lab.runner import Runner
 from lab.server import Page, listen
 from lab.terminal import EXPLANATION, Bars, facts, table
@@ -78,7 +78,7 @@ def _checked(options: Options) -> list[tuple[type[Rung], Scenario]]:
     try:
         return [pair for name in wanted for pair in scenarios_of(name)]
     except KeyError as error:
-        names = ", ".join(rung.name for rung in LADDER)
+        names = ", ".join(rung.name for rung in RUNGS)
         raise LabError(f"there is no rung called {error}; there are {names}") from None
 
 

@@ -13,7 +13,7 @@ from lab.environment import NODES, Environment, Plan
 from lab.ledger import Score
 from lab.run import Run
 from lab.rung import TTL, Rung, Scenario
-from lab.rungs import LADDER
+from lab.rungs import RUNGS
 
 __all__ = ["Runner"]
 
@@ -136,7 +136,7 @@ class Runner:
             "finished": self.finished,
             "error": self.error,
             "settings": self.settings(),
-            "rungs": [_described(number, rung) for number, rung in enumerate(LADDER, 1)],
+            "rungs": [_described(number, rung) for number, rung in enumerate(RUNGS, 1)],
             "scores": {name: asdict(score) for name, score in self.scores.items()},
             "unjudged": {name: asdict(score) for name, score in self.unjudged.items()},
             "live": self.run.live() if self.run else None,

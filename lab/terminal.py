@@ -17,7 +17,7 @@ from rich.text import Text
 
 from lab.ledger import Score
 from lab.run import Run
-from lab.rungs import LADDER, scenarios_of
+from lab.rungs import RUNGS, scenarios_of
 
 __all__ = ["EXPLANATION", "Bars", "VerdictBar", "facts", "table"]
 
@@ -121,7 +121,7 @@ def _table(scores: list[Score], dropped: int, wide: bool) -> Table:
     last = (None, -2, -3)[dropped]
     for column in ("sold", "over\nsold", "lost", "stuck\ns", "orders\n/s", "p50\nms", "p99\nms")[:last]:
         shown.add_column(column, justify="right", no_wrap=True)
-    titles = {f"{rung.name}/{scenario.name}": scenario.title for rung in LADDER for scenario in rung.scenarios}
+    titles = {f"{rung.name}/{scenario.name}": scenario.title for rung in RUNGS for scenario in rung.scenarios}
     for score in scores:
         numbers = (
             str(score.sold),

@@ -288,18 +288,7 @@ class SimIO(PushRouter):
 
     async def broadcast(self, payloads: Payloads, collector: Collector, timeout: float) -> None:
         waiter = collector.waiter = Waiter()
-        if self.up < len(self.links):
-            self._start()
-        for link in self.links:
-            payload = payload_for(payloads, link.index)
-            if payload is None:
-                continue
-            if link.connection is not None:
-                link.request(payload, collector)
-            elif link.trying is not None:
-                link.backlog.append((payload, collector))
-            else:
-                link.answer(collector)
+        self._request_each(payloads, collector, keep=True)
         if collector.decided or waiter.over:
             waiter.over = True
         else:
@@ -316,6 +305,10 @@ class SimIO(PushRouter):
                 link.answer(collector)
 
     def send(self, payloads: Payloads, collector: Collector) -> None:
+        self._request_each(payloads, collector, keep=False)
+
+    def _request_each(self, payloads: Payloads, collector: Collector, *, keep: bool) -> None:
+        """Send each node its payload. `keep`: for nodes that are being connected, keep it until they are."""
         if self.up < len(self.links):
             self._start()
         for link in self.links:
@@ -324,6 +317,8 @@ class SimIO(PushRouter):
                 continue
             if link.connection is not None:
                 link.request(payload, collector)
+            elif keep and link.trying is not None:
+                link.backlog.append((payload, collector))
             else:
                 link.answer(collector)
 

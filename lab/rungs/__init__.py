@@ -22,9 +22,9 @@ from lab.rungs import (
     r14_cohort,
 )
 
-__all__ = ["LADDER", "scenarios_of", "rung_named"]
+__all__ = ["RUNGS", "scenarios_of", "rung_named"]
 
-LADDER: Final[tuple[type[Rung], ...]] = (
+RUNGS: Final[tuple[type[Rung], ...]] = (
     r01_no_lock.NoLock,
     r02_mutex.Mutex,
     r03_setnx.Setnx,
@@ -43,7 +43,7 @@ LADDER: Final[tuple[type[Rung], ...]] = (
 
 
 def rung_named(name: str) -> type[Rung]:
-    for rung in LADDER:
+    for rung in RUNGS:
         if rung.name == name:
             return rung
     raise KeyError(name)
@@ -53,7 +53,7 @@ def scenarios_of(name: str) -> list[tuple[type[Rung], Scenario]]:
     """The scenarios that `name` selects: "all", a rung's name, or "rung/scenario". KeyError if there is none."""
     found: list[tuple[type[Rung], Scenario]] = [
         (rung, scenario)
-        for rung in LADDER
+        for rung in RUNGS
         for scenario in rung.scenarios
         if name in ("all", rung.name, f"{rung.name}/{scenario.name}")
     ]

@@ -159,7 +159,7 @@ def test_environment_has_name_and_token_and_nothing_else(one: Server) -> None:
     assert one.command("GET", f"{KEY}:f") == token.encode()
 
 
-def test_command_has_no_descriptors_of_ours(one: Server) -> None:
+def test_command_inherits_no_descriptors(one: Server) -> None:
     ended = handfast_command("exec", "job", "--url", one.url, "--", "ls", "/proc/self/fd")
     assert ended.stdout.split() == ["0", "1", "2", "3"]  # the last is that of ls
 
@@ -348,7 +348,7 @@ def test_loss_after_the_commands_end_does_not_change_its_status(one: Server, tmp
         assert process.wait(WITHIN) == 7
 
 
-def test_loss_that_only_the_release_notices_is_told(one: Server, tmp_path: Path) -> None:
+def test_loss_that_only_the_release_notices_is_reported(one: Server, tmp_path: Path) -> None:
     go = tmp_path / "go"
     script = f"echo ready; while [ ! -e {go} ]; do sleep 0.02; done; exit 7"
     with started("exec", "job", "--url", one.url, "--ttl", "30s", "--", "sh", "-c", script) as process:
@@ -409,7 +409,7 @@ while True:
 """
 
 
-def test_signals_of_the_terminal_are_told_from_those_of_processes() -> None:
+def test_signals_of_terminal_and_of_processes_are_distinguished() -> None:
     """The kernel merges a signal with the same one that is not delivered yet, so a second Ctrl-C would seldom show."""
     with terminal(command=python(TELLS)) as screen:
         screen.expect("ready")

@@ -110,7 +110,7 @@ def test_first_waiter_is_contention(board: Board) -> None:
     assert told(board, snapshot(100, lock()), snapshot(101, lock(ttl=9, waiters=2))) == [("contended", "orders")]
 
 
-def test_contention_is_told_once_while_it_lasts(board: Board) -> None:
+def test_contention_is_reported_once_while_it_lasts(board: Board) -> None:
     before, after = lock(waiters=2), lock(owner="bob", token=8, since=0.5, waiters=1)
     assert told(board, snapshot(100, before), snapshot(101, after)) == [("acquired", "orders")]
 
@@ -125,7 +125,7 @@ def test_vote_of_a_node_that_did_not_answer_is_not_healed(board: Board) -> None:
     assert told(board, snapshot(100, lock(votes="yye")), snapshot(101, lock(ttl=9))) == []
 
 
-def test_node_that_goes_and_returns_is_told(board: Board) -> None:
+def test_node_that_goes_and_returns_is_reported(board: Board) -> None:
     gone = snapshot(101, lock(ttl=9, votes="yye"), faults={"redis://c": "connection refused"})
     assert told(board, snapshot(100, lock()), gone) == [("node down", "redis://c")]
     assert told(board, snapshot(102, lock(ttl=8))) == [("node up", "redis://c")]
@@ -153,7 +153,7 @@ def test_many_lines_of_a_kind_become_one(board: Board) -> None:
     assert news.tape[-1]["text"] == "3 more"
 
 
-def test_quarantine_and_its_end_are_told_once(board: Board) -> None:
+def test_quarantine_and_its_end_are_reported_once(board: Board) -> None:
     def examined(level: str) -> list[tuple[str, str]]:
         board.examined([Check("redis://c", "guard", level, "in quarantine for another 3 s")], 100)  # type: ignore[arg-type]
         return told(board, snapshot(100))

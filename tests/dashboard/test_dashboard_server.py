@@ -370,7 +370,7 @@ def test_token_in_the_address_becomes_a_cookie(one: Server) -> None:
         ("[", 421),
     ],
 )
-def test_name_that_somebody_points_here_is_refused(page: Dashboard, host: str, status: int) -> None:
+def test_unknown_host_name_is_refused(page: Dashboard, host: str, status: int) -> None:
     """DNS rebinding: the browser takes the dashboard for the attacker's own page."""
     for path in ("", "api/events", "static/app.js"):
         with httpx.stream("GET", page.url + path, headers={"Host": f"{host}:{page._port}"}) as answer:

@@ -22,11 +22,10 @@ class Peer(Protocol):
     def release(self) -> None: ...
 
 
-class RedisPy:
-    def __init__(self, port: int, name: str) -> None:
-        import redis
+class BlockingLock:
+    """A lock object whose acquire() waits, unless it gets blocking=False."""
 
-        self.lock = redis.Redis(port=port).lock(name, timeout=TTL)
+    lock: Any
 
     def try_it(self) -> bool:
         return bool(self.lock.acquire(blocking=False))
@@ -38,24 +37,22 @@ class RedisPy:
         self.lock.release()
 
 
-class Pottery:
+class RedisPy(BlockingLock):
+    def __init__(self, port: int, name: str) -> None:
+        import redis
+
+        self.lock = redis.Redis(port=port).lock(name, timeout=TTL)
+
+
+class Pottery(BlockingLock):
     def __init__(self, port: int, name: str) -> None:
         import pottery
         import redis
 
         self.lock = pottery.Redlock(key=name, masters={redis.Redis(port=port)}, auto_release_time=TTL)
 
-    def try_it(self) -> bool:
-        return bool(self.lock.acquire(blocking=False))
 
-    def wait(self) -> None:
-        self.lock.acquire()
-
-    def release(self) -> None:
-        self.lock.release()
-
-
-class PythonRedisLock:
+class PythonRedisLock(BlockingLock):
     def __init__(self, port: int, name: str) -> None:
         import redis
         import redis_lock
@@ -64,15 +61,9 @@ class PythonRedisLock:
         # A waiter looks again only after its own expiry, so that is short here. Renewal keeps the lock.
         self.waiter = redis_lock.Lock(redis.StrictRedis(port=port), name, expire=1, auto_renewal=True)
 
-    def try_it(self) -> bool:
-        return bool(self.lock.acquire(blocking=False))
-
     def wait(self) -> None:
         self.waiter.acquire()
         self.lock = self.waiter
-
-    def release(self) -> None:
-        self.lock.release()
 
 
 class RedlockPy:

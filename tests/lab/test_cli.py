@@ -23,7 +23,7 @@ from lab.ledger import Ledger, Score, score
 from lab.load import Tally
 from lab.run import Run
 from lab.rung import Verdict
-from lab.rungs import LADDER
+from lab.rungs import RUNGS
 from lab.rungs.r01_no_lock import NoLock
 from lab.terminal import EXPLANATION, Bars, VerdictBar, facts, table
 from tests.lab.conftest import Lab
@@ -123,7 +123,7 @@ def _scores(evidence: list[str]) -> list[Score]:
     seen = Ledger([100_000], 0.0), Tally(ended=100.0, times=[12.345]), (0, {str(order) for order in range(123_456)})
     return [
         score(f"{rung.name}/{scenario.name}", scenario, *seen, 100.0, evidence)
-        for rung in LADDER
+        for rung in RUNGS
         for scenario in rung.scenarios
     ]
 
@@ -158,7 +158,7 @@ def test_tables_have_verdict_first_and_mark_handfast(
     out = _printed(show, scores, columns)
     found = re.findall(r"^ *(BROKEN|oversold\??|stuck\??) +(\* )?([a-z-]+)/[a-z-]+", out, re.MULTILINE)
     assert [(name, bool(star)) for _, star, name in found] == [
-        (rung.name, rung.handfast) for rung in LADDER for _ in rung.scenarios
+        (rung.name, rung.handfast) for rung in RUNGS for _ in rung.scenarios
     ]
     if show is facts:
         assert len(re.findall(r"^ +and one more *$", out, re.MULTILINE)) == len(scores)
@@ -248,4 +248,4 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         "--serve",
     ):
         assert option in out
-    assert len(LADDER) == 14
+    assert len(RUNGS) == 14

@@ -19,7 +19,7 @@ import pytest
 
 from lab.__main__ import main
 from lab.environment import Plan
-from lab.rungs import LADDER, scenarios_of
+from lab.rungs import RUNGS, scenarios_of
 from tests.support.translation import assert_same_structure
 
 ROOT = Path(__file__).parents[2]
@@ -59,14 +59,14 @@ def _rows(name: str) -> dict[str, list[str]]:
 @both
 def test_rungs_have_sections_in_ladder_order(name: str) -> None:
     headings = [RUNG.search(heading) for heading, _ in _sections(name)]
-    told = [(int(heading[1]), heading[2]) for heading in headings if heading]
-    assert told == [(number, rung.name) for number, rung in enumerate(LADDER, 1)]
+    sections = [(int(heading[1]), heading[2]) for heading in headings if heading]
+    assert sections == [(number, rung.name) for number, rung in enumerate(RUNGS, 1)]
 
 
 @both
 def test_section_links_file_of_its_rung(name: str) -> None:
     sections = _rung_sections(name)
-    for rung in LADDER:
+    for rung in RUNGS:
         assert f"rungs/{Path(inspect.getfile(rung)).name})" in sections[rung.name]
 
 
@@ -86,7 +86,7 @@ def test_quoted_code_is_in_linked_file(name: str) -> None:
         for block in re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
             assert any(_has_lines(path, block) for path in files), f"{heading}: {block}"
             quoting.add(heading)
-    assert len(quoting) == len(LADDER) + 1  # the rungs and the shop
+    assert len(quoting) == len(RUNGS) + 1  # the rungs and the shop
 
 
 def _has_lines(path: Path, block: str) -> bool:
@@ -118,7 +118,7 @@ def test_make_targets_exist(name: str) -> None:
 @both
 def test_table_rows_are_complete_and_consistent(name: str) -> None:
     rows = _rows(name)
-    scenarios = {f"{rung.name}/{scenario.name}": scenario for rung in LADDER for scenario in rung.scenarios}
+    scenarios = {f"{rung.name}/{scenario.name}": scenario for rung in RUNGS for scenario in rung.scenarios}
     assert list(rows) == list(scenarios)
     for scenario, (sold, oversold, left, *_, verdict) in rows.items():
         assert verdict == VERDICTS[name][scenarios[scenario].expect], scenario

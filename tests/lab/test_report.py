@@ -11,7 +11,7 @@ pytest.importorskip("playwright", reason="pip install playwright")
 from lab.ledger import Ledger, Mark, score
 from lab.load import Tally
 from lab.report import html
-from lab.rungs import LADDER
+from lab.rungs import RUNGS
 from tests.lab.browser import chromium, window
 
 HANDFAST = {"guarded", "fenced", "segments", "cohort"}
@@ -21,7 +21,7 @@ WIDTHS = "[document.documentElement.scrollWidth, ...['scrollWidth', 'clientWidth
 def test_report_table_scrolls_in_its_box_on_phone(tmp_path: Path) -> None:
     ledger = Ledger([100], 0.0, marks=[Mark(0.5, "w1 is paused <SIGSTOP>")])
     facts = ledger, Tally(ended=2.0, times=[0.07]), (100, set[str]()), 2.0, ["o1 was late"]
-    scores = [score(f"{rung.name}/{scenario.name}", scenario, *facts) for rung in LADDER for scenario in rung.scenarios]
+    scores = [score(f"{rung.name}/{scenario.name}", scenario, *facts) for rung in RUNGS for scenario in rung.scenarios]
     (tmp_path / "report.html").write_text(html(scores, {"stock": 100}), encoding="utf-8")
     with chromium() as browser, window(browser, width=380) as page:
         page.goto((tmp_path / "report.html").as_uri())

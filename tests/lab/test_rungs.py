@@ -14,7 +14,7 @@ from lab.environment import Plan
 from lab.frontend import nginx_found
 from lab.ledger import Score
 from lab.run import Run
-from lab.rungs import LADDER, scenarios_of
+from lab.rungs import RUNGS, scenarios_of
 from lab.runner import Runner
 from lab.shop import window
 
@@ -141,9 +141,9 @@ def test_redis_keys_show_stock_during_sale(plan: Plan, name: str, stripes: int) 
 
 
 def test_rungs_have_stories_and_unique_scenario_names() -> None:
-    names = [f"{rung.name}/{scenario.name}" for rung in LADDER for scenario in rung.scenarios]
+    names = [f"{rung.name}/{scenario.name}" for rung in RUNGS for scenario in rung.scenarios]
     assert len(set(names)) == len(names)
-    for rung in LADDER:
+    for rung in RUNGS:
         assert len(rung.story()) > 100
         assert f"class {rung.__name__}" in rung.source()
         assert all(scenario.fault_text for scenario in rung.scenarios)
@@ -151,8 +151,8 @@ def test_rungs_have_stories_and_unique_scenario_names() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.skipif("HANDFAST_LADDER" not in os.environ, reason="the whole ladder is run by `make lab`")
-def test_whole_ladder() -> None:
+@pytest.mark.skipif("HANDFAST_ALL_RUNGS" not in os.environ, reason="all rungs are run by `make lab`")
+def test_all_rungs() -> None:
     scores = _run(Plan(frontend="nginx" if nginx_found() else "built-in"), "all")
     for score in scores.values():
         _check_consistent(score)

@@ -706,7 +706,7 @@ def _echo_twice(server: Server) -> Callable[[socket.socket], None]:
 
 
 @both
-async def test_silent_node_among_three_delays_nobody(mode: str, three: Servers) -> None:
+async def test_silent_node_among_three_delays_no_caller(mode: str, three: Servers) -> None:
     with Impostor.silent() as silent:
         async with connected(mode, [*three.urls[:2], silent.url], guard=False) as client:
             began = time.monotonic()

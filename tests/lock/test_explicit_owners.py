@@ -71,9 +71,9 @@ def test_release_after_healing_does_not_end_next_acquisition(three: Servers, opt
     options = {"node_timeout": 0.2, "max_ttl": 5.0, **options}
     with handfast.connect(three.urls, **options) as client, handfast.connect(three.urls, **options) as other:
         handfast.bootstrap(client)
-        for turn in range(8):
+        for turn in range(6):
             name = f"a-{turn}"
-            lock = client.lock(name, owner="job", ttl=0.5)
+            lock = client.lock(name, owner="job", ttl=1.5)
             with lock:
                 loses_vote(three[0], f"handfast:{{{name}}}" if options.get("fence", True) else name)
             held = lock.acquire(wait=1)

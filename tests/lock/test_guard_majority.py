@@ -44,7 +44,7 @@ def test_client_with_other_max_ttl_does_not_stop_right_clients(three: Servers) -
         lease.release()
 
 
-def test_node_that_wrong_client_met_first_votes_again(three: Servers) -> None:
+def test_node_that_wrong_client_marked_first_votes_again(three: Servers) -> None:
     _wrong_client_meets_restarted_node(three)
     with handfast.connect(three.urls, **RIGHT) as client:
 

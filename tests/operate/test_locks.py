@@ -57,7 +57,7 @@ def test_lists_every_kind_of_name(server: Server) -> None:
         }
 
 
-def test_tells_who_holds_the_lock(server: Server) -> None:
+def test_lock_info_names_the_holder(server: Server) -> None:
     with handfast.connect(server.url, label="tests", ttl=10) as client, Deployment(server.url) as deployment:
         lease = client.lock("a").acquire()
         with waiting(client, "a"):
@@ -78,7 +78,7 @@ def test_tells_who_holds_the_lock(server: Server) -> None:
             lease.release()
 
 
-def test_explicit_owner_and_unfenced_lock_are_told_apart(one: Server) -> None:
+def test_explicit_owner_and_unfenced_lock_are_distinguished(one: Server) -> None:
     with handfast.connect(one.url) as client, Deployment(one.url) as deployment:
         shared = client.lock("shared", owner="me:and:you").acquire()
         unfenced = client.lock("unfenced", fence=False).acquire()
@@ -132,7 +132,7 @@ def test_quorum_shows_the_vote_of_each_node(quorum: handfast.Client, five: Serve
         assert "refused the connection" in info.votes[1].error
 
 
-def test_minority_is_told_from_a_majority(quorum: handfast.Client, five: Servers) -> None:
+def test_minority_is_distinguished_from_a_majority(quorum: handfast.Client, five: Servers) -> None:
     with Deployment(five.urls) as deployment:
         for server in list(five)[3:]:
             server.command("SET", "handfast:{a}", "somebody", "PX", 60000)

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+from tests.support.named_tests import TESTS, defined_tests, named_tests
 
-TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs" / "evidence.md"
-NAMED = re.compile(r"`(test_\w+)::(test_\w+)`")
 SECTION = "## What a review broke"
-
-
-def defined() -> set[tuple[str, str]]:
-    """Every test there is, by file and name."""
-    return {
-        (path.stem, name)
-        for path in TESTS.glob("*/test_*.py")
-        for name in re.findall(r"^(?:async )?def (test_\w+)\(", path.read_text(), re.MULTILINE)
-    }
 
 
 def rows() -> list[list[str]]:
@@ -27,9 +15,9 @@ def rows() -> list[list[str]]:
 
 
 def test_every_named_test_exists() -> None:
-    named = set(NAMED.findall(DOCS.read_text()))
+    named = named_tests(DOCS.read_text())
     assert len(named) > 30
-    assert named - defined() == set()
+    assert named - defined_tests() == set()
 
 
 def test_every_repaired_defect_names_cause_and_test() -> None:
@@ -38,4 +26,4 @@ def test_every_repaired_defect_names_cause_and_test() -> None:
         assert len(rest) == 2, broke
         remedy, tests = rest
         assert remedy, broke
-        assert NAMED.findall(tests), broke
+        assert named_tests(tests), broke

@@ -44,7 +44,7 @@ def test_a_test_that_a_mutant_names_exists(name: str) -> None:
     assert re.search(rf"^(?:async )?def {test}\(", (ROOT / file).read_text(), re.MULTILINE)
 
 
-def test_a_mutant_is_what_everybody_runs_who_has_imported_it() -> None:
+def test_every_module_that_imported_a_function_runs_its_mutant() -> None:
     with MUTANTS["majority-off-by-one"].alive():
         assert majority(5) == 2
     assert majority(5) == 3

@@ -144,7 +144,7 @@ def test_a_waiter_that_finds_its_own_vote_keeps_its_ticket() -> None:
     assert record.claim.ticket == 1_800_000_000_200_000
 
 
-def test_the_next_waiter_is_told_to_look_earlier() -> None:
+def test_next_waiter_gets_push_to_look_earlier() -> None:
     """The new holder may hang, and its ttl ends long before the ttl of the holder that the waiter knows."""
     script, holder, short, waiter = Script("holder", "short", "waiter"), *map(someone, ("holder", "short", "waiter"))
     script.claim(holder, 5, 30_000)

@@ -85,7 +85,7 @@ def test_the_table_names_faults_that_can_be_switched_on() -> None:
     assert {switch for fault in SIMULATED.values() for switch in fault.switches} <= set(FAULTS)
 
 
-def test_the_simulated_faults_are_those_that_are_promised() -> None:
+def test_all_promised_faults_are_simulated() -> None:
     """All faults that the list marks as simulated."""
     promised = {1, 2, 3, 4, 5, 6, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 24, 25, 30, 31, 32, 36, 39, 40, 41}
     assert set(SIMULATED) == promised
@@ -213,7 +213,16 @@ def test_what_was_found_once_stays_repaired(seed: int, plan: Plan) -> None:
     assert outcome.violation is None, report(outcome)
 
 
-def test_after_a_majority_has_restarted_nobody_is_granted_anything_for_Q_and_then_soon() -> None:
+def test_claim_that_arrives_behind_the_watchdogs_release_is_released_once_more() -> None:
+    """Without that, about one of five of these seeds finds a vote that a dropped lease has left behind."""
+    faults = ("dropped lease", "distance", "slow network", "stop at a hand-over")
+    plan = QUORUM._replace(names=("a",), renew=True, think=0.3, work=0.1, faults=faults)
+    for seed in range(8, 20):
+        outcome = run(seed, plan)
+        assert outcome.violation is None, report(outcome)
+
+
+def test_no_grant_for_Q_after_restart_of_majority_and_grants_soon_after() -> None:
     """Fault 11: unavailable for Q, and until clients look again."""
     plan = QUORUM._replace(
         names=("a",), think=0.1, work=0.02, faults=("majority restart",), fault_seconds=20.0, clients=2

@@ -85,6 +85,6 @@ def test_clean_needs_a_finished_search() -> None:
 
 
 @pytest.mark.parametrize("text", ["", SUMMARY.format(depth=30, errors=1, states=12)])
-def test_output_that_nobody_understands_is_an_error(text: str) -> None:
+def test_unreadable_output_is_an_error(text: str) -> None:
     with pytest.raises(check.ToolFailedError):
         check.read_output(text, 0)

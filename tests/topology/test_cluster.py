@@ -1,4 +1,4 @@
-"""Locks on a cluster: each on the node of its slot, wherever that goes."""
+"""Locks on a cluster: each on the node that has its slot, also after the slot moves."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_locks_are_on_all_shards_and_follow_their_slots(kind: str) -> None
 
 
 async def check_all_shards(cluster: Cluster, client: Any, rival: Any, mode: str) -> None:
-    """Each lock is on its node, and there it excludes, is waited for and handed on."""
+    """Each lock is on its node, where it excludes others and is handed over to waiters."""
     names = [f"{mode}-{number}" for number in range(9)]
     leases = {name: await client.lock(name).acquire(wait=5) for name in names}
     homes = {name: cluster.node_for(key_of(name)) for name in names}
@@ -183,7 +183,7 @@ async def test_joined_node_is_used_and_removed_node_is_not(sharded: Cluster) -> 
             go.begin()
             while go.step(100):
                 pass
-            # A node without slots becomes a replica when it learns of the move, sometimes before it is told.
+            # A node without slots becomes a replica when it learns of the move, sometimes before the command.
             source.command("CLUSTER", "SETSLOT", slot, "NODE", source.id)
             newcomer.wait_for(lambda: newcomer.info("role") == "slave", within=20)
             go.finish()
@@ -221,7 +221,7 @@ async def test_many_leases_are_renewed_with_few_writes_to_each_node(sharded: Clu
         renewals = [commands_executed(m)["evalsha"] - before for m, before in zip(sharded.masters, began, strict=True)]
         assert sum(renewals) >= count
         read = [int(m.info("total_reads_processed")) - before for m, before in zip(sharded.masters, reads, strict=True)]
-        # Some are those of replication, of the bus and of our own looks; one for each renewal would be a hundred more.
+        # Some belong to replication, to the bus and to this test; one for each renewal would be a hundred more.
         assert all(each > 50 for each in renewals), renewals
         assert all(each < 60 for each in read), read
         assert [lease for lease in leases if not lease.valid] == []

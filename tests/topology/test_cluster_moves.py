@@ -1,4 +1,4 @@
-"""A cluster whose slots move and whose masters change, while locks are held and waited for."""
+"""A cluster whose slots move and whose masters change, while locks have holders and waiters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TAG = "{t}"
 
 @both
 async def test_fenced_lock_waits_until_slot_has_moved(mode: str, sharded: Cluster) -> None:
-    """Its two keys may be on different nodes: the cluster says TRYAGAIN, and that is said, or waited out."""
+    """Its two keys may be on different nodes: the error names the reply TRYAGAIN, or the wait outlasts it."""
     name = TAG + mode
     slot, target = slot_and_target(sharded, key_of(name))
     async with connected(mode, sharded.url) as client:
@@ -90,7 +90,7 @@ async def test_lease_is_renewed_while_its_slot_moves(sharded: Cluster) -> None:
 
 @plain
 async def test_waiter_is_woken_after_slot_has_moved(sharded: Cluster) -> None:
-    """Of each kind of lock and of both clients two, in the order of their coming; nobody has to wait for an expiry."""
+    """Two waiters of each kind of lock and of both clients, in order of arrival; no waiter has to wait for an expiry."""
     ttl = 20.0
     slot, target = slot_and_target(sharded, TAG)
     with handfast.connect(sharded.url, ttl=ttl) as holder:
@@ -214,7 +214,7 @@ async def test_stale_replica_without_replicas_option_grants_lock_twice(sharded: 
 
 @plain
 async def test_cluster_that_is_down_is_outage_until_it_returns(sharded: Cluster) -> None:
-    """Two of three masters dead: the third has no majority, and serves nothing either."""
+    """Two of three masters are dead: the third has no majority, and serves nothing either."""
     first, second, third = sharded.masters
     async with both_clients(sharded.url) as clients:
         name = name_on(sharded, third)
@@ -224,7 +224,7 @@ async def test_cluster_that_is_down_is_outage_until_it_returns(sharded: Cluster)
         first.kill()
         third.wait_for(lambda: isinstance(third, ClusterNode) and third.state() == "fail", within=20)
         for client in clients.values():
-            # The first may still have met those that were just killed.
+            # The first try may still have reached a node that was just killed.
             for _ in range(5):
                 got = await attempt_in_background(client.lock(name), wait=0.2)
                 assert isinstance(got.error, NoQuorum), got

@@ -1,4 +1,4 @@
-"""Sentinels and cluster nodes are asked under TLS as servers are: the certificate has to be theirs."""
+"""Discovery asks sentinels and cluster nodes under TLS like servers: their certificates are verified."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
-# -- a host that is not who it says it is ------------------------------------------------------------------------------
+# -- a host with another host's certificate ----------------------------------------------------------------------------
 
 
 class Stranger(Impostor):
-    """It has a certificate of the right authority, for another name; and keeps what it is told."""
+    """It has a certificate of the right authority, for another name, and keeps the bytes that it receives."""
 
     def __init__(self, files: TlsFiles) -> None:
         self.told = bytearray()
@@ -101,7 +101,7 @@ def test_no_password_is_sent_to_host_with_certificate_of_another(url: str, autho
         with running(LOCKING, place, age) as client:
             while stranger.met < 4:
                 if client.ask("0.2") == "held":
-                    raise RuntimeError("there is nobody who could grant anything")
+                    raise RuntimeError("no server could grant anything")
         assert PASSWORD.encode() not in stranger.told, "the password was sent"
 
 
@@ -115,11 +115,11 @@ def test_no_password_is_sent_to_host_with_certificate_of_another(url: str, autho
         ({"ssl_check_hostname": False}, False),
     ],
 )
-def test_redis_py_is_told_whether_to_compare_host_names(options: dict[str, Any], compared: bool) -> None:
+def test_redis_py_gets_the_host_name_option(options: dict[str, Any], compared: bool) -> None:
     assert checking(options)["ssl_check_hostname"] is compared
 
 
-# -- real servers, which are who they say they are ---------------------------------------------------------------------
+# -- real servers with their own certificates ---------------------------------------------------------------------------
 
 
 class SecuredSentinel(Sentinel):

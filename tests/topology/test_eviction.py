@@ -1,4 +1,4 @@
-"""A server that may evict keys may evict locks: it is reported, wherever and whenever that is so."""
+"""A server that may evict keys may evict locks: it is reported, in every topology and after every change."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def evicting(servers: list[Server]) -> Iterator[None]:
 
 
 def renewal_at(server: Server) -> Callable[[], bool]:
-    """Whether the watchdog has put off the end of the lock's key since the last look: then it is connected there."""
+    """Whether the watchdog has renewed the lock's key since the last call, which shows that it is connected there."""
     ends = 1 << 52
 
     def look() -> bool:

@@ -1,4 +1,4 @@
-"""What a server refuses is reported as it is, and waited for only where waiting helps."""
+"""The refusals of a server are reported as they are, and a caller waits only if that helps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not available(), reason="no server binary on thi
 
 @pytest.fixture
 def full() -> Iterator[tuple[Server, ExitStack]]:
-    """A server that has as many clients as it takes, and what ends their connections."""
+    """A server with its maximum of clients, and a function that closes their connections."""
     with Server(config={"maxclients": "4"}) as server, ExitStack() as connections:
         for _ in range(4):
             connections.enter_context(server.connect())
@@ -36,7 +36,7 @@ def locked() -> Iterator[Server]:
 
 
 def _refusal(url: str, wait: float, **options: Any) -> tuple[str, float]:
-    """What the error of an acquisition says, and how long it took."""
+    """The text of an acquisition's error, and how long it took."""
     began = time.monotonic()
     with handfast.connect(url) as client:
         error = attempt(client.lock("a", **options), wait=wait)

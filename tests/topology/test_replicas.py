@@ -1,4 +1,4 @@
-"""One replicated master: a grant that asked for copies waits for them, and is taken back where they do not come."""
+"""One replicated master: a grant that needs copies waits for them, and is taken back without them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _pair(request: pytest.FixtureRequest) -> Iterator[tuple[Server, Server]]:
 
 
 def in_step(master: Server) -> None:
-    """Wait until the replica confirms what it is sent."""
+    """Wait until the replica confirms writes."""
     with Connection(("127.0.0.1", master.port), timeout=10) as link:
         link.command("SET", "step", "1")
         assert link.command("WAIT", 1, 9000) == 1
@@ -105,7 +105,7 @@ async def test_grant_without_its_replica_is_refused_and_undone(mode: str, master
 @on_one_kind
 @both
 async def test_missing_replica_is_reported_for_short_leases(mode: str, master: Server, replica: Server) -> None:
-    """An idle server looks at the clock of WAIT ten times a second; the answer must still come within the patience."""
+    """An idle server checks the timeout of WAIT ten times a second; the reply must still come in time."""
     async with connected(mode, master.url, replicas=1, ttl=1) as client:
         replica.pause()
         with pytest.raises(NoQuorum, match="0 of 1 replicas confirmed"):

@@ -1,4 +1,4 @@
-"""A master under Sentinel: found, lost, found again; and what becomes of locks meanwhile."""
+"""A master under Sentinel: found, lost and found again; and the locks during that."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_dead_and_hung_sentinels_are_tolerated(mode: str, watched: Sentine
             async with connected(mode, url_with(watched, dead, *sentinel_addresses(watched)[:2])) as client:
                 began = time.monotonic()
                 lease = await client.lock("a").acquire(wait=5)
-                assert time.monotonic() - began < 2, "the one that hangs is not waited for"
+                assert time.monotonic() - began < 2, "no wait for the sentinel that hangs"
                 assert masters_with_key(watched, "handfast:{a}") == [watched.master]
                 assert await lease.release()
         finally:
@@ -126,7 +126,7 @@ async def test_dead_and_hung_sentinels_are_tolerated(mode: str, watched: Sentine
 
 
 def stop(group: SentinelGroup, how: str) -> Server:
-    """The end of the master; which it was."""
+    """End the master, and return it."""
     old = group.master
     if how == "killed":
         old.kill()
@@ -140,7 +140,7 @@ def stop(group: SentinelGroup, how: str) -> Server:
 @pytest.mark.parametrize("how", ["killed", "stopped", *(["asked for"] if LONG_RUN else [])])
 @plain
 async def test_service_is_back_within_a_second_of_promotion(how: str) -> None:
-    """A machine stumbles now and then: one of three times. What is late by design is late each time."""
+    """One of three tries is enough, because a machine may be slow now and then. A late design is late each time."""
     gaps: list[dict[str, float]] = []
     while not gaps or (max(gaps[-1].values()) >= 1.0 and len(gaps) < 3):
         with sentinel_group(failover_timeout=20.0 if how == "killed" else 3.0) as group:
@@ -151,7 +151,7 @@ async def test_service_is_back_within_a_second_of_promotion(how: str) -> None:
 async def without_service(group: SentinelGroup, how: str) -> dict[str, float]:
     """The longest time for which a client of either mode was not served after the promotion.
 
-    Where the master is killed, one replica cannot follow the new one: the leader of the failover waits for that in vain,
+    If the master is killed, one replica cannot follow the new one: the leader of the failover waits for a timeout,
     and nobody else should.
     """
     async with both_clients(group.url, ttl=6.0) as clients, AsyncExitStack() as stack:
@@ -190,7 +190,7 @@ def options_of(name: str) -> dict[str, Any]:
 
 @plain
 async def test_queued_waiter_acquires_after_failover(doomed: SentinelGroup) -> None:
-    """Of each kind of lock and of both clients two, while a third client holds it; nobody has to wait for its expiry."""
+    """Two waiters of each kind of lock and of both clients, while a third client holds it; none waits for its expiry."""
     ttl = 25.0
     with handfast.connect(doomed.url, ttl=ttl) as holder:
         async with both_clients(doomed.url, ttl=ttl) as clients:

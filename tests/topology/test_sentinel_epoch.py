@@ -1,4 +1,4 @@
-"""A client under Sentinel never goes back to an older master than it knows of, and waits for no sentinel without end."""
+"""A client under Sentinel never returns to a master of an older epoch, and no sentinel can make it wait without end."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import pytest
 
 import handfast
 from handfast import Lease
+from handfast.discovery.sentinel import SentinelMaster
 from handfast.testing import Server, Servers, available
 from handfast.testing.sentinel import Sentinel
 from handfast.testing.server_versions import any_binary
+from sim.resp import commands_in
 from tests.support.programs import attempt, program
 from tests.support.tcp_relay import Impostor
 
@@ -27,7 +29,7 @@ HELLO = "__sentinel__:hello"
 
 
 def _sentinel(master: Server, epoch: int) -> Sentinel:
-    """It names this master, under this configuration epoch."""
+    """A sentinel that names this master, with this configuration epoch."""
     sentinel = Sentinel(any_binary(), "")
     sentinel.watches = [
         ["sentinel", "monitor", NAME, "127.0.0.1", str(master.port), "2"],
@@ -41,7 +43,7 @@ def _url(*ports: int) -> str:
 
 
 class Failover:
-    """A failover of which one sentinel knows and two do not. The old master lives, cut off from the new one."""
+    """A failover that one sentinel knows and two do not. The old master lives, cut off from the new one."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.old, self.new = stack.enter_context(Servers(2))
@@ -54,7 +56,7 @@ class Failover:
         self.url = _url(self.knowing.port, *(sentinel.port for sentinel in self.lagging))
 
     def meets_new_master(self, client: handfast.Client) -> None:
-        """The client hears of the later epoch, and uses the new master."""
+        """The client learns of the later epoch, and uses the new master."""
         self.lagging[1].pause()
         lease = client.lock("warm").acquire(wait=5)
         there = self.new.command("EXISTS", "handfast:{warm}")
@@ -63,7 +65,7 @@ class Failover:
             raise RuntimeError("the client did not go to the new master at first")
 
     def hears_old_epoch(self) -> None:
-        """From now on the only sentinels that answer are those that have not heard of the failover."""
+        """From now on only the sentinels answer that do not know the failover."""
         self.knowing.pause()
         self.lagging[1].resume()
         # A client that waits for a lock is subscribed, which a server takes for another type.
@@ -131,6 +133,41 @@ def test_connection_that_was_made_while_the_master_moved_is_hung_up(failover: Fa
         assert ended == [failover.old]
 
 
+def _moving_sentinel(*said: tuple[int, int]) -> Impostor:
+    """A sentinel that names these epochs and ports, one after the other: each question moves it to the next."""
+    moments = [*said]
+
+    def talk(sock: socket.socket) -> None:
+        array = b"*4\r\n"
+        while request := sock.recv(65536):
+            for words in commands_in(request):
+                reply = b"+OK\r\n"
+                if words[0] == b"HELLO":
+                    array = b"%2\r\n"
+                    reply = b"%1\r\n+proto\r\n:3\r\n"
+                elif words[0] == b"SENTINEL":
+                    epoch, port = moments.pop(0) if len(moments) > 1 else moments[0]
+                    told: tuple[bytes, ...]
+                    told, head = (b"127.0.0.1", b"%d" % port), b"*2\r\n"
+                    if words[1] == b"MASTER":
+                        told, head = (b"config-epoch", b"%d" % epoch, b"flags", b"master"), array
+                    reply = head + b"".join(b"$%d\r\n%b\r\n" % (len(each), each) for each in told)
+                sock.sendall(reply)
+
+    return Impostor(talk)
+
+
+def test_failover_between_two_questions_does_not_mix_epochs() -> None:
+    """Otherwise the new address would come with the old epoch, and the old address would be as good."""
+    old, new = 2, 1
+    with _moving_sentinel((1, old), (2, new)) as quick, _moving_sentinel((1, old)) as lagging:
+        resolver = SentinelMaster(NAME, [("127.0.0.1", each.port) for each in (quick, lagging)], {})
+        try:
+            assert resolver.find() == ("127.0.0.1", new)
+        finally:
+            resolver.close()
+
+
 # -- sentinels that answer nonsense ------------------------------------------------------------------------------------
 
 
@@ -175,7 +212,7 @@ else:
 def test_unreadable_sentinels_are_not_waited_for(one: Server, talk: Callable[[socket.socket], None]) -> None:
     """As with sentinels that are down: the third one is enough to find the master.
 
-    In a process of its own, where threads may fail that are not ours to see to.
+    In a separate process, because threads of redis-py may fail there.
     """
     with Impostor(talk) as first, Impostor(talk) as second, _sentinel(one, 1) as good:
         said = program(ASKING, _url(first.port, second.port, good.port))

@@ -181,7 +181,7 @@ async def test_holder_at_isolated_master_with_min_replicas_loses_lock(
 async def test_holder_at_isolated_master_with_replicas_option_loses_lock(
     partitioned: tuple[SentinelGroup, str],
 ) -> None:
-    """Without them, and without min-replicas-to-write, it goes on renewing there, and there are two holders."""
+    """Without copies, and without min-replicas-to-write, it still renews there, and there are two holders."""
     group, minority = partitioned
     old = group.master
     async with both_clients(minority, ttl=2.0) as inside, both_clients(group.url, ttl=2.0) as outside:
@@ -207,7 +207,7 @@ async def test_holder_at_isolated_master_with_replicas_option_loses_lock(
 async def test_guard_does_not_help_against_isolated_master(
     partitioned: tuple[SentinelGroup, str],
 ) -> None:
-    """Its holder renews at the old master for as long as it likes, so there are two when the new one grants."""
+    """Its holder still renews at the old master, so there are two holders when the new master grants."""
     group, minority = partitioned
     old = group.master
     options: dict[str, Any] = {"ttl": 2.0, "max_ttl": 2.0, "guard": True}

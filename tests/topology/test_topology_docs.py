@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-TESTS = Path(__file__).parents[1]
+from tests.support.named_tests import TESTS, defined_tests, named_tests
+
 TEXT = (TESTS.parent / "docs" / "topologies.md").read_text()
-NAMED = re.compile(r"`(test_\w+)::(test_\w+)`")
 NUMBER = re.compile(r" \[\^(\d+)\]")
 NOTE = re.compile(r" \((\w)\)")
 NOTHING = "—"
 LONGEST = 60
 """Characters of a cell that can be read at a glance."""
-
-
-def defined() -> set[tuple[str, str]]:
-    """Every test there is, by file and name."""
-    return {
-        (path.stem, name)
-        for path in TESTS.glob("*/test_*.py")
-        for name in re.findall(r"^(?:async )?def (test_\w+)\(", path.read_text(), re.MULTILINE)
-    }
 
 
 def table() -> list[list[str]]:
@@ -36,15 +26,15 @@ def footnotes() -> dict[str, str]:
 
 
 def test_every_named_test_exists() -> None:
-    named = set(NAMED.findall(TEXT))
+    named = named_tests(TEXT)
     assert len(named) > 20
-    assert named - defined() == set()
+    assert named - defined_tests() == set()
 
 
 def test_every_footnote_names_a_test_and_is_used() -> None:
     used = set(NUMBER.findall(re.sub(r"^\[\^\d+\]:.*$", "", TEXT, flags=re.MULTILINE)))
     assert used == set(footnotes())
-    assert [number for number, text in footnotes().items() if not NAMED.search(text)] == []
+    assert [number for number, text in footnotes().items() if not named_tests(text)] == []
 
 
 def test_every_cell_is_short_and_has_a_footnote() -> None:

@@ -1,4 +1,4 @@
-"""The same failure in every topology: what docs/topologies.md says of each, where no other test shows it."""
+"""The same failure in every topology: the cells of docs/topologies.md that no other test shows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ GUEST = "ACL", "SETUSER", "guest", "on", ">word", "~*", "&*", "+@all"
 
 @dataclass
 class Deployment:
-    """Servers, and how clients get at them."""
+    """Servers, and the URLs of their clients."""
 
     urls: list[str]
     nodes: list[Server]
@@ -53,7 +53,7 @@ class Deployment:
 
     @property
     def guest_urls(self) -> list[str]:
-        """The same for a user whom the servers can keep out."""
+        """The same for a user that the servers can lock out."""
         return [re.sub(r"//([^@/]*@)?", "//guest:word@", url, count=1) for url in self.urls]
 
     async def open(self, client: Any) -> None:
@@ -103,7 +103,7 @@ async def test_lock_of_killed_process_is_free_after_its_ttl(deployment: Deployme
 
 @plain
 async def test_isolated_client_loses_lease_before_another_acquires(deployment: Deployment) -> None:
-    """No server lets it in any more; others are served as before."""
+    """All servers refuse it; other clients are served as before."""
     async with AsyncExitStack() as stack:
         others = await stack.enter_async_context(connected("asyncio", deployment.urls, **deployment.options))
         await deployment.open(others)
@@ -136,14 +136,14 @@ KEPT_APART: dict[str, dict[str, Any]] = {
 
 
 def started(stack: ExitStack, topology: str, env: dict[str, str]) -> tuple[str, Server, list[str]]:
-    """New servers of which nobody is replaced: the URL, the server that has the lock, the kinds of clients."""
+    """New servers that are never replaced: the URL, the server that has the lock, the kinds of clients."""
     if topology == "one":
         server = stack.enter_context(Server(env=env))
         return server.url, server, ["plain", "guard"]
     if topology == "sentinel":
         group = stack.enter_context(sentinel_group(sentinels=1, replicas=1, down_after=60.0, env=env))
         return group.url, group.master, ["plain", "replicas", "guard"]
-    # A single master has nobody to be voted out by.
+    # No other master can vote a single master out.
     cluster = stack.enter_context(Cluster(1, 1, node_timeout=60.0, env=env))
     return cluster.url, cluster.masters[0], ["plain", "replicas"]
 

@@ -1,7 +1,7 @@
-"""Many processes under failovers and resharding in a loop, and what the history checker says of what they did.
+"""Many processes under repeated failovers and resharding, and the history checker's verdict.
 
-Whatever happens: tokens grow, and a register that checks them loses no update. Where a grant waits for its copies, or
-nothing is promoted that lacks it, no two hold a lock at once. HANDFAST_LONG=1 goes on for a minute each.
+In all of them tokens grow, and a register that checks them loses no update. If a grant waits for its copies, or no
+replica without it is promoted, no two clients hold a lock at once. With HANDFAST_LONG=1 each test takes a minute.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONG = 60.0
 
 
 @contextmanager
-def crowd(url: str, registers: Server, **options: Any) -> Iterator[Environment]:
+def workers_on(url: str, registers: Server, **options: Any) -> Iterator[Environment]:
     """Four processes at work under two locks, threads and tasks; all of them served again at the end."""
     env = Environment(OURS, registers, LONG)
     env.urls = [url]
@@ -43,7 +43,7 @@ def crowd(url: str, registers: Server, **options: Any) -> Iterator[Environment]:
 
 
 def check(env: Environment, *, exclusion: bool = True) -> None:
-    """Nothing that must never be; without `exclusion` a lock may have been held twice."""
+    """No violation; without `exclusion` a lock may have been held twice."""
     history = env.history()
     assert env.stuck == []
     assert env.complaints == []
@@ -69,7 +69,7 @@ def strike(env: Environment, *faults: Callable[[], str]) -> None:
 
 
 class SentinelFaults:
-    """What happens to the masters of a group."""
+    """The faults of the masters of a group."""
 
     def __init__(self, group: SentinelGroup, env: Environment) -> None:
         self.group, self.env = group, env
@@ -107,12 +107,12 @@ class SentinelFaults:
 
 @pytest.fixture
 def registers(one: Server) -> Server:
-    """Where the data is that the locks protect: a server without faults."""
+    """The data that the locks protect: on a server without faults."""
     return one
 
 
 def test_no_two_holders_under_sentinel_with_replicas_option(registers: Server) -> None:
-    with sentinel_group() as group, crowd(group.url, registers, replicas=1) as env:
+    with sentinel_group() as group, workers_on(group.url, registers, replicas=1) as env:
         faults = SentinelFaults(group, env)
         strike(env, faults.kill, faults.stop, faults.ask)
     check(env)
@@ -120,8 +120,8 @@ def test_no_two_holders_under_sentinel_with_replicas_option(registers: Server) -
 
 @long_only
 def test_tokens_protect_data_under_sentinel_without_replicas_option(registers: Server) -> None:
-    """The replicas are behind when the master dies: what was granted meanwhile is forgotten, and granted again."""
-    with sentinel_group() as group, crowd(group.url, registers) as env:
+    """The replicas are behind when the master dies: they have missed the last grants, and grant the locks again."""
+    with sentinel_group() as group, workers_on(group.url, registers) as env:
         strike(env, SentinelFaults(group, env).lag_and_ask)
     check(env, exclusion=False)
 
@@ -141,8 +141,8 @@ def reshard(cluster: Cluster, name: str, pause: float) -> str:
 
 
 def test_no_two_holders_while_cluster_is_resharded(sharded: Cluster, registers: Server) -> None:
-    """And its shards change their masters in agreement, by which nothing is lost."""
-    with crowd(sharded.url, registers) as env:
+    """And its shards change their masters by planned failovers, which lose nothing."""
+    with workers_on(sharded.url, registers) as env:
         end = time.monotonic() + (LONG if LONG_RUN else 4.0)
         while time.monotonic() < end:
             env.fault(reshard(sharded, random.choice(env.names), 0.1))
@@ -156,7 +156,7 @@ def test_no_two_holders_while_cluster_is_resharded(sharded: Cluster, registers: 
 @long_only
 def test_no_two_holders_in_cluster_failovers_with_replicas_option(sharded: Cluster, registers: Server) -> None:
     """SIGKILL and SIGSTOP, and slots on their way meanwhile."""
-    with crowd(sharded.url, registers, replicas=1) as env:
+    with workers_on(sharded.url, registers, replicas=1) as env:
 
         def die(end: Callable[[Server], None]) -> None:
             old = sharded.node_for(f"handfast:{{{random.choice(env.names)}}}")

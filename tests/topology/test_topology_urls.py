@@ -33,7 +33,7 @@ from tests.support.topologies import PASSWORD, SENTINEL_PASSWORD, masters_with_k
 SECRETS = ("s3cret", "s3ntinel")
 
 
-# -- what is understood ------------------------------------------------------------------------------------------------
+# -- accepted URLs -----------------------------------------------------------------------------------------------------
 
 
 def sentinels_of(address: Address) -> SentinelMaster:
@@ -104,7 +104,7 @@ def test_tls_options_apply_to_sentinels_unless_disabled() -> None:
     assert sentinels_of(parse("redis+sentinel://h1/m?sentinel_ssl=yes"))._options["ssl"] is True
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- refused URLs ------------------------------------------------------------------------------------------------------
 
 REFUSED = {
     "redis+sentinel://:s3cret@H/": "the master's name is missing",
@@ -322,7 +322,7 @@ async def test_quorum_with_cluster_as_member_works(mode: str, sharded: Cluster, 
         votes, end = 0, time.monotonic() + 10
         while votes < 3 and time.monotonic() < end:
             lease = await client.lock("name-0").acquire(wait=5)
-            await asyncio.sleep(0.02)  # for the last vote, which is not waited for
+            await asyncio.sleep(0.02)  # for the last vote, for which the client does not wait
             votes = len(masters_with_key([*two, *sharded], "handfast:{name-0}"))
             assert await lease.release()
         assert votes == 3

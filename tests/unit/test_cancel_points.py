@@ -1,8 +1,8 @@
-"""A cancellation or Ctrl-C at every point at which it can strike: whatever was or may have been granted is taken back.
+"""A cancellation or Ctrl-C at every possible point: every vote that was or may have been granted is taken back.
 
 The blocking client runs over nodes in memory. The k-th awaited operation is interrupted, for every k: before anything
-was sent, with all sent and nothing answered, with half of the answers in, or with all of them. One that waits is
-interrupted before what it waits for, or at that very moment.
+was sent, with all sent and nothing answered, with half of the answers in, or with all of them. A waiting
+operation is interrupted before its wake-up, or at the same moment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ fenced_or_not = pytest.mark.parametrize("fence", [True, False], ids=["fenced", "
 
 
 class Scene:
-    """A client that is interrupted at its k-th awaited operation, on nodes that others use too."""
+    """A client that is interrupted at its k-th awaited operation, on nodes that other clients use too."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Scene:
         self.behind = self.enter("behind")
 
     def keys_of_owner(self) -> list[Any]:
-        """What the nodes know of this process: votes, claims, places in queues."""
+        """The traces of this process on the nodes: votes, claims, entries in queues."""
         start = self.lock.config.owner_start
         found = []
         for node in self.nodes:
@@ -98,7 +98,7 @@ class Scene:
         assert self.client.queues.by_key == {}
 
     def check_order_of_release(self) -> None:
-        """What was granted or queued is released behind its claim. A refusal is not touched again."""
+        """Each granted or queued claim is released behind it. Nothing is sent after a refusal."""
         for log in self.io.log:
             for who in {who for name, who, _ in log if name == "claim"}:
                 said = [(name, reply) for name, each, reply in log if each == who]
@@ -450,7 +450,7 @@ def test_interrupted_waiter_in_middle_of_local_queue_does_not_affect_others(
 
 
 class Queueing(Scene):
-    """A rival holds the lock, and an acquisition of another process comes to wait behind us."""
+    """A rival holds the lock, and an acquisition of another process waits behind this one."""
 
     def __init__(self, count: int, at: int, when: str, error: type[BaseException], **options: Any) -> None:
         super().__init__(count, at, when, error, **options)
@@ -518,7 +518,7 @@ def test_interrupted_wait_whose_connections_are_gone_leaves_its_claims_to_the_wa
 
 
 class Yielding(Scene):
-    """A rival holds two of three nodes. We have the vote of the third when a lower ticket comes and asks for it."""
+    """A rival holds two of three nodes. This waiter has the third vote when a lower ticket asks for it."""
 
     def __init__(self, at: int, when: str, error: type[BaseException]) -> None:
         super().__init__(3, at, when, error)
@@ -584,7 +584,7 @@ def test_interrupted_wait_for_several_names_leaves_nothing(
 
 
 class HandingOver(Scene):
-    """A sibling of our cohort holds the lock, and hands it over to us at some time."""
+    """A sibling of the cohort holds the lock, and hands it over at some time."""
 
     def __init__(
         self, count: int, known: bool, at: int, when: str, error: type[BaseException], after: float = 0.3
@@ -664,8 +664,8 @@ def test_interrupt_while_a_lease_is_made_of_a_siblings_hold_leaves_nothing(
     scene.check_nothing_is_left()
 
 
-def test_interrupt_while_the_next_waiter_is_woken_wakes_it_all_the_same() -> None:
-    """Ctrl-C may strike anywhere: a waiter that leaves does it again if it has not come to its end."""
+def test_interrupt_while_the_next_waiter_is_woken_still_wakes_it() -> None:
+    """Ctrl-C may strike anywhere: a waiter leaves again if its first try was interrupted."""
 
     class Struck(FakeWakeup):
         def set(self) -> None:

@@ -1,4 +1,4 @@
-"""Whose clock has stepped: that of one node, or our own. Without any server."""
+"""Which clock has stepped: a node's, or this machine's. Without a server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRIP = 0.001
 
 
 class Readings:
-    """A group whose nodes tell their time; each clock may have stepped so far."""
+    """A group whose nodes report their times; each clock may have stepped."""
 
     def __init__(self, nodes: int) -> None:
         self.group = NodeGroup([f"node-{i}" for i in range(nodes)], policy({}), guard=True)

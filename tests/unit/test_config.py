@@ -152,7 +152,7 @@ BAD_URLS = {
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """The URL of a server to which nobody may have connected when the test ends."""
+    """The URL of a server to which no client may have connected when the test ends."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -180,7 +180,7 @@ def test_bad_ttl_is_refused_everywhere(bad: Any, silent: str) -> None:
             client.rlock("a", ttl=bad)
         with pytest.raises(ConfigError, match="ttl"):
             client.locked("a", ttl=bad)
-        if bad is not None:  # None is "as the lock says" in a call
+        if bad is not None:  # in a call, None means the lock's own value
             for lock in (client.lock("a"), client.rlock("a")):
                 with pytest.raises(ConfigError, match="ttl"):
                     lock.acquire(ttl=bad)
@@ -451,7 +451,7 @@ SECRET = "s3cr3t"
         "unix://:s3cr3t@?db=1",
         "s3cr3t@cache",
         "//:s3cr3t@cache",
-        # Passwords that should have been %-escaped: the commonest mistake, made by the people we must not expose.
+        # Passwords that should have been %-escaped: the most common mistake, and these passwords must stay secret.
         "redis://:s3cr3t#1@cache",
         "redis://:s3cr3t/1@cache",
         "redis://:s3cr3t?1@cache",
@@ -471,7 +471,7 @@ def test_url_error_shows_no_password(url: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         handfast.connect(url)
     assert SECRET not in str(caught.value)
-    # What it was raised from would be printed along with it.
+    # A traceback would print its cause as well.
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 

@@ -21,7 +21,7 @@ NODE = 3
 
 
 class Replies:
-    """A collector that keeps what it is given, and is decided by the first reply."""
+    """A collector that keeps its replies, and is decided by the first."""
 
     def __init__(self, width: int = 1, waiter: Any = None, until: float = 1.0, checked: bool = False) -> None:
         self.checked = checked
@@ -40,7 +40,7 @@ class Replies:
 
 
 class Waiting:
-    """A future, as far as a connection knows them."""
+    """The part of a future that a connection uses."""
 
     def __init__(self, over: bool = False) -> None:
         self.calls = 0
@@ -75,7 +75,7 @@ def connect(steps: Steps | None = None) -> Connection:
 
 
 def taken(of: Connection) -> bytes:
-    """What a transport would send now."""
+    """The bytes that a transport would send now."""
     data = b"".join(of.out)
     of.out.clear()
     return data
@@ -209,7 +209,7 @@ def test_garbage_ends_the_connection(garbage: bytes) -> None:
     asked = [ask(it, b"A"), ask(it, b"B", width=2)]
     it.feed(garbage)
     if it.fault is None and garbage.startswith(b"~"):
-        return  # a parser that reads sets as lists has no quarrel with this one
+        return  # a parser that reads sets as lists accepts this one
     assert it.fault is not None
     assert it.fault.kind == "protocol"
     assert "does not speak Redis' protocol" in it.fault.text
@@ -283,7 +283,7 @@ def test_discarded_request_is_sent_again() -> None:
 
 
 def test_request_is_not_sent_again_after_its_end() -> None:
-    """A renewal that meets NOSCRIPT when its lease has ended would keep the key for another ttl."""
+    """A renewal that gets NOSCRIPT after the end of its lease would keep the key for another ttl."""
     it = connect()
     over, goes_on = Replies(until=0.0), Replies(until=0.1)
     it.request(encode(b"EVALSHA", b"extend"), over)
@@ -305,7 +305,7 @@ def test_connection_that_ends_while_scripts_are_loaded_answers_all_requests() ->
 
 
 def test_request_whose_caller_has_gone_is_not_sent_again() -> None:
-    """Its undoing needs no script and so has been carried out: sent again, the lock would stay behind."""
+    """Its release needs no script, so it has been carried out: sent again, the claim would leave a lock behind."""
     it = connect()
     undo = encode(b"DELIFEQ", b"key", b"owner")
     it.request(encode(b"EVALSHA", b"claim"), Replies(waiter=Waiting(over=True)))
@@ -404,7 +404,7 @@ def test_push_goes_to_the_listener_of_the_connection() -> None:
 
 
 def subscribe(it: Connection) -> list[Any]:
-    """Subscribe, and collect how it went."""
+    """Subscribe, and collect the result."""
     done: list[Any] = []
     subscription = Subscription(it, b"wake:", lambda node, fault: done.append(fault))
     it.request(subscription.payload, subscription)
@@ -421,7 +421,7 @@ def confirmation(it: Connection) -> bytes:
     "time", [b"*2\r\n$1\r\n1\r\n$1\r\n2\r\n", b"-NOPERM no right to TIME\r\n"], ids=["time", "no right"]
 )
 def test_subscription_is_confirmed_by_the_push_of_the_server(time: bytes) -> None:
-    """Its reply to the command behind it says when to look, whatever that reply is."""
+    """Any reply to the command behind it shows that the push must have come."""
     it = connect()
     done = subscribe(it)
     after = ask(it, b"GET", b"k")

@@ -1,7 +1,7 @@
 """Every error text of the library, to be read from top to bottom.
 
-Most texts are provoked here, without a server. Those of broken servers, networks and processes are provoked in the tests
-of their subject; here they are only listed, each with the module that has it.
+Most texts are provoked here, without a server. The tests of other subjects provoke the texts about broken servers,
+networks and processes; here these are only listed, each with the module that has it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def closed() -> handfast.Client:
 
 
 def in_a_loop(call: Callable[[], Any]) -> Any:
-    """Run it where an event loop runs, and await what it returns."""
+    """Run it in an event loop, and await its result."""
 
     async def main() -> Any:
         result = call()
@@ -68,7 +68,7 @@ def connect(*servers: Any) -> handfast.Client:
 
 
 def quarantined(seconds: float) -> Any:
-    """What a guarded node says that restarted, and has no vote for so long."""
+    """The answer of a guarded node that restarted and has no vote for so long."""
     group = NodeGroup(["redis://a"], policy({}), guard=True)
     node = group.nodes[0]
     node.fault, node.incarnation, node.opens_at = None, b"1", seconds
@@ -125,7 +125,7 @@ ANSWERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: StaleToken("invoice 7", token=3, seen=9), "invoice 7: token 3 is stale, 9 was seen; nothing was changed"),
 ]
 
-# -- what a node said ------------------------------------------------------------------------------------------------
+# -- answers of nodes -------------------------------------------------------------------------------------------------
 
 NODES: list[tuple[Callable[[], Any], str]] = [
     (lambda: SILENT, "no answer"),
@@ -669,7 +669,7 @@ def said(provoke: Callable[[], Any]) -> str:
 
 
 def constants(path: Path) -> list[str]:
-    """All strings of a module; of those with variable parts, the parts that are always the same."""
+    """All strings of a module. Of a string with variable parts, the constant parts."""
     return [
         node.value
         for node in ast.walk(ast.parse(path.read_text()))
@@ -696,7 +696,7 @@ def test_outage_names_the_next_step_once(fault: Fault | None, step: str) -> None
 
 
 def texts_of_errors() -> Iterator[tuple[str, str]]:
-    """Of every error that the library raises: where, and the longest piece of its text that is always the same."""
+    """For every error that the library raises: where, and the longest constant piece of its text."""
     for path in sorted(SOURCE.rglob("*.py")):
         if "testing" in path.relative_to(SOURCE).parts:
             continue
@@ -708,7 +708,7 @@ def texts_of_errors() -> Iterator[tuple[str, str]]:
 
 
 def arguments(node: ast.AST) -> list[ast.expr]:
-    """What is raised, and what becomes the text of an error or a fault, or the reason of a loss."""
+    """The errors that are raised, and the texts of errors and faults and the reasons of losses."""
     if isinstance(node, ast.Raise):
         return [node.exc] if node.exc is not None else []
     if isinstance(node, ast.Call):

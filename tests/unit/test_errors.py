@@ -1,4 +1,4 @@
-"""What an error says to the person who reads it: who holds the lock, what each node answered, why a lease ended."""
+"""The texts of errors: the holder of the lock, the answer of each node, the reason why a lease ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def own() -> Iterator[Server]:
 
 @pytest.fixture
 def dead() -> Iterator[str]:
-    """The URL of a port at which nobody listens and nobody will."""
+    """The URL of a port on which nothing listens."""
     with reserve_port() as port:
         yield f"redis://127.0.0.1:{port.getsockname()[1]}"
 
@@ -93,7 +93,7 @@ def test_contended_in_a_quorum_lists_every_node(three: Servers) -> None:
         assert caught.value.holder == lease.owner
         assert set(caught.value.nodes) == set(three.urls)
         said = list(caught.value.nodes.values())
-        # It is decided by two refusals; the third node may not have answered yet.
+        # Two refusals decide it; the third node may not have answered yet.
         assert said.count(f"held by {lease.owner}") >= 2
 
 
@@ -123,7 +123,7 @@ def test_silent_server_is_reported_with_the_time_that_this_call_waited(own: Serv
     with handfast.connect(own.url, ttl=10) as client:
         client.lock("warm").acquire().release()
         own.pause()
-        # A quarter of the ttl of the call, not of the lock.
+        # a quarter of the call's ttl, not of the lock's
         assert refused(client, ttl=0.4).nodes == {own.url: "no answer in 100 ms"}
         own.resume()
 

@@ -78,7 +78,7 @@ def test_marker_with_a_malformed_floor_gives_no_vote(floor: bytes) -> None:
     assert marker is None or not marker.votes
 
 
-# -- who may vote --------------------------------------------------------------------------------------------------
+# -- which nodes may vote ------------------------------------------------------------------------------------------
 
 
 def test_marker_of_this_incarnation_with_a_floor_lets_the_node_vote() -> None:
@@ -221,7 +221,7 @@ def test_quarantine_is_longer_than_any_forgotten_lease(max_ttl: float, drift: fl
     ("server_us", "now", "over"), [(99, 10.0, False), (100, 9.9, False), (10**12, 9.9, False), (100, 10.0, True)]
 )
 def test_quarantine_is_over_by_both_clocks(server_us: int, now: float, over: bool) -> None:
-    """A step of the server's clock does not end it, nor does a fast clock of ours."""
+    """Neither a step of the server's clock nor a fast clock of this machine ends it."""
     marker = Marker(b"run:replid", 100, 30000, b"-")
     node = group_of(1).nodes[0]
     node.opens_at = 10.0
@@ -238,7 +238,7 @@ def state_of(kind: str, mark: int) -> guard._State:
 
 @pytest.mark.parametrize("nodes", [3, 4, 5])
 def test_majority_that_forgot_is_readmitted_in_any_order(nodes: int) -> None:
-    """One that opened alone would look to the next like a node that had always remembered, and close its way back."""
+    """A node that opened alone would look to the next one as if it had lost nothing, and would keep it closed."""
     need = majority(nodes)
     group = group_of(nodes)
     for kinds in itertools.product((VOTER, FORGOT, SILENT), repeat=nodes):
@@ -268,7 +268,7 @@ def test_node_whose_clock_stepped_is_not_counted_as_a_voter() -> None:
 
 
 def node_at(offset: float, at: float, trip: float = 0.0) -> Node:
-    """A node whose clock was read once: `offset` ahead of ours, with a round trip of `trip`."""
+    """A node whose clock was read once: `offset` ahead of this machine's, with a round trip of `trip`."""
     node = Node(0, "node-0")
     assert not clock_stepped(node, at, at + trip, round((at + trip / 2 + offset) * 1e6), 0.01)
     return node

@@ -1,4 +1,4 @@
-"""The state of one acquisition: what may follow what, and who makes the move when two want to."""
+"""The state of one acquisition: its transitions, and two callers that want one at the same time."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_older_renewal_confirmed_late_does_not_shorten_a_newer_one() -> None:
 
 
 def test_longer_renewal_under_way_does_not_undo_a_shorter_extension() -> None:
-    """The servers may have carried out the renewal first and the extension last: the key then ends with that."""
+    """The servers may have carried out the renewal first and the extension last, so the key ends with the extension."""
     hold = hold_of(ttl=3.0, sent=100.0)
     hold.promise(101.05, 0.5, 101.55 - 0.007)
     hold.confirm(101.0, 103.97 - 0.002, 1)

@@ -46,7 +46,7 @@ class Queue:
         return self.queues.waiting(self.request)
 
     def held(self, token: int = 100, at: float = 0.0) -> Hold:
-        """What the server has just given to a cohort; `token` is the last of those that were counted."""
+        """A hold that the server has just given to a cohort; `token` is the last token that it counted."""
         hold = Hold(self.request, Identity(OWNER, OWNER), TTL, at + 0.988 * TTL, at, 1, token)
         hold.form_cohort()
         self.queues.acquired(hold)
@@ -64,7 +64,7 @@ def calls(*waiters: Waiter) -> list[int]:
 # -- order -------------------------------------------------------------------------------------------------------------
 
 
-def test_first_waiter_is_the_head_and_nobody_is_woken() -> None:
+def test_first_waiter_is_the_head_and_no_waiter_is_woken() -> None:
     queue = Queue()
     a, b, c = queue.enter(), queue.enter(), queue.enter()
     assert [is_head(a), is_head(b), is_head(c)] == [True, False, False]
@@ -81,7 +81,7 @@ def test_waiters_become_head_in_order_of_arrival_and_are_woken_once() -> None:
         assert calls(*waiters) == [0] + [1] * min(i + 1, 4) + [0] * (3 - i)
 
 
-def test_waiter_that_leaves_from_the_middle_wakes_nobody() -> None:
+def test_waiter_that_leaves_from_the_middle_wakes_no_other() -> None:
     queue = Queue()
     a, b, c = queue.enter("a"), queue.enter("b"), queue.enter("c")
     queue.queues.leave(b)
@@ -284,7 +284,7 @@ def test_waiter_behind_sibling_gets_state_of_sibling() -> None:
 
 
 def take(queue: Queue, waiter: Waiter) -> Hold:
-    """What the head does: it takes what it was given, and leaves."""
+    """The head takes the hold that it was given, and leaves."""
     given = waiter.usable(0.1)
     assert given is not None
     waiter.given = None
@@ -459,7 +459,7 @@ def test_hold_is_held_until_its_deadline_or_its_end() -> None:
 
 
 class Model:
-    """A queue, and what must be true of it after every step."""
+    """A queue, and its invariants after every step."""
 
     def __init__(self, cohort: int) -> None:
         self.queue = Queue(cohort=cohort)
@@ -526,7 +526,7 @@ class Model:
         return head
 
     def take(self, index: int) -> None:
-        """The head takes what it was given, and leaves with it at the next step."""
+        """The head takes the hold that it was given, and leaves with it at the next step."""
         if self.order and (taken := self.order[0].usable(0.1)) is not None:
             self.order[0].given = None
             assert taken is self.given[-1]

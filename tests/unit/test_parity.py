@@ -1,4 +1,4 @@
-"""Threads and asyncio have the same words: one facade cannot drift from the other."""
+"""Both facades have the same names and parameters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shape(function: Any) -> list[tuple[str, Any, Any]]:
 
 
 def awaited(function: Any) -> bool:
-    """Written as a coroutine, or a plain function that hands one on."""
+    """A coroutine function, or a plain function that returns a coroutine."""
     return inspect.iscoroutinefunction(function) or "Coroutine" in str(function.__annotations__.get("return"))
 
 

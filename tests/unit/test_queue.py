@@ -1,4 +1,4 @@
-"""How the head of a wait queue waits for servers, in virtual time: it misses no wake-up and asks no more than it must."""
+"""How the head of a wait queue waits for servers, in virtual time: it misses no wake-up and sends only what it must."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_release_wakes_waiter_at_once_without_polling(count: int) -> None:
     scene.io.later(3.0, scene.rival.release)
     scene.acquire()
     assert scene.io.time == pytest.approx(3.0, abs=SLACK)
-    # A first attempt; on several nodes a claim with a ticket follows. It is repeated when a ttl of ours is over.
+    # A first attempt; on several nodes a claim with a ticket follows. It is repeated after the waiter's own ttl.
     assert len(scene.claims()) <= 2 + 3
 
 
@@ -193,7 +193,7 @@ def test_waiter_on_a_quorum_acquires_when_the_first_majority_has_expired() -> No
 
 
 def test_claim_of_dead_waiter_is_skipped() -> None:
-    """A claim whose push nobody hears is skipped."""
+    """Its push has no listener."""
     scene = Scene(1)
     scene.rival.acquire()
     dead = Rival(scene.nodes, scene.lock, 2)
@@ -412,7 +412,7 @@ def test_tries_are_counted_while_waiting() -> None:
     assert scene.io.time == pytest.approx(0.3, abs=0.02)
 
 
-# -- when nobody answers -----------------------------------------------------------------------------------------------
+# -- when no server answers --------------------------------------------------------------------------------------------
 
 
 def silence(scene: Scene) -> None:
@@ -443,7 +443,7 @@ def test_outage_ends_a_wait_without_end_after_some_seconds(
     outage(scene)
     error = scene.fails(wait=None)
     assert isinstance(error, NoQuorum)
-    # It counts from the first time that nobody answers.
+    # It counts from the first time that no server answers.
     assert OUTAGE - SLACK <= scene.io.time <= OUTAGE + (CONNECT_TIMEOUT if outage is unreachable else 1.0) + 0.5
     assert per_second([at for at, _, _ in scene.io.sent], 0.5) <= 20, "the servers are not stormed when they come back"
     assert len(error.nodes) == 1
@@ -610,7 +610,7 @@ def test_closed_client_ends_its_waits_at_once(options: dict[str, Any], head: boo
 
 
 class Cohort(Scene):
-    """A sibling holds the lock. `known`: it got it from the queue in which we wait."""
+    """A sibling holds the lock. `known`: it got the lock from the queue in which this waiter is."""
 
     def __init__(self, count: int, known: bool, **options: Any) -> None:
         super().__init__(count, **{"cohort": 3, **options})
@@ -641,7 +641,7 @@ def test_hand_over_by_sibling_is_accepted_at_once(count: int, known: bool) -> No
     with scene.client.virtual_time():
         assert lease.valid
     assert scene.io.time == pytest.approx(0.3, abs=SLACK)
-    assert len(scene.io.sent) <= 4 * count, "it does not run in circles meanwhile"
+    assert len(scene.io.sent) <= 4 * count, "no busy loop during that time"
     scene.io.drain()
     assert [node.queued(KEY) for node in scene.nodes] == [[]] * count
 
@@ -650,7 +650,7 @@ def test_hand_over_by_sibling_is_accepted_at_once(count: int, known: bool) -> No
 @COUNTS
 @pytest.mark.parametrize("then", ["free", "held"])
 def test_late_hand_over_is_dropped(count: int, known: bool, then: str) -> None:
-    """This process was stopped for some seconds, and others were not: now it waits like everybody else."""
+    """This process was stopped for some seconds, and others were not: now it waits like all others."""
     scene = Cohort(count, known)
 
     def stop() -> None:
@@ -667,7 +667,7 @@ def test_late_hand_over_is_dropped(count: int, known: bool, then: str) -> None:
         lease = scene.acquire(wait=4.0)
         assert lease.owner != scene.sibling.owner
         assert scene.io.time == pytest.approx(3.0, abs=SLACK)
-    assert len(scene.claims()) <= 10, "it does not run in circles"
+    assert len(scene.claims()) <= 10, "no busy loop"
 
 
 @COUNTS

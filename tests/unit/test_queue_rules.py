@@ -1,6 +1,6 @@
-"""The client's rules of the queue (QUEUE.md), one by one: which votes count, until when, and what is sent for them.
+"""The client's rules of the queue, one by one: which votes count, until when, and what is sent for them.
 
-A waiter's `ServerQueue` is told what nodes say, message by message, and its IO records what it sends.
+A waiter's `ServerQueue` gets the replies and pushes one by one, and its IO records what it sends.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Waiting:
         self.io.mailbox[self.queue.who.id] = self.queue
 
     def refused(self, *times: int) -> None:
-        """The first attempt was refused, by nodes whose server times were these (0: granted, without a time)."""
+        """The first attempt was refused by nodes with these server times (0: granted, without a time)."""
         ballot = Ballot(len(times), len(times) // 2 + 1)
         for i, time in enumerate(times):
             ballot.add(i, Refused(9000, SOMEBODY, False, time, b"") if time else Granted(-1, 5, 0, False, 0, b""))
@@ -385,7 +385,7 @@ def test_refused_claim_is_repeated_when_the_holders_ttl_is_over() -> None:
 
 
 def test_claims_of_a_waiter_that_has_left_are_over() -> None:
-    """A connection that loads lost scripts sends them again, and behind the release, unless they are over."""
+    """A connection that loads lost scripts sends claims again, behind the release, unless they are over."""
     waiting = Waiting()
     waiting.refused(EPOCH_US, EPOCH_US, EPOCH_US)
     waiting.sent()

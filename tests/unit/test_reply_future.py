@@ -1,4 +1,4 @@
-"""A task that waits for a node's answer: resumed by who read it, in its own context, and open to cancels."""
+"""A task that waits for a reply: the reader of the reply resumes it, in its own context, and it can be cancelled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.sync_and_async import plain
 
 
 class Desk:
-    """A waker that resumes when it is told to."""
+    """A waker that resumes tasks on command."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()

@@ -1,8 +1,8 @@
-"""Both drivers send the same bytes for the same replies (invariant 15 of SAFETY).
+"""Both drivers send the same bytes for the same replies (invariant 15 in docs/evidence.md).
 
 Each operation of the core runs twice against the same servers in the same state, once over blocking sockets and once on
 an event loop. Relays record what each connection carried. Of three nodes the last one always answers late. Otherwise
-chance would decide which nodes are heard before the outcome is certain, and what is undone depends on that.
+the replies before the decision would differ from run to run, and with them the withdrawals.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ WAIT = 0.4
 
 @pytest.fixture(autouse=True)
 def _known_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The names of channels are random; here all are the same."""
+    """The names of channels are random; here all are replaced by one."""
     monkeypatch.setattr(connection, "os", SimpleNamespace(urandom=bytes))
 
 
@@ -117,14 +117,14 @@ async def reentered(io: Any, group: NodeGroup) -> Any:
 
 
 async def refused_by_a_wrong_key(io: Any, group: NodeGroup) -> Any:
-    """An error from every node, and the undoing."""
+    """An error from every node, and the withdrawal."""
     with contextlib.suppress(NoQuorum):
         await take(io, group, "list")
     return None
 
 
 async def copied(io: Any, group: NodeGroup) -> Any:
-    """Nobody has replicas here: granted, not confirmed, taken back."""
+    """There are no replicas here: granted, not confirmed, taken back."""
     with contextlib.suppress(NoQuorum):
         await take(io, group, "a", replicas=1, node_timeout=0.2)
     return None
@@ -238,7 +238,7 @@ class Deployment:
         driver.close()
 
     def reset(self) -> None:
-        """The state that both find."""
+        """The state in which both runs begin."""
         for i, server in enumerate(self.servers):
             server.command("FLUSHALL")
             server.command("RPUSH", "handfast:{list}", "x")

@@ -2,7 +2,7 @@
 
 Clients run the real acquisition over nodes in memory, which run the production Lua. A schedule decides which request
 arrives next, which reply or push is read, whose wait times out, and which key ends though its holder believes in it.
-Replies may never come, and requests may arrive long after everybody has given up. Mutants show that the tests can fail.
+Replies may never come, and requests may arrive long after their callers gave up. Mutants show that the tests can fail.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The order of the queue on one node and on five, and nodes that fail in the middle of hand-overs.
 
-The nodes are of all versions that are here, so that one run meets them all.
+The nodes are of all installed versions, so that one run covers them all.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _calm_nodes() -> Iterator[list[Server]]:
 
 @pytest.fixture
 def calm(_calm_nodes: list[Server]) -> list[Server]:
-    """Five empty nodes that are open for votes, for tests that do them no harm."""
+    """Five empty nodes that are open for votes, for tests that do not stop them."""
     for node in _calm_nodes:
         node.command("FLUSHALL")
     open_for_votes(_calm_nodes)
@@ -137,7 +137,7 @@ def test_processes_get_the_lock_in_order_of_arrival(mode: str, count: int, calm:
 @COUNTS
 @both
 async def test_try_acquire_does_not_overtake_waiters(mode: str, count: int, calm: list[Server]) -> None:
-    """The lock is free, but the waiter comes first: it gets the lock now."""
+    """The lock is free, but the waiter is before the caller: it gets the lock now."""
     nodes = calm[:count]
     async with connected(mode, urls_of(nodes), **OPTIONS) as one, connected(mode, urls_of(nodes), **OPTIONS) as two:
         lease = await one.lock("a").acquire()
@@ -177,7 +177,7 @@ async def test_split_claims_are_won_by_the_first_waiter(mode: str, nodes: list[S
             assert await lease.release()
             assert holder_on(nodes[0]) == holder_on(nodes[1])
             assert holder_on(nodes[2]) == holder_on(nodes[3]) != holder_on(nodes[0])
-            # The claims of the first waiter arrive everywhere, and later those of the second one.
+            # The claims of the first waiter arrive everywhere, and later the claims of the second one.
             for relay in relays[2:]:
                 relay.requests.set()
             winner = await asyncio.wait_for(first, SOON)
@@ -265,7 +265,7 @@ async def test_black_holed_nodes_do_not_hold_up_hand_overs(mode: str, nodes: lis
             for proxy in proxies:
                 proxy.heal()
             healed = time.monotonic()
-            # What they missed meanwhile ends with its ttl at the latest.
+            # Votes from before that end with their ttl at the latest.
             while {holder_on(node) for node in nodes} != {lease.owner}:
                 assert time.monotonic() < healed + 2.0 + 5.0
                 await hand_over()
@@ -368,7 +368,7 @@ async def test_majority_without_channel_rights_is_polled(
 @COUNTS
 @both
 async def test_waiter_is_overtaken_by_a_bounded_number_of_later_ones(mode: str, count: int, calm: list[Server]) -> None:
-    """Rivals acquire and release without a pause. Once a waiter is queued, only those before it get the lock first."""
+    """Rivals acquire and release without a pause. Only earlier waiters get the lock before a queued waiter."""
     nodes, rivals = calm[:count], 3
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connected(mode, urls_of(nodes), **OPTIONS)) for _ in range(rivals + 1)]
@@ -390,7 +390,7 @@ async def test_waiter_is_overtaken_by_a_bounded_number_of_later_ones(mode: str, 
             await _known(lock, waiting)
             before = len(took)
             lease = await asyncio.wait_for(waiting, SOON)
-            # Those that were queued before it, and one that had the lock.
+            # the waiters before it, and one that had the lock
             assert len(took) - before <= rivals + 1
             await lease.release()
         ended.set()

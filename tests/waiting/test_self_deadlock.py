@@ -1,4 +1,4 @@
-"""A thread or task that would wait for itself is told at once; one that waits for long says for whom."""
+"""A thread or task that would wait for itself gets an error at once; a long wait logs the holder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = pytest.mark.parametrize("inner", ["orders", ["invoices", "orders"]], ids
 
 @NAMES
 def test_thread_that_waits_for_its_own_lock_is_refused_at_once(one: Server, inner: str | Sequence[str]) -> None:
-    """Raised before any waiting begins, as an error of handfast that is no NotAcquired: to try again is no use."""
+    """The error comes before any wait. It is no NotAcquired, because another try does not help."""
     client = handfast.connect(one.url)
     decided = threading.Event()
     client.listen(lambda event: decided.set() if event.kind == "waiting_began" else None)
@@ -37,7 +37,7 @@ def test_thread_that_waits_for_its_own_lock_is_refused_at_once(one: Server, inne
         nested = pool.submit(nest)
         nested.add_done_callback(lambda _: decided.set())
         assert decided.wait(10)
-        client.close()  # a thread that waits is sent away
+        client.close()  # closing ends the wait of a thread
         with pytest.raises(HandfastError, match=r"this thread already holds orders; use rlock\(\)") as caught:
             nested.result(10)
     assert not isinstance(caught.value, handfast.NotAcquired)
@@ -73,7 +73,7 @@ def test_nested_attempt_without_wait_is_contention(client: handfast.Client) -> N
 
 
 def test_waiting_for_a_lease_that_another_thread_releases_is_no_deadlock(client: handfast.Client) -> None:
-    """A lease belongs to no thread: its taker may hand it to another one, and wait for that one to be done."""
+    """A lease belongs to no thread: the thread that acquired it may pass it to another thread and wait for it."""
     lease = client.lock("orders").acquire()
     begun = threading.Event()
     client.listen(lambda event: begun.set() if event.kind == "waiting_began" else None)
@@ -118,7 +118,7 @@ def test_generator_ended_by_another_thread_is_no_deadlock(client: handfast.Clien
 
 
 def test_blocking_wait_for_lock_of_another_task_is_refused(client: handfast.Client) -> None:
-    """The blocking client in an event loop: the task that holds the lock can never go on."""
+    """The blocking client in an event loop: the task that holds the lock can never continue."""
     told: list[str] = []
 
     async def hold(entered: asyncio.Event, leaves: asyncio.Event) -> None:

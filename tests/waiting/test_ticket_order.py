@@ -1,4 +1,4 @@
-"""The order of waiters on one node does not depend on a server clock that runs evenly."""
+"""The order of waiters on one node survives steps of the server's clock."""
 
 from __future__ import annotations
 

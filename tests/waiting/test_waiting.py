@@ -1,4 +1,4 @@
-"""Waiters of one process: in order of arrival, at the cost of one waiter to the server, reported, and without a trace."""
+"""Waiters of one process: in order of arrival, one waiter to the server, reported, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def queues_of(client: Any) -> Any:
     return client._queues.by_key
 
 
-# -- the line -----------------------------------------------------------------------------------------------------------
+# -- the local queue ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,7 +119,7 @@ async def test_many_waiters_of_a_process_are_one_waiter_to_the_server(mode: str,
             await asyncio.wait(rest)
             await lease.release()
             assert (await waiters[-1]).lease.valid
-        else:  # threads cannot be cancelled, but sent away
+        else:  # threads cannot be cancelled, but closing ends their waits
             await client.close()
             assert {type((await each).error) for each in rest} == {ConfigError}
         assert handfast_connections(server) <= connections + 1  # the watchdog's
@@ -159,7 +159,7 @@ async def test_next_waiter_is_right_when_one_leaves(mode: str, how: str, leaver:
 @pytest.mark.parametrize("kind", KINDS)
 @both
 async def test_waiters_that_leave_at_any_moment_do_not_affect_others(mode: str, kind: str, one: Server) -> None:
-    """A third gives up at its deadline, a third is cancelled (where that can be), a third has time.
+    """A third gives up at its deadline, a third is cancelled (tasks only), a third waits until it has the lock.
 
     They leave while the lock is handed from one to the next, so all must wait before the first of them leaves. On a busy
     machine that may take several tries, each with more time.
@@ -252,13 +252,13 @@ async def test_closing_a_client_ends_all_its_waits(mode: str, fault: str, fair: 
 def test_client_closed_while_its_first_lock_is_granted_keeps_nothing(
     one: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The grant is there, its watchdog is not yet: at that moment another thread closes the client."""
+    """Another thread closes the client after the grant and before its watchdog has started."""
     attach = watchdog.attach
     granted, closed = threading.Event(), threading.Event()
 
     def late(*args: Any) -> Any:
         granted.set()
-        closed.wait(0.3)  # or not at all, if closing has to wait for us
+        closed.wait(0.3)  # or not at all, if closing waits for this thread
         return attach(*args)
 
     eventually(lambda: handfast_connections(one) == 0)
@@ -286,7 +286,7 @@ def waits_only(events: list[Event]) -> Callable[[Event], None]:
 
 @FAIR
 @both
-async def test_listeners_are_told_of_waits_and_a_failing_listener_changes_nothing(
+async def test_listeners_get_waits_and_a_failing_listener_changes_nothing(
     mode: str, fair: bool, one: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     events: list[Event] = []
@@ -299,7 +299,7 @@ async def test_listeners_are_told_of_waits_and_a_failing_listener_changes_nothin
         end = client.listen(waits_only(events))
         lock = client.lock("a", fair=fair)
         lease = await lock.acquire()
-        assert events == [], "who got it at once did not wait"
+        assert events == [], "a caller that got it at once did not wait"
         late = attempt_in_background(lock, wait=0.1)
         await wait_for_waiters(lock, 1)
         lucky = attempt_in_background(lock, wait=10)
@@ -330,7 +330,7 @@ async def test_listeners_are_told_of_waits_and_a_failing_listener_changes_nothin
         lease = await lock.acquire()
         assert isinstance((await attempt_in_background(lock, wait=0.05)).error, Contended)
         await lease.release()
-    assert len(events) == 6, "who has stopped to listen is told no more"
+    assert len(events) == 6, "a listener that was removed gets no events"
 
 
 @plain
@@ -414,7 +414,7 @@ async def test_many_waits_leave_nothing_behind(mode: str, kind: str, one: Server
         gc.collect()
 
         async def wait_and_leave() -> None:
-            """Of six who wait two get it, the others give up or are cancelled."""
+            """Two of six waiters get it; the others give up or are cancelled."""
             lease = await lock.acquire(wait=2)
             patient = {attempt_in_background(lock, wait=10)}
             await wait_for_waiters(lock, 1)  # waiters that come before there is a queue have connections of their own
@@ -451,7 +451,7 @@ async def test_many_waits_leave_nothing_behind(mode: str, kind: str, one: Server
             pytest.fail(f"more each time: {belongings()} after {before}")
         assert before[3] == 0
         gc.collect()
-        assert len(of_the_queues()) <= older  # other tests of this process may have left theirs
+        assert len(of_the_queues()) <= older  # other tests of this process may have left some
         # Seven threads may use the client at once, and the watchdog.
         assert handfast_connections(one) <= (connections if mode == "asyncio" else 8)
         await eventually_async(lambda: one.command("KEYS", "*") in ([], [KEY.encode() + b":f"]))

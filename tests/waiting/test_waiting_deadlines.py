@@ -136,7 +136,7 @@ async def test_first_connection_to_something_silent_ends_at_the_deadline(mode: s
 
 
 class Reluctant(Relay):
-    """Takes its time with the handshake, and lets nothing pass after it."""
+    """Delays the handshake, and forwards nothing after it."""
 
     HANDSHAKE = 2
     passed = 0
@@ -147,7 +147,7 @@ class Reluctant(Relay):
             if self.passed == 1:
                 time.sleep(0.25)
             elif self.passed > self.HANDSHAKE:
-                gate = threading.Event()  # that nobody sets
+                gate = threading.Event()  # which is never set
         super()._pass(gate)
 
 

@@ -106,7 +106,7 @@ def everywhere(nodes: list[Server], *command: str | int) -> None:
 
 
 # -- causes -------------------------------------------------------------------------------------------------------------
-# Each holds the lock until it is resumed. Then it ends the lock, and yields since when it has been free.
+# Each holds the lock until it is resumed. It ends the lock, and yields the time since which it is free.
 
 Cause = Generator[float, None, None]
 
@@ -227,7 +227,7 @@ async def test_several_names_of_other_programs_wake_when_the_last_is_free(
             want = attempt_in_background(lock, wait=STALLED)
             await wait_for_queued_waiters(lock, 1, *nodes)
             everywhere(nodes, "DEL", "a")
-            # It has looked again, and found the other.
+            # It has looked again, and found the new holder.
             await eventually_async(
                 lambda: sum(int(node.info("tracking_total_keys")) == 2 for node in nodes) > len(nodes) // 2,
                 what="a second look",
@@ -265,7 +265,7 @@ async def test_several_names_wake_when_the_last_is_released(mode: str, server: S
 
 
 def _cut_connections(server: Server) -> None:
-    """End the connections of the client that calls itself `waiter`."""
+    """End the connections of the client with the label `waiter`."""
     clients = server.command("CLIENT", "LIST")
     assert isinstance(clients, bytes)
     found = [line.split()[0].split("=")[1] for line in clients.decode().splitlines() if " name=waiter " in line]
@@ -283,7 +283,7 @@ def _cut_connections(server: Server) -> None:
 async def test_waiter_whose_connection_is_cut_gets_the_lock_at_once(
     mode: str, again: bool, way: str, nodes: list[Server]
 ) -> None:
-    """The lock is released while nobody listens, or after the waiter has connected again."""
+    """The lock is released while the waiter is not connected, or after it has connected again."""
 
     def claims() -> object:
         return nodes[0].command("HVALS", KEY + ":c")
@@ -322,7 +322,7 @@ async def test_waiter_whose_connection_is_cut_gets_the_lock_at_once(
 @pytest.mark.parametrize("kind", KINDS)
 @both
 async def test_grant_lost_with_its_connection_does_not_block_the_lock(mode: str, kind: str, one: Server) -> None:
-    """The server has given the lock to an attempt that was never told so; nobody may have to wait for its ttl."""
+    """The server has granted an attempt whose reply was lost; no waiter may have to wait for its ttl."""
     with Relay(one.url) as relay:
         async with connected(mode, relay.url, ttl=20.0) as client:
             lock = client.lock("a", **KINDS[kind])

@@ -3,7 +3,7 @@
 Real processes, with threads and with tasks, acquire and release as fast as they can, give up at random and are cancelled
 at random. Some are stopped for a while or killed at random, while they hold or wait, and replaced. An observer reads what
 all of them logged. The killed ones have a short ttl, the others a ttl far longer than any stall that is allowed. So a
-killed holder costs little, and a lock that was given to nobody, or a wake-up that was lost, stands out.
+killed holder costs little, and a lock without an owner, or a lost wake-up, stands out.
 
 `STRESS_SECONDS=600 pytest tests/waiting/test_wakeup_stress.py` takes longer.
 """
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 SECONDS: Final = float(os.environ.get("STRESS_SECONDS", "1.5"))
 """How long each test stresses its locks."""
 SHORT: Final = 0.5
-"""The ttl of those that are killed."""
+"""The ttl of the processes that are killed."""
 LONG: Final = 8.0
 """The ttl of the others, and for how long they wait."""
 STALL: Final = SHORT + 2.5

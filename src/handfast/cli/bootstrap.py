@@ -45,7 +45,7 @@ COMMAND: Final = Command(
     description="""
 A server of a quorum that has no data may have lost it, with locks that are still held. So it does not vote before the
 longest lock that it may have forgotten is over. New servers have forgotten nothing: this command says so, and opens
-them at once. Without it they open by themselves, about half a minute after the first client has met them.
+them at once. Without it they open by themselves, about half a minute after the first client has connected.
 
 Only for servers on which no lock can be held. On servers that are in use it changes nothing.
 """,

@@ -83,9 +83,9 @@ COMMAND: Final = Command(
     name="break",
     summary="Take a lock away from its holder.",
     description="""
-For a holder that hangs while its lock is renewed. Shows who would be cut off, and asks first. The lock is broken only
-if owner and token are still those that were shown; the servers compare them in the same step. The next waiter gets it
-at once. The holder finds out at its next renewal, and its token is smaller than that of every later holder.
+For a holder that hangs while its lock is renewed. Shows the holder, and asks first. The lock is broken only if it still
+has the owner and the token that were shown; the servers compare them in the same step. The next waiter gets it at once.
+The holder finds out at its next renewal, and its token is smaller than that of every later holder.
 
 Each server writes who broke the lock, and why, to a stream, handfast:audit, which keeps the last 1000; handfast show
 displays them. Without that line nothing is broken.

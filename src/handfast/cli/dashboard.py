@@ -59,8 +59,8 @@ COMMAND: Final = Command(
 Shows who holds and who waits, the votes of each node, what happens, how long waits and holds take, and what the doctor
 says of the nodes. It reads and never writes. All viewers share one reader, which rests longer than it reads.
 
-On loopback, as by default, everybody on this machine may look. On any other address a token is needed, for everything;
-the address that is printed has it. It is made anew each time, unless ${TOKEN} is set. There is no
+On loopback, the default, every user of this machine has access. On any other address every request needs a token;
+the printed address contains it. Each start makes a new one, unless ${TOKEN} is set. There is no
 encryption: put a proxy with TLS before it, or use an SSH tunnel.
 
 It needs pip install 'handfast[dashboard]'.
@@ -81,6 +81,6 @@ It needs pip install 'handfast[dashboard]'.
     statuses=(("0", "It was ended by Ctrl-C."),),
     examples=(
         ("On this machine.", "handfast dashboard"),
-        ("For others, who need the address that is printed.", "handfast dashboard --host 0.0.0.0"),
+        ("For other machines, which need the printed address.", "handfast dashboard --host 0.0.0.0"),
     ),
 )

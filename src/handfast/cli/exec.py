@@ -261,7 +261,7 @@ Standard input and output are the command's own. It finds HANDFAST_NAME and HAND
 token is larger than that of every earlier holder, so a resource can refuse a late writer.
 
 Signals are passed on to the command. If the lock is lost, because no majority of the servers could be reached in
-time, or because somebody broke it, the command gets SIGTERM, and SIGKILL after the grace time. On a terminal only the
+time, or because an operator broke it, the command gets SIGTERM, and SIGKILL after the grace time. On a terminal only the
 command itself gets them; elsewhere, as under cron, all processes of its process group do.
 
 If this process is killed by SIGKILL, the command goes on without the lock, which ends with its ttl.
@@ -294,7 +294,7 @@ when it is continued.
     ),
     statuses=(
         ("*", "That of the command; 128 and the number of the signal that ended it."),
-        (str(CONTENDED), "Somebody else holds the lock (with --wait)."),
+        (str(CONTENDED), "Another client holds the lock (with --wait)."),
         (str(UNAVAILABLE), "Too few servers could be reached."),
         (str(LOST), "The lock was lost and the command was ended."),
         (str(NOT_EXECUTABLE), "The command cannot be executed."),

@@ -90,7 +90,7 @@ that they are not blocked. With --json each lock is a line of its own.
     options=(JSON, Option("--names", "Print names only."), *SERVER_OPTIONS),
     examples=(
         ("All locks of one service.", "handfast ls 'orders:*'"),
-        ("Those that somebody waits for.", "handfast ls --json | jq 'select(.waiters > 0) | .name'"),
+        ("Locks with waiters.", "handfast ls --json | jq 'select(.waiters > 0) | .name'"),
     ),
     statuses=(
         ("0", "All locks are listed. A few nodes of a quorum may be down: each majority has one that answers."),

@@ -170,9 +170,9 @@ COMMAND: Final = Command(
     name="top",
     summary="Watch the locks that matter most, in place.",
     description="""
-Shows as many locks as fit on the screen, and looks again every second: first those that most processes wait for, or
-those that have been held longest, that end soonest, or by name. Ctrl-C ends it. When it does not write to a terminal,
-each look is printed in full, up to 1000 locks.
+Shows as many locks as fit on the screen, and looks again every second. The order is by waiting processes, by the time
+held, by the time left, or by name. Ctrl-C ends it. When it does not write to a terminal, each look is printed in full,
+up to 1000 locks.
 
 On a terminal it needs rich: pip install 'handfast[cli]'.
 """,

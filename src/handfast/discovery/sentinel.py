@@ -35,6 +35,8 @@ __all__ = ["SentinelMaster"]
 SWITCH: Final = "+switch-master"
 FIND_WITHIN: Final = 1.0
 """Seconds for a search. A sentinel has `asking.ANSWER` seconds for each packet, but could send packets without end."""
+MOST_CHANGES: Final = 3
+"""How often a sentinel is asked again because its epoch has changed, at most."""
 LISTEN_AGAIN: Final = 0.5
 """Seconds before the listener connects again to a sentinel that it has lost."""
 
@@ -98,17 +100,16 @@ class SentinelMaster:
         limit.daemon = True
         limit.start()
         try:
-            # Ask for the epoch first: after a change in between, the old epoch comes with the new address, and a later
-            # reply corrects it. Ask for the address in a second command: while a failover reconfigures the replicas, its
-            # leader describes the old master under the new epoch.
-            state = client.execute_command("SENTINEL MASTER", self.name)
-            if isinstance(state, list):  # a RESP2 reply
-                state = dict(zip(state[::2], state[1::2], strict=True))
-            told = {_text(word): _text(value) for word, value in state.items()}
-            address = client.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self.name)
-            if address is None:
-                return _UNKNOWN
-            return int(told["config-epoch"]), (_text(address[0]), int(address[1]))
+            # Ask for the address in a second command: while a failover reconfigures the replicas, its leader describes
+            # the old master under the new epoch. Ask for the epoch before and after it: if it has changed in between,
+            # the new address would come with the old epoch, and the old address would be as good.
+            before, epoch, address = -1, self._epoch(client), None
+            for _ in range(MOST_CHANGES):
+                address = client.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self.name)
+                before, epoch = epoch, self._epoch(client)
+                if before == epoch:
+                    break
+            return _UNKNOWN if address is None else (before, (_text(address[0]), int(address[1])))
         except redis.ResponseError as error:
             return _UNKNOWN if "No such master" in str(error) else f"says {without_arguments(str(error))}"
         except redis.AuthenticationError as error:
@@ -120,6 +121,13 @@ class SentinelMaster:
         finally:
             limit.cancel()
             client.close()
+
+    def _epoch(self, client: Any) -> int:
+        """The configuration epoch that a sentinel knows."""
+        state = client.execute_command("SENTINEL MASTER", self.name)
+        if isinstance(state, list):  # a RESP2 reply
+            state = dict(zip(state[::2], state[1::2], strict=True))
+        return int({_text(word): _text(value) for word, value in state.items()}["config-epoch"])
 
     def _now_at(self, epoch: int, host_port: HostPort) -> HostPort:
         """Note the address that a sentinel has named. Returns the address of the latest epoch, and closes the connections

@@ -17,13 +17,13 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Final, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
 from ..discovery.urls import parse
 from .link import Faults, Flow, Link, Way
 from .servers import LOOPBACK, reserve_port
+from .started import Started
 
 __all__ = ["Flow", "Proxy"]
 
@@ -40,7 +40,7 @@ class HasUrl(Protocol):
     def url(self) -> str: ...
 
 
-class Proxy:
+class Proxy(Started):
     """Use it as `with Proxy(server) as proxy:`, and connect to `proxy.url`. The target is a URL, or has one."""
 
     def __init__(self, target: str | HasUrl) -> None:
@@ -137,18 +137,6 @@ class Proxy:
             self._loop.call_soon_threadsafe(self._end.set)
             self._thread.join(PATIENCE)
         self._reserved.close()
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Proxy {LOOPBACK}:{self.port} to {self._target.label}>"

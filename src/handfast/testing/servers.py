@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 from urllib.parse import quote
 
@@ -25,6 +24,7 @@ from ..embedded.resp import Address, Connection, Reply
 from . import reaper
 from .ports import LOOPBACK, reserve_port
 from .server_versions import any_binary, available
+from .started import Started
 
 __all__ = ["LOOPBACK", "Server", "Servers", "TlsFiles", "available", "reserve_port"]
 
@@ -47,7 +47,7 @@ class HasPort(Protocol):
     def port(self) -> int: ...
 
 
-class Server:
+class Server(Started):
     """One server. `with Server() as server:` starts it, and at the end removes it with all its files."""
 
     def __init__(
@@ -173,18 +173,6 @@ class Server:
         if self._own_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     # -- commands
 
     def command(self, *args: str | bytes | int, timeout: float = 5.0) -> Reply:
@@ -290,7 +278,7 @@ class Server:
                 path.unlink()
 
 
-class Servers:
+class Servers(Started):
     """Several servers that start side by side: the nodes of a quorum."""
 
     def __init__(self, count: int, binary: Path | None = None, **options: Any) -> None:
@@ -310,18 +298,6 @@ class Servers:
     def close(self) -> None:
         for node in self.nodes:
             node.close()
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.close()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __getitem__(self, index: int) -> Server:
         return self.nodes[index]

@@ -220,6 +220,6 @@ QUEUES: tuple[Bug, ...] = (
         "nobody is told to look when a holder with a shorter ttl comes",
         (11,),
         ((GIVES, "if ttl < 0 or ttl >= 5000 then return end", "do return end"),),
-        "tests/sim/test_node_rules.py::test_the_next_waiter_is_told_to_look_earlier",
+        "tests/sim/test_node_rules.py::test_next_waiter_gets_push_to_look_earlier",
     ),
 )

@@ -103,6 +103,7 @@ VOTES: tuple[Bug, ...] = (
         "the watchdog releases once what may arrive after its release",
         (9,),
         ((watchdog.Watchdog._release, "if hold.may_arrive_late:", "if False:"),),
+        "tests/sim/test_sim.py::test_claim_that_arrives_behind_the_watchdogs_release_is_released_once_more",
     ),
     Bug(
         "one-generation-for-all",

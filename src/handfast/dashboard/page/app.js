@@ -1,4 +1,4 @@
-// Start reading here: what comes from the dashboard is drawn at once, and the times twice a second.
+// Start reading here: new data is drawn at once, and the times twice a second.
 
 import { byId, mark, say, show, visible } from "./dom.js";
 import { LockPage } from "./lock.js";
@@ -19,7 +19,7 @@ function route() {
   try {
     name = given === null ? null : decodeURIComponent(given);
   } catch {
-    name = null; // an address that somebody has typed
+    name = null; // a malformed address
   }
   show(byId("overview"), name === null);
   show(byId("lock"), name !== null);

@@ -1,4 +1,4 @@
-// Elements and words. What comes from the servers becomes text, never markup.
+// Elements and words. Data from the servers becomes text, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -21,7 +21,7 @@ function filled(element, attributes, children) {
   return element;
 }
 
-// These touch the document only if something is new.
+// These change the document only if something is new.
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -34,7 +34,7 @@ export function show(element, visible) {
   if (element.hidden === visible) element.hidden = !visible;
 }
 
-// Characters that nobody sees, or that turn the text around them, are shown by their number.
+// Characters that are invisible, or that change the direction of text, are shown by number.
 const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]/gu;
 
 export function visible(text) {

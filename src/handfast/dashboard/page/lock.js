@@ -1,4 +1,4 @@
-// The page of one lock: who holds it on which node, who waits, and its recent holders with their tokens.
+// The page of one lock: its holder on each node, its waiters, and its recent holders with their tokens.
 
 import { NOTHING, byId, clock, duration, el, visible } from "./dom.js";
 import { bar, drawBar } from "./table.js";
@@ -10,7 +10,7 @@ export class LockPage {
   #name = null;
   #asked = 0;
   #bar = bar();
-  #ends = 0; // as the servers were asked about this lock alone, which is more often
+  #ends = 0; // from readings of this lock alone, which are more frequent
 
   constructor(board) {
     this.#board = board;
@@ -35,7 +35,7 @@ export class LockPage {
       const said = await answer.json();
       if (round === this.#asked) this.#draw(said);
     } catch (error) {
-      // The stream tells whether the dashboard is there; what was drawn stays until it is back.
+      // The stream shows whether the dashboard is there; the page keeps its content until it is back.
       if (round === this.#asked && !byId("lock").querySelector("h2")) {
         byId("lock").replaceChildren(back(), el("p", { class: "soft" }, `No answer: ${error.message}`));
       }

@@ -1,4 +1,4 @@
-// What stands around the table: figures, the chart, nodes and the tape.
+// The parts around the table: figures, the chart, nodes and the tape.
 
 import { NOTHING, addressOf, byId, clock, count, duration, el, mark, say, svg, visible } from "./dom.js";
 

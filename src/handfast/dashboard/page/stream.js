@@ -1,4 +1,4 @@
-// What the dashboard knows: everything once, then the differences. The page's clock is set by the messages.
+// The data of the dashboard: everything once, then the differences. The messages set the page's clock.
 
 const AGAIN_MS = 2000;
 const POINTS = 300;
@@ -38,7 +38,7 @@ export class Board {
     events.addEventListener("error", () => {
       this.connected = false;
       this.#changed();
-      // A browser gives up for good after an answer that is no stream. The dashboard may be back later.
+      // A browser does not reconnect after an answer that is no stream, but the dashboard may come back.
       if (events.readyState === EventSource.CLOSED) setTimeout(() => this.listen(), AGAIN_MS);
     });
   }

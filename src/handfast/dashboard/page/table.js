@@ -1,4 +1,4 @@
-// The table of locks. However many there are, one page of them is in the document.
+// The table of locks. The document has one page of them, however many there are.
 
 import { NOTHING, addressOf, byId, count, duration, el, mark, say, show, visible } from "./dom.js";
 
@@ -20,14 +20,14 @@ export function bar() {
   return el("span", { class: "bar" }, el("span", { class: "fill" }), el("span", { class: "left" }));
 }
 
-// The share of the longest time left that was seen; a renewal fills it again.
+// The remaining time as a share of the longest that was seen; a renewal fills the bar again.
 export function drawBar(element, lock, now) {
   const [fill, left] = element.children;
   const rest = lock.ends === null ? null : Math.max(0, lock.ends - now);
   const share = rest === null ? 1 : lock.span > 0 ? Math.min(1, rest / lock.span) : 0;
   fill.style.width = `${(share * 100).toFixed(1)}%`;
   mark(element, "level", rest !== null && share < 0.34 ? "low" : "fine");
-  // A lock that is listed is held as far as is known: its renewal comes to light with the next look at the servers.
+  // A listed lock counts as held: the next reading of the servers shows its renewal.
   say(left, rest === null ? "no end" : rest === 0 ? "renewal not seen yet" : duration(rest));
 }
 
