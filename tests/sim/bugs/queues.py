@@ -128,6 +128,7 @@ QUEUES: tuple[Bug, ...] = (
                 "                self.votes[node].due = NEVER",
             ),
         ),
+        "tests/unit/test_queue_rules.py::test_ticket_is_sent_to_all_nodes_including_granting_ones",
     ),
     Bug(
         "arrives-again",
