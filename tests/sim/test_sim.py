@@ -140,6 +140,7 @@ def _text_of(place: tuple[str, int, int]) -> str:
     return "".join((Path(core.__file__).parent / file).read_text().splitlines()[first - 1 : last])
 
 
+@pytest.mark.timeout(300)
 def test_a_task_is_cancelled_at_every_await_of_an_acquisition_and_a_release() -> None:
     # A task that extends or releases must often connect first.
     resets = CANCELS._replace(nodes=1, guard=False, work=0.2, names=QUORUM.names, ttl=2.0, max_ttl=2.0)

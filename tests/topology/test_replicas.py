@@ -166,7 +166,7 @@ async def test_lease_ends_at_deadline_while_replica_is_frozen(mode: str, master:
         tried = calls(master, "wait")
         await eventually_async(lost.is_set, within=3)
         assert lease._hold.deadline == deadline
-        assert clock.now() - deadline < 0.2
+        assert clock.now() - deadline < 0.5
         assert not lease.valid
         assert calls(master, "wait") > tried, "it was tried again until the deadline"
         with pytest.raises(handfast.LeaseLost, match="no majority confirmed a renewal"):
@@ -190,7 +190,7 @@ async def test_lease_survives_replica_that_returns_in_time(mode: str, master: Se
 @both
 async def test_no_grant_waits_for_replicas_by_default(mode: str, server: Server) -> None:
     server.command("CONFIG", "RESETSTAT")
-    async with connected(mode, server.url, ttl=0.3) as client:
+    async with connected(mode, server.url, ttl=0.9) as client:
         for fence in (True, False):
             lease = await client.lock("a", fence=fence).acquire(wait=0)
             await eventually_async(renewal_of(lease))

@@ -47,7 +47,7 @@ Scenario = Callable[[Any, NodeGroup], Awaitable[Any]]
 WALL = 1_900_000_000_000_000
 SERVER_TIME = re.compile(rb"\$16\r\n1[78]\d{14}\r\n")
 """A ticket or a stamp: the time of a server, which differs from run to run."""
-WAIT = 0.2
+WAIT = 0.4
 """Seconds for which a scenario waits without success."""
 
 
