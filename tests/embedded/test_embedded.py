@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import handfast
 from handfast.embedded import binaries, deployment
 from handfast.embedded.deployment import Embedded, default_folder
 from handfast.embedded.resp import Connection, Reply, listens
@@ -240,6 +241,16 @@ def test_idle_server_exits_and_next_one_keeps_counters(folder: Path) -> None:
     assert not (folder / "clean").exists()
     assert len(group.opened) == 2, "after a clean stop no lease is outstanding"
     assert group.run_ids() != before
+
+
+def test_idle_server_exits_although_it_keeps_fence_counters_for_a_week(folder: Path) -> None:
+    group = Group(folder, idle=IDLE).ensure()
+    with handfast.connect(f"unix://{group.servers.sockets[0]}") as client, client.lock("orders:42") as lease:
+        token = lease.token
+    wait_ended(folder)
+    group.ensure()
+    with handfast.connect(f"unix://{group.servers.sockets[0]}") as client, client.lock("orders:42") as lease:
+        assert (lease.token or 0) > (token or 0)
 
 
 def test_server_stays_while_client_is_connected(folder: Path) -> None:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from .process import ServerProcess
 from .resp import Connection, ReplyError, listens
@@ -22,6 +22,8 @@ from .resp import Connection, ReplyError, listens
 T = TypeVar("T")
 
 PATIENCE = 5.0  # seconds to wait for a reply, an exit or a lock that is due any moment
+BESIDE_A_LEASE = tuple(b"%b:%b" % (end, kind) for end in (b"}", b">", b"]") for kind in (b"f", b"q", b"c", b"g"))
+"""The ends of the keys beside a lock's own key: counter, queue, claims, generations. See protocol/keys.py."""
 RESTART_PAUSE = 0.2  # seconds between two starts of one node, so that a server that dies at once costs little
 
 
@@ -30,11 +32,11 @@ class Usage(NamedTuple):
 
     clients: int
     connections_ever: int
-    expiring_keys: int
+    has_leases: bool
 
     @property
     def quiet(self) -> bool:
-        return self.clients <= 1 and self.expiring_keys == 0
+        return self.clients <= 1 and not self.has_leases
 
 
 class Node:
@@ -158,7 +160,24 @@ def _usage(link: Connection) -> Usage:
     # db0:keys=1,expires=0,avg_ttl=0
     databases = [value for name, value in fields.items() if name.startswith("db") and value.startswith("keys=")]
     expiring = sum(int(part[8:]) for db in databases for part in db.split(",") if part.startswith("expires="))
-    return Usage(int(fields["connected_clients"]), int(fields["total_connections_received"]), expiring)
+    clients = int(fields["connected_clients"])
+    return Usage(
+        clients, int(fields["total_connections_received"]), bool(expiring) and clients <= 1 and _has_leases(link)
+    )
+
+
+def _has_leases(link: Connection) -> bool:
+    """Whether a key may be a lease. Without clients nobody needs queues, and fence counters are kept for a week."""
+    cursor = b"0"
+    while True:
+        found = link.command("SCAN", cursor, "COUNT", "1000")
+        assert isinstance(found, list)
+        cursor, keys = cast(tuple[bytes, list[bytes]], found)
+        for key in keys:
+            if not key.endswith(BESIDE_A_LEASE) and cast(int, link.command("PTTL", key)) > 0:
+                return True
+        if cursor == b"0":
+            return False
 
 
 def _shutdown(link: Connection, how: str) -> None:
