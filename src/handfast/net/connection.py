@@ -195,12 +195,9 @@ class Connection:
 
     def end_check(self, fault: Fault | None) -> None:
         """Give the kept replies to their collectors; if the check has failed, its fault instead."""
-        kept, self._kept, index = self._kept, [], self.index
+        kept, self._kept = self._kept, []
         for collector, reply in kept:
-            if collector.add(index, reply if fault is None else fault):
-                waiter = collector.waiter
-                if waiter is not None and not waiter.over:
-                    waiter.set_result(None)
+            self.answer(collector, reply if fault is None else fault)
 
     def answer(self, collector: Any, reply: Any) -> None:
         """Give a reply to its collector."""
