@@ -62,7 +62,7 @@ BOXES = (
         ("acquire", "the way in: start reading here"),
         ("attempt", "one broadcast, and a hold if a majority grants it"),
         ("local_queue", "waiting in this process, in order of arrival; the cohort"),
-        ("queue", "waiting in the queues of the nodes: claim, inquire, yield"),
+        ("queue node_votes", "waiting in the nodes' queues: claim, inquire, yield; which votes count"),
         ("several foreign", "several names at once; keys of other programs"),
         ("hold", "the state machine of one acquisition"),
         ("release", "the way out: every release there is"),

@@ -13,7 +13,8 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from handfast import _client, aio, watchdog
+from handfast import _lifetime, aio, watchdog
+from handfast._registration import Registration
 from handfast.core.config import LockConfig
 from handfast.core.hold import Hold
 from handfast.core.local_queue import Acquisition
@@ -74,7 +75,7 @@ class Client(aio.Client):
         self.observer = observer
         self._now = clock.now
         super().__init__(Endpoints([Address(f"n{node.index}", host=f"n{node.index}") for node in nodes]), options)
-        _client._clients.discard(self)  # the client ends with its world, not with this process
+        _lifetime.clients.discard(self)  # the client ends with its world, not with this process
         self._collected.detach()
         self.group = self._group
         self.queues = self._queues
@@ -188,6 +189,22 @@ class Client(aio.Client):
         super()._watch(hold)
 
 
+class Registered(Registration):
+    """A client in the watchdog, with simulated connections."""
+
+    io: Any
+
+    def __init__(self, client: Client, io: SimIO) -> None:
+        super().__init__(client.group, client._addresses, client._shake)
+        self.io = io
+
+    def io_for(self, key: bytes = b"") -> Any:
+        return self.io
+
+    def batches(self, holds: list[Hold]) -> Any:
+        return [(self.io, holds)]
+
+
 class Watchdog(watchdog.Watchdog):
     """Production's watchdog without its thread and event loop: the world calls it."""
 
@@ -202,9 +219,7 @@ class Watchdog(watchdog.Watchdog):
         lock: Any = nullcontext()
         self._lock = lock
         self.schedule = Schedule(lock, self._wake, client.clock.now)
-        registration = watchdog.Registration(client.group, client._addresses, client._shake)
-        registration.io = io  # type: ignore[assignment]
-        self._registrations = {client.group: registration}
+        self._registrations = {client.group: Registered(client, io)}
         self._ended = False
         self._to_finish = deque()
         self._tasks = set()
@@ -245,13 +260,6 @@ class Watchdog(watchdog.Watchdog):
     async def _together(work: Sequence[Coroutine[Any, Any, Any]]) -> None:
         for each in work:
             await each
-
-    def _batches(self, registration: watchdog.Registration, holds: list[Hold]) -> Any:
-        return [(self.io, holds)]
-
-    async def _io_for(self, registration: watchdog.Registration, key: bytes = b"") -> Any:
-        io: Any = self.io
-        return await self._connected(io, registration.group)
 
     async def _release(self, hold: Hold) -> None:
         self.releasing[hold.who] = None

@@ -88,6 +88,8 @@ class _Placed(NamedTuple):
     tcp: TcpConnection
     claimant: bytes
     """The id of the claim; empty for a vote without a claim."""
+    write: int
+    """The number of the write on this connection."""
 
 
 class Ledger:
@@ -106,7 +108,7 @@ class Ledger:
     def on_write(self, client: Client, tcp: TcpConnection, node: int, data: bytes, again: bool) -> None:
         for what, key, who, claimant in _meanings_of(data):
             if what == "takes":
-                self._placed.setdefault(who, {})[node, key, tcp] = _Placed(client, tcp, claimant)
+                self._placed.setdefault(who, {})[node, key, tcp] = _Placed(client, tcp, claimant, tcp.sent)
             elif what == "leaves":
                 # A release is sent only at the end of an acquisition.
                 self._over.setdefault(who, self._world.now)
@@ -114,7 +116,7 @@ class Ledger:
             else:
                 self._still_held(client, what, who, again)
                 if what == "restore_vote":
-                    self._placed.setdefault(who, {})[node, key, tcp] = _Placed(client, tcp, b"")
+                    self._placed.setdefault(who, {})[node, key, tcp] = _Placed(client, tcp, b"", tcp.sent)
 
     def fails(self, who: Acquirer) -> None:
         """An acquisition has ended without a hold."""
@@ -130,7 +132,7 @@ class Ledger:
                 done = by_watchdog and links[where[0]].connection is None
             else:
                 there = self._is_there(self.nodes[node], key, who, each.claimant)
-                done = each.tcp is tcp or there or self._arrived(self.nodes[node], each.tcp)
+                done = each.tcp is tcp or there or self._arrived(self.nodes[node], each)
                 # The watchdog releases again a moment later. A claim that arrives even later ends with its ttl.
                 done = done or (by_watchdog and self._is_slow(each.tcp))
             if done:
@@ -187,17 +189,18 @@ class Ledger:
             if not each.tcp.open:
                 del placed[where]
             elif not self._is_there(node, key, who, each.claimant):
-                if self._arrived(node, each.tcp):
+                if self._arrived(node, each):
                     del placed[where]
             elif self._could_send(each.client) and not self._is_releasing(each.client, who):
                 self._complain(
                     9, f"{each.client.name} has sent no release of {who!r} to n{index}, which has a vote or a claim of it"
                 )
 
-    def _arrived(self, node: Node, tcp: TcpConnection) -> bool:
-        """The node has carried out everything that was sent on this connection."""
-        now, actor = self._world.now, node.actor
-        return not tcp.stuck[1] and tcp.last[1] < now and not actor.stopped and actor.went_on < now
+    def _arrived(self, node: Node, placed: _Placed) -> bool:
+        """The node has carried out the request, or it was lost and nothing is on its way on this connection."""
+        now, actor, tcp = self._world.now, node.actor, placed.tcp
+        nothing_travels = not tcp.stuck[1] and tcp.last[1] < now and not actor.stopped and actor.went_on < now
+        return nothing_travels or tcp.handled >= placed.write
 
     @staticmethod
     def _is_releasing(client: Client, who: Acquirer) -> bool:

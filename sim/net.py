@@ -51,7 +51,7 @@ class Server(Protocol):
 class TcpConnection:
     """One TCP connection from a client's link to a server."""
 
-    __slots__ = ("end", "last", "net", "open", "out", "server", "stuck", "user", "where")
+    __slots__ = ("end", "handled", "last", "net", "open", "out", "sent", "server", "stuck", "user", "where")
 
     def __init__(self, net: Net, where: int, user: Actor, end: UserEnd, server: Server) -> None:
         self.net = net
@@ -66,10 +66,13 @@ class TcpConnection:
         """Down, up: the time at which the last bytes arrive."""
         self.stuck: tuple[deque[Any], deque[Any]] = (deque(), deque())
         """Down, up: the bytes that are held back."""
+        self.sent = self.handled = 0
+        """Writes of the client, and how many of them the server has received."""
         self.out: list[bytes] | None = None
         """For the server: the replies to the write that it is processing."""
 
     def send(self, data: bytes) -> None:
+        self.sent += 1
         if self.net.on_send is not None:
             self.net.on_send(self, data)
         self.net.carry(self, 1, self.server.receive, data)

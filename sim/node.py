@@ -170,6 +170,7 @@ class Node(Store):
         self._net.ended(tcp)
 
     def receive(self, tcp: TcpConnection, data: bytes) -> None:
+        tcp.handled += 1
         if tcp not in self._connections:
             if self._dark:  # half-open: without power, nothing refuses the connection
                 self.world.happened["21"] += 1

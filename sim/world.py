@@ -31,8 +31,9 @@ LATE: Final = 1e-7
 """Seconds by which timers are late: a real timer never fires early, so rounding must not make these fire early."""
 DEAD: Final = 1 << 30
 _push: Final = heapq.heappush
-MOST_AT_ONCE: Final = 200_000
-"""The most timers of one moment. Computing takes no simulated time, so a busy loop would never end."""
+AT_ONCE: Final = 0.001
+MOST_AT_ONCE: Final = 20_000
+"""The most timers within AT_ONCE seconds. Computing takes hardly any simulated time, so a busy loop would never end."""
 
 
 class NoProgress(AssertionError):
@@ -102,7 +103,7 @@ class World:
             if call is None:
                 continue
             self.now = when
-            if when > moment:
+            if when > moment + AT_ONCE:
                 moment, at_once = when, 0
             at_once += 1
             if at_once > MOST_AT_ONCE:

@@ -8,13 +8,14 @@ import os
 import signal
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
 import handfast
-from handfast import _client
-from handfast.testing import Server, Servers, available
+from handfast import _lifetime
+from handfast.testing import Cluster, SentinelGroup, Server, Servers, available
+from handfast.testing.plugin import _Kept
 from tests.support.topologies import _sharded, _watched, doomed, sharded, watched
 
 __all__ = ["_sharded", "_watched", "doomed", "sharded", "watched"]
@@ -74,7 +75,7 @@ def small_heap() -> None:
 def _no_client_outlives_its_test() -> Iterator[None]:
     """Some tests drop clients on purpose; the next test in this process must not find their watchdog."""
     yield
-    for client in list(_client._clients):
+    for client in list(_lifetime.clients):
         if client._dog is not None and not client._closed:
             client._dog.unregister(client._group).result(timeout=5)
 
@@ -118,6 +119,22 @@ def one(_one: Server) -> Server:
 def client(one: Server) -> Iterator[handfast.Client]:
     with handfast.connect(one.url) as client:
         yield client
+
+
+# As the plugin's fixtures, but for a module: sentinels and the nodes of a cluster talk all the time, also when no test
+# uses them.
+
+
+@pytest.fixture(scope="module")
+def _handfast_sentinel() -> Iterator[_Kept[SentinelGroup]]:
+    with closing(_Kept(SentinelGroup)) as kept:
+        yield kept
+
+
+@pytest.fixture(scope="module")
+def _handfast_cluster() -> Iterator[_Kept[Cluster]]:
+    with closing(_Kept(Cluster)) as kept:
+        yield kept
 
 
 @pytest.fixture

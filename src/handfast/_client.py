@@ -6,18 +6,15 @@ that ends in an exception, for example by Ctrl-C after the grant, is taken back 
 
 from __future__ import annotations
 
-import _thread
-import atexit
 import functools
 import os
 import socket
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, Unpack
 
-from handfast import log
+from handfast import _lifetime, log
 from handfast._lease import BaseLease, BaseLock, Blocks
 from handfast._reports import Reports
 from handfast.core import guard
@@ -42,7 +39,6 @@ __all__ = ["BaseClient", "wait_of"]
 
 L = TypeVar("L", bound=BaseLock)
 G = TypeVar("G", bound=BaseLease)
-_clients: weakref.WeakSet[BaseClient[Any, Any]] = weakref.WeakSet()
 
 
 class BaseClient(Generic[L, G]):
@@ -104,10 +100,10 @@ class BaseClient(Generic[L, G]):
         self._queues = self._new_queues()
         self._blocks = Blocks()
         self._configs: dict[tuple[Any, ...], LockConfig] = {}
-        _clients.add(self)
-        self._belongings = _Belongings(self._group, where)
+        _lifetime.clients.add(self)
+        self._belongings = _lifetime.Belongings(self._group, where)
         self._collected = weakref.finalize(self, self._belongings.collected)
-        self._collected.atexit = False  # see _at_exit
+        self._collected.atexit = False  # see _lifetime.py
 
     # -- making locks
 
@@ -411,52 +407,6 @@ def _open_new(settings: Policy, addresses: Sequence[Address]) -> None:
         io.close()
     if group.voters() < group.n:
         raise ConfigError(f"the embedded servers could not be opened: {said}")
-
-
-class _Belongings:
-    """The objects that must be closed with a client, even if the caller never closes it. It holds no reference to the
-    client, not even an indirect one."""
-
-    def __init__(self, group: NodeGroup, where: Endpoints) -> None:
-        self.group = group
-        self.where = where
-        self.dog: Watchdog | None = None
-        self.end_connections: Callable[[], None] = lambda: None
-
-    def collected(self) -> None:
-        """Close everything after the client was garbage-collected. A collection may happen anywhere, even while this
-        thread holds a lock that closing takes, so another thread does it."""
-        if not sys.is_finalizing():
-            try:
-                _thread.start_new_thread(self._end, ())
-            except RuntimeError:
-                pass  # the process ends, and closes its connections
-
-    def _end(self) -> None:
-        try:
-            if self.dog is not None:
-                self.dog.unregister(self.group)
-            self.end_connections()
-        finally:
-            self.where.close()
-
-
-def _after_fork() -> None:
-    for client in list(_clients):
-        client._forked()
-
-
-@atexit.register
-def _at_exit() -> None:
-    clients = [client for client in list(_clients) if not client._closed]
-    for client in clients:
-        client._send_waiters_away()
-    for client in clients:
-        if client._dog is not None:
-            client._release_all_at_exit(client._dog)
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def wait_of(wait: object) -> float | None:

@@ -113,6 +113,8 @@ class Blocks:
 
     def held_around(self, caller: Any, request: LockRequest, at: float) -> str | None:
         """A requested name that the caller already holds in a block around this call, or None."""
+        if not self._by_key:
+            return None
         for name, key in zip(request.names, request.keys, strict=True):
             block = self._by_key.get(key)
             if block is not None and block.caller == caller and block.hold.held_at(at) and block.encloses_this_call():
@@ -273,6 +275,23 @@ def _shown(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1.0 else f"{math.ceil(seconds * 1000)} ms"
 
 
+class _NotOfLock:
+    """An attribute for which users of other libraries look in vain: there, a lock is what a lease is here.
+
+    This is no `__getattr__`, which would slow down every access to every attribute of a lock.
+    """
+
+    def __init__(self, hint: str = "") -> None:
+        self._hint = hint
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, lock: object, owner: type) -> NoReturn:
+        hint = self._hint or f"keep the lease that acquire() returns, and use its {self._name}"
+        raise AttributeError(f"a lock has no attribute {self._name!r}: {hint}", name=self._name, obj=lock)
+
+
 class BaseLock(LockRequest):
     """A lock: the names to acquire, and the settings."""
 
@@ -292,16 +311,13 @@ class BaseLock(LockRequest):
         self._leases: list[Any] = []
         """The leases of the open `with` blocks of this lock. They live as long as the lock, unless a block ends first."""
 
-    if not TYPE_CHECKING:  # otherwise type checkers would accept every attribute
+    if not TYPE_CHECKING:  # otherwise type checkers would accept these attributes
+        check, extend, lost, release = _NotOfLock(), _NotOfLock(), _NotOfLock(), _NotOfLock()
+        remaining, token, valid, votes = _NotOfLock(), _NotOfLock(), _NotOfLock(), _NotOfLock()
+        locked = _NotOfLock("holder() tells who holds it")
 
-        def __getattr__(self, name: str) -> NoReturn:
-            # Called for attributes that do not exist. In other libraries a lock is what a lease is here.
-            hint = ""
-            if name == "locked":
-                hint = ": holder() tells who holds it"
-            elif (not name.startswith("_") and hasattr(BaseLease, name)) or name in ("release", "extend", "lost"):
-                hint = f": keep the lease that acquire() returns, and use its {name}"
-            raise AttributeError(f"a lock has no attribute {name!r}{hint}", name=name, obj=self)
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if hasattr(type(self), name)]
 
     def _innermost(self) -> Any:
         """The lease of the innermost open block of this lock: the caller's own or, if it has none, another caller's.

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
@@ -27,15 +27,14 @@ from handfast.discovery.endpoints import Endpoints, from_redis, locate
 from handfast.errors import ConfigError, Contended, LeaseLost
 from handfast.name_from_call import check_template, skipping, template_key
 from handfast.net import clock
-from handfast.net.threads import ThreadAccess, ThreadIO, run
-from handfast.net.threads_connections import IDLE_CHECK
+from handfast.net.thread_pool import BasePool, ThreadPool
+from handfast.net.threads import run
 from handfast.option_types import CLIENT_OPTIONS, ClientOptions, LockOptions, Servers, explain_options
 from handfast.options import Policy, Seconds, refused_words
 
 if TYPE_CHECKING:
     from handfast._interrupt import ThreadBody
     from handfast.core.inspect import Holder
-    from handfast.net.cluster_pool import RoutedPool
     from handfast.watchdog import Watchdog
 
 __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client", "lock"]
@@ -43,10 +42,7 @@ __all__ = ["Client", "Lease", "Lock", "bootstrap", "connect", "from_client", "lo
 P = ParamSpec("P")
 R = TypeVar("R")
 V = TypeVar("V")
-T = TypeVar("T")
 
-SPARE_CONNECTIONS = 16
-"""How many idle sets of connections a client keeps. A burst of threads makes more for a while."""
 LEAVE_WITHIN = 0.5
 """Seconds that waiting threads have to leave the queues when the process ends."""
 
@@ -174,12 +170,12 @@ class Lock(BaseLock):
 
     def holder(self) -> Holder | None:
         """The present holder, as the servers see it; None if the lock is free."""
-        return self._client._use_for(self.key, inspect.holder, self)
+        return self._client._pool.use(self.key, inspect.holder, self)
 
     def waiters(self) -> list[str]:
         """The waiters, the next one first: one waiter of each process, and all waiters of this client."""
         local = self._client._queues.waiting(self)
-        return self._client._use_for(self.key, inspect.waiters, self, _thread_name, local)
+        return self._client._pool.use(self.key, inspect.waiters, self, _thread_name, local)
 
     def __enter__(self) -> Lease:
         lease = self.acquire()
@@ -246,16 +242,8 @@ class Client(BaseClient[Lock, Lease]):
         from asyncio import _get_running_loop  # the watchdog has imported asyncio by now
 
         self._running_loop = _get_running_loop
-        self._idle: list[ThreadIO] = []
-        """Connections that no operation uses."""
-        self._pool: RoutedPool | None = None
-        """The pool of a client that uses Redis Cluster, instead of `_idle`."""
-        if self._routes is not None:
-            from handfast.net.cluster_pool import RoutedPool
-
-            self._pool = RoutedPool(self._group, self._routes, self._shake)
-        self._belongings.end_connections = functools.partial(_close_all, self._idle, self._pool)
-        self._access = ThreadAccess(self._use)
+        self._pool = self._new_pool()
+        self._belongings.end_connections = self._pool.close
         self._reentries: weakref.WeakKeyDictionary[threading.Thread, dict[Any, Reentry]] = weakref.WeakKeyDictionary()
 
     @overload
@@ -328,13 +316,14 @@ class Client(BaseClient[Lock, Lease]):
     def close(self) -> None:
         """Release all renewed leases and close all connections. A body that still runs loses its lease: `lost` is set,
         and the end of its block raises LeaseLost."""
+        self._pool.closed = True  # the waiters that are woken now make no more connections
         if not self._shut():
             return
         try:
             if self._dog is not None:
                 self._dog.unregister(self._group).result()
         finally:  # an interrupt ends this wait, but the watchdog goes on closing
-            _close_all(self._idle, self._pool)
+            self._pool.close()
             self._where.close()
 
     def __enter__(self) -> Client:
@@ -355,46 +344,15 @@ class Client(BaseClient[Lock, Lease]):
 
     # -- running operations
 
-    def _use(self, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """Run an operation with connections that no other thread uses."""
-        try:
-            io = self._idle.pop()
-        except IndexError:
-            if self._closed:
-                raise ConfigError("this client is closed; connect() makes a new one") from None
-            io = ThreadIO(self._group, self._addresses, self._shake)
-        return self._use_these(io, operation, *args)
+    def _new_pool(self) -> BasePool:
+        if self._routes is None:
+            return ThreadPool(self._group, self._addresses, self._shake)
+        from handfast.net.cluster_pool import RoutedPool
 
-    def _use_these(self, io: ThreadIO, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        try:
-            _refresh(io)
-            return run(operation(io, *args))
-        finally:
-            if io.inconsistent:
-                io.abandon()
-            elif self._closed or len(self._idle) >= SPARE_CONNECTIONS:
-                io.close()
-            else:
-                self._idle.append(io)
-
-    def _use_for(self, key: bytes, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """Run an operation with connections to the node of a cluster that has the key."""
-        pool = self._pool
-        if pool is None:
-            return self._use(operation, *args)
-        if self._closed:
-            raise ConfigError("this client is closed; connect() makes a new one")
-        io = pool.take(key)
-        try:
-            _refresh(io)
-            return run(operation(io, *args))
-        finally:
-            pool.give_back(io)
+        return RoutedPool(self._group, self._routes, self._shake)
 
     def _acquire(self, lock: Lock, timing: Timing, wait: float | None) -> Lease:
-        access = self._access
-        if self._pool is not None:
-            access = ThreadAccess(functools.partial(self._use_for, lock.key))
+        access = self._pool.access(lock.key)
         acquisition = Acquisition(lock, timing, wait, clock.now())
         try:
             lease = self._grant(run(acquire(access, self._queues, acquisition)), acquisition)
@@ -422,16 +380,15 @@ class Client(BaseClient[Lock, Lease]):
     def _release_where_acquired(self, hold: Hold) -> bool:
         """Release on the connections that carried the acquisition: on others, the release may overtake the claim at a
         slow node of a quorum. If another thread uses these connections now, the watchdog releases such nodes again."""
-        if self._group.n == 1 or self._pool is not None:
-            return self._use_for(hold.key, release, hold)
-        try:
-            self._idle.remove(hold.carrier)
-        except ValueError:
-            released = self._use_for(hold.key, release, hold)
-            if hold.unanswered:
-                hold.release_unconfirmed = hold.may_arrive_late = True
-            return released
-        return self._use_these(hold.carrier, release, hold)
+        pool = self._pool
+        if self._group.n == 1:
+            return pool.use(hold.key, release, hold)
+        if pool.take(hold.carrier):
+            return pool.use_taken(hold.carrier, release, hold)
+        released = pool.use(hold.key, release, hold)
+        if hold.unanswered:
+            hold.release_unconfirmed = hold.may_arrive_late = True
+        return released
 
     def _reenter(self, lock: Lock, timing: Timing, wait: float | None) -> Lease:
         mine = self._reentries.setdefault(threading.current_thread(), {})
@@ -447,7 +404,7 @@ class Client(BaseClient[Lock, Lease]):
         schedule.promised(hold, ttl)
         try:
             began = clock.now()
-            self._use_for(hold.key, extend, hold, ttl)
+            self._pool.use(hold.key, extend, hold, ttl)
             self._reports.renewal_ended([hold], clock.now() - began)
         finally:
             if hold.state == HELD:
@@ -462,7 +419,7 @@ class Client(BaseClient[Lock, Lease]):
 
     def _release_all_at_exit(self, dog: Watchdog) -> None:
         # Use an existing connection: at this point Python starts no thread that could make a new one.
-        io = self._idle.pop() if self._idle else None
+        io = self._pool.take_idle()
         if io is not None and io.ready:
             for hold in dog.renewed(self._group):
                 if hold.begin_release():
@@ -474,26 +431,8 @@ class Client(BaseClient[Lock, Lease]):
     def _forked(self) -> None:
         super()._forked()
         self._on_lost_calls.forked()
-        while self._idle:
-            self._idle.pop().abandon()
-        if self._pool is not None:
-            self._pool.forked()
+        self._pool.forked()
         self._reentries = weakref.WeakKeyDictionary()
-
-
-def _close_all(idle: list[ThreadIO], pool: RoutedPool | None) -> None:
-    while idle:
-        idle.pop().close()
-    if pool is not None:
-        pool.close()
-
-
-def _refresh(io: ThreadIO) -> None:
-    """Notice connections that the server has closed while they were idle. Called before an operation."""
-    tick = time.monotonic()
-    if tick - io.used_at > IDLE_CHECK:
-        io.wake()
-    io.used_at = tick
 
 
 @explain_options(CLIENT_OPTIONS)
@@ -534,4 +473,4 @@ def bootstrap(client: Client) -> dict[str, str]:
     """
     if client._routes is not None:
         raise ConfigError("a cluster has no restart guard, so there is nothing to open")
-    return client._use(guard.bootstrap, client._group)
+    return client._pool.use(b"", guard.bootstrap, client._group)

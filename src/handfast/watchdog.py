@@ -2,7 +2,7 @@
 
 It is a thread, because a blocked event loop or a busy main thread must not lose a lock. The thread runs an asyncio loop,
 so that the renewals of one client never wait for a hung server of another. It has its own connections to every client's
-nodes. core/schedule.py decides when a hold is due.
+nodes (_registration.py). core/schedule.py decides when a hold is due.
 
 The thread also repeats interrupted releases, releases dropped leases, and re-admits nodes whose quarantine is over while
 a client holds a lock.
@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import _thread
 import asyncio
-import concurrent.futures.thread  # asyncio would import it at the first host name: see net/address.py
+import concurrent.futures
 import functools
 import logging
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from handfast._executor import ExitSafeExecutor
+from handfast._registration import Registration
 from handfast.core import eviction, guard, release, renew
 from handfast.core.handshake import Steps
 from handfast.core.hold import HELD, LOST, Hold
@@ -31,15 +33,10 @@ from handfast.net import clock
 from handfast.net.address import Address
 from handfast.net.aio import AsyncIO
 
-if TYPE_CHECKING:
-    from handfast.net.cluster_aio import ClusterIO
-
 __all__ = ["Watchdog", "attach"]
 
 logger = logging.getLogger("handfast")
 
-BATCH: Final = 500
-"""The number of holds in one write: large enough to fill packets, small enough not to delay a deadline."""
 LONGEST_SLEEP: Final = 0.5
 """The longest sleep in seconds while there are holds. The loop's timers stop while the machine is suspended, but the
 clock of the leases does not. So a lease that ended during a suspend is noticed within this time after it."""
@@ -60,40 +57,6 @@ RELEASE_LATEST: Final = 1.0
 """Seconds between two tries of a release on an unreachable node: first RELEASE_SOONEST, doubled up to this."""
 
 
-class _Executor(concurrent.futures.ThreadPoolExecutor):
-    """Runs calls that may block, such as the look-up of a host name.
-
-    At the end of the process Python starts no thread any more, but the leases must still be released. From that point on,
-    the watchdog's thread makes these calls itself.
-    """
-
-    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
-        try:
-            return super().submit(call, *args, **kwargs)
-        except RuntimeError:
-            done: concurrent.futures.Future[Any] = concurrent.futures.Future()
-            try:
-                done.set_result(call(*args, **kwargs))
-            except Exception as error:
-                done.set_exception(error)
-            return done
-
-
-class Registration:
-    """A client in the watchdog: its nodes, and the watchdog's own connections to them."""
-
-    def __init__(self, group: NodeGroup, addresses: Sequence[Address], shake: Callable[[int], Steps]) -> None:
-        self.group = group
-        self.addresses = addresses
-        self.shake = shake
-        self.io: AsyncIO | ClusterIO | None = None
-        self.repairing: asyncio.Task[Any] | None = None
-        self.releases: set[asyncio.Task[Any]] = set()
-        """The tasks of releases that were left to the watchdog."""
-        self.looked_at: dict[AsyncIO, float] = {}
-        """When the servers of each set of connections were last asked for their eviction policy."""
-
-
 class Watchdog:
     """The watchdog of this process. It is made when the first client needs it, and ends when the last one is closed."""
 
@@ -107,7 +70,7 @@ class Watchdog:
         """Holds to release: their lease was dropped, or their release was interrupted."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
-        self._executor = _Executor(thread_name_prefix="handfast-watchdog")
+        self._executor = ExitSafeExecutor(thread_name_prefix="handfast-watchdog")
         self._loop.set_default_executor(self._executor)
         self._wakeup = asyncio.Event()
         # Thread.start() waits for the thread, and an interrupt there leaves a broken lock. So start it in two steps.
@@ -234,7 +197,7 @@ class Watchdog:
         to_renew, _ = self.schedule.sort_out(holds)
         registration = self._registrations.get(group)
         if to_renew and registration is not None:
-            batches = self._batches(registration, to_renew)
+            batches = registration.batches(to_renew)
             await self._together([self._renew(io, group, batch) for io, batch in batches])
             if group.guard and group.voters() < group.n:
                 self._repair_soon(group)
@@ -242,24 +205,6 @@ class Watchdog:
     @staticmethod
     async def _together(work: Sequence[Coroutine[Any, Any, Any]]) -> None:
         await asyncio.gather(*work)
-
-    def _batches(self, registration: Registration, holds: list[Hold]) -> list[tuple[AsyncIO, list[Hold]]]:
-        """Group holds on the same nodes, which can leave in one write."""
-        io = self._io(registration)
-        if isinstance(io, AsyncIO):
-            return [(io, holds[i : i + BATCH]) for i in range(0, len(holds), BATCH)]
-        by_shard: dict[AsyncIO, list[Hold]] = {}
-        alone: list[tuple[AsyncIO, list[Hold]]] = []
-        for hold in holds:
-            shard = io.at(hold.key)
-            # A failed renewal may be redirected to another node, which works only for single requests.
-            if hold.retrying:
-                alone.append((shard, [hold]))
-            else:
-                by_shard.setdefault(shard, []).append(hold)
-        return alone + [
-            (shard, part[i : i + BATCH]) for shard, part in by_shard.items() for i in range(0, len(part), BATCH)
-        ]
 
     async def _renew(self, io: AsyncIO, group: NodeGroup, holds: list[Hold]) -> None:
         await self._connected(io, group)
@@ -280,19 +225,6 @@ class Watchdog:
             registration.looked_at[io] = now
             self._start(eviction.look(io, group, logger.warning))
 
-    def _io(self, registration: Registration) -> AsyncIO | ClusterIO:
-        io = registration.io
-        if io is None:
-            kind: type[AsyncIO | ClusterIO] = AsyncIO
-            if any(address.cluster is not None for address in registration.addresses):
-                from handfast.net.cluster_aio import ClusterIO as kind
-            io = registration.io = kind(registration.group, registration.addresses, registration.shake, self._loop)
-        return io
-
-    async def _io_for(self, registration: Registration, key: bytes = b"") -> AsyncIO:
-        io = self._io(registration)
-        return await self._connected(io if isinstance(io, AsyncIO) else io.at(key), registration.group)
-
     async def _connected(self, io: AsyncIO, group: NodeGroup) -> AsyncIO:
         if not io.ready:
             await io.connect(group.need, CONNECT_TIMEOUT)
@@ -312,7 +244,7 @@ class Watchdog:
         given_up, pause = self.schedule.now() + hold.ttl, RELEASE_SOONEST
         unasked = set(range(group.n))
         while self._registrations.get(group) is registration:
-            io = await self._io_for(registration, hold.key)
+            io = await self._connected(registration.io_for(hold.key), group)
             unasked = await release.repeat(io, hold, unasked)
             if hold.may_arrive_late:
                 # A server may read the connection that carried the claim after this one. So the nodes that answered are
@@ -336,7 +268,7 @@ class Watchdog:
         group = registration.group
         try:
             while group.voters() < group.n:
-                io = await self._io_for(registration)
+                io = await self._connected(registration.io_for(), group)
                 await guard.repair(io, group)
                 now = io.now()
                 waits = [node.opens_at - now for node in group.nodes if not node.marker and node.incarnation]

@@ -8,6 +8,8 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -386,6 +388,29 @@ def test_serve_quorum_on_a_terminal_ends_by_ctrl_c() -> None:
         screen.expect("Ctrl-C ends")
         screen.type("\x03")
         assert screen.wait() == 0
+
+
+def test_signal_at_any_moment_ends_the_wait_of_serve_quorum() -> None:
+    """Also one that comes just when the wait begins, as Ctrl-C does that is typed as soon as the command says it."""
+    code = """
+        import os, signal, threading
+        from handfast.cli.serve_quorum import _ends
+
+        begins, wait = threading.Semaphore(0), _ends()
+
+        def interrupt():
+            for _ in range(1000):
+                begins.acquire()
+                os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt, daemon=True).start()
+        for _ in range(1000):
+            begins.release()
+            assert wait() == signal.SIGINT
+        print("never hung")
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=WITHIN)
+    assert (ended.stdout, ended.stderr) == ("never hung\n", "")
 
 
 # -- errors

@@ -24,7 +24,7 @@ import handfast
 import handfast.aio
 from handfast.net import clock
 from handfast.testing import Server, Servers, available
-from tests.support.eventually import eventually, eventually_async
+from tests.support.eventually import eventually, eventually_async, renewal_of
 from tests.support.sync_and_async import plain
 from tests.support.tls_servers import make_files, start_with_tls
 
@@ -34,7 +34,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
 
-WITHIN = 10.0
+WITHIN = 30.0
+"""Seconds that anything may take on a busy machine."""
 
 
 def in_child(work: Callable[[], Any]) -> Any:
@@ -166,8 +167,8 @@ def test_child_does_not_reenter_reentrant_lock(client: handfast.Client) -> None:
 
 def test_lease_of_parent_is_renewed_while_it_forks(one: Server, client: handfast.Client) -> None:
     lease = client.lock("a", ttl=0.5).acquire(wait=0)
-    first = lease._hold.renew_from
-    while lease._hold.renew_from < first + 0.7:
+    renewed = renewal_of(lease, by=0.7)
+    while not renewed():
         in_child(lambda: look(lease))
         assert lease.valid
     assert one.command("GET", "handfast:{a}") == lease.owner.encode()
@@ -186,8 +187,8 @@ def test_child_uses_client_with_own_connections_and_owner(one: Server, client: h
         except handfast.Contended as error:
             refused = error.holder or ""
         lease = client.lock("mine").acquire(wait=0)
-        owner, renewed = lease.owner, client.lock("short", ttl=0.3).acquire(wait=0)
-        eventually(lambda: renewed._hold.renew_from > renewed._hold.deadline - 0.3 * 0.6 or renewed.remaining() > 0.2)
+        owner, renewed = lease.owner, client.lock("short", ttl=0.6).acquire(wait=0)
+        eventually(renewal_of(renewed))
         seen = handfast_connections(one)
         return {
             "refused": refused,
@@ -321,8 +322,7 @@ async def test_child_of_asyncio_parent_inherits_no_lease_and_can_connect(one: Se
         assert said["owner"].split(":")[1] == str(said["pid"]) != lease.owner.split(":")[1]
         assert before <= handfast_connections(one), "the parent's connection is untouched"
         # Well beyond the ttl: renewed by the parent's watchdog, on a loop that still turns.
-        first = lease._hold.renew_from
-        await eventually_async(lambda: lease._hold.renew_from > first + 0.7)
+        await eventually_async(renewal_of(lease, by=0.7))
         assert lease.valid
         assert not lease.lost.is_set()
         leases = [await client.lock(f"n{i}").acquire(wait=0) for i in range(50)]
@@ -389,7 +389,7 @@ def test_child_that_exits_normally_leaves_lock_of_parent_alone(words: str, one: 
     code = f"""
         import os, sys
         import handfast
-        client = handfast.connect({one.url!r})
+        client = handfast.connect({one.url!r}, node_timeout=5)
         lease = client.lock("a").acquire(wait=0)
         pid = os.fork()
         if pid == 0:

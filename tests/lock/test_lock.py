@@ -303,10 +303,10 @@ def test_unconfirmed_extension_raises_without_losing_lease(own: Server) -> None:
 
 
 def test_lost_is_not_set_by_release(client: handfast.Client) -> None:
-    lease = client.lock("a", ttl=0.1).acquire()
+    lease = client.lock("a", ttl=0.6).acquire()
     lost = lease.lost
-    lease.release()
-    assert not lost.wait(0.15)
+    assert lease.release()
+    assert not lost.wait(0.65)
 
 
 # -- several names ----------------------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def test_interrupted_reentrant_release_still_releases_lock(
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(client, "_use_for", strike)
+    monkeypatch.setattr(client._pool, "use", strike)
     with pytest.raises(KeyboardInterrupt):
         lease.__exit__(None, None, None) if then == "left" else lease.release()
     if then == "released again":

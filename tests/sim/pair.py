@@ -108,6 +108,7 @@ class Simulated:
         self._reader = hiredis.Reader(replyError=_error)
         self.pushes: list[Any] = []
         self.out: list[bytes] | None = None
+        self.handled = 0
         self.node._connections[self] = None  # type: ignore[index]
 
     def complain(self, number: int, text: str) -> None: ...

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from handfast.protocol import commands
 from handfast.protocol.claims import decode_record
@@ -19,6 +22,7 @@ KEY = b"handfast:{a}"
 KEYS = queue_keys(KEY)
 RETENTION = 1000
 LONGEST = b"60000"
+LIMITS = commands.limits(RETENTION, int(LONGEST))
 
 
 class Nobody:
@@ -52,8 +56,8 @@ class Script:
         return reply
 
     def claim(self, who: Identity, ticket: int, ttl_ms: int = 10_000) -> Any:
-        terms, limits = commands.claim_terms(b"%d" % ttl_ms, 0), commands.limits(RETENTION, int(LONGEST))
-        return self.send(commands.claim(KEYS, b"", who, terms, b"0", b"0", limits, b"%d" % ticket, who.id))
+        terms = commands.claim_terms(b"%d" % ttl_ms, 0)
+        return self.send(commands.claim(KEYS, b"", who, terms, b"0", b"0", LIMITS, b"%d" % ticket, who.id))
 
     def give_back(self, who: Identity, stamp: bytes) -> Any:
         return self.send(commands.yield_vote(KEYS, b"", who, int(stamp), b"0", bulk(b"%d" % RETENTION)))
@@ -115,6 +119,53 @@ def test_a_lock_of_an_explicit_owner_ends_with_its_last_acquisition() -> None:
     assert script.holder == b"job"
     script.world.now = 1.1
     assert script.holder is None
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        lambda who: commands.extend([KEY], who, b"1000", LONGEST),
+        lambda who: commands.claim(KEYS, b"", who, commands.claim_terms(b"1000", 0), b"0", b"0", LIMITS),
+        lambda who: commands.acquire_all([KEY], (), who, b"1000", 0, b"0", b"0", RETENTION, int(LONGEST), False),
+        lambda who: commands.restore_vote([KEY], (), who, 1000, 0, RETENTION),
+    ],
+    ids=["extend", "claim", "acquire_all", "restore_vote"],
+)
+def test_late_request_does_not_shorten_an_acquisition_of_an_explicit_owner(late: Callable[[Identity], bytes]) -> None:
+    """It is on its way while the acquisition is extended. Later the lock ends with the last acquisition of the owner."""
+    script = Script()
+    outer, inner = Identity.explicit(b"job", b"outer"), Identity.explicit(b"job", b"inner")
+    script.claim(outer, 0, 5_000)
+    script.claim(inner, 0, 1_000)
+    assert script.send(commands.extend([KEY], inner, b"20000", LONGEST)) == 1
+    script.send(late(inner))
+    assert script.release(outer) == 1
+    script.world.now = 19.9
+    assert script.holder == b"job"
+
+
+def test_late_request_does_not_keep_an_acquisition_for_hours_after_a_clock_was_set_back() -> None:
+    script = Script()
+    outer, inner = Identity.explicit(b"job", b"outer"), Identity.explicit(b"job", b"inner")
+    script.claim(outer, 0, 10_000)
+    script.claim(inner, 0, 1_000)
+    script.node.step(-3600.0)
+    assert script.send(commands.extend([KEY], inner, b"1000", LONGEST)) == 1
+    assert script.send(commands.extend([KEY], outer, b"1000", LONGEST)) == 1
+    assert script.release(outer) == 1
+    script.world.now = int(LONGEST) / 1000 + 0.1
+    assert script.holder is None
+
+
+def test_release_that_shortens_a_lock_tells_its_first_waiter() -> None:
+    """The waiter knows the longer ttl of the acquisition that ends, and would look too late."""
+    script, waiter = Script("waiter"), someone("waiter")
+    short, long = Identity.explicit(b"job", b"short"), Identity.explicit(b"job", b"long")
+    script.claim(short, 0, 1_000)
+    script.claim(long, 0, 2_000)
+    script.claim(waiter, 0)
+    assert script.release(long) == 1
+    assert any(b"look waiter" in push for push in script.pushed)
 
 
 def test_an_extension_after_a_clock_was_set_back_leaves_other_acquisitions_their_time() -> None:

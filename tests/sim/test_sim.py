@@ -28,11 +28,11 @@ from sim.faults import SIMULATED, missing
 from sim.observer import INVARIANTS
 from sim.plan import BREAK, FAULTS, Plan, draw
 
-SEEDS = 40
-"""About 20 s of CPU. `make soak` runs more."""
-FAULT_SEEDS = 300
-"""Within so many every simulated fault happens."""
-CHUNK = 10
+SEEDS = 20
+"""About 4 s of CPU. `make soak` runs more."""
+FAULT_SEEDS = range(SEEDS, 300)
+"""Other seeds, within which every simulated fault happens. About 20 of them run."""
+CHUNK = 5
 ON_THE_WAY = 0.001
 """Seconds: no message is on its way for longer, where the network is not slow."""
 
@@ -68,14 +68,16 @@ def test_no_seed_breaks_an_invariant(first: int) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_every_simulated_fault_happens_in_these_seeds() -> None:
+def test_every_simulated_fault_happens_and_breaks_no_invariant() -> None:
     """Runs only seeds whose plan has a fault that was not seen yet."""
     seen: Counter[str] = Counter()
-    for seed in range(FAULT_SEEDS):
+    for seed in FAULT_SEEDS:
         wanted = {number for number, fault in SIMULATED.items() if set(fault.counts(number)) & set(missing(seen))}
         plan = draw(Random(f"plan {seed}"))
         if any(set(SIMULATED[number].switches) & set(plan.faults) for number in wanted):
-            seen.update(run(seed).happened)
+            outcome = run(seed)
+            assert outcome.violation is None, report(outcome)
+            seen.update(outcome.happened)
         if not missing(seen):
             break
     assert not missing(seen)
@@ -207,6 +209,14 @@ def test_a_task_is_cancelled_at_every_await_of_an_acquisition_and_a_release() ->
         # A vote came by a push while a claim to its node was still under way. The release, on the connections of another
         # thread, overtook that claim.
         (9001569, None),
+        # In an outage a waiter for a shared key did not look for the hold of its sibling, and did not time out either.
+        (9003749, None),
+        # A renewal that came late shortened an acquisition of an explicit owner, which had been extended meanwhile.
+        (9004784, None),
+        # The release of an inner acquisition shortened the lock of an explicit owner, and no waiter was told.
+        (9005167, None),
+        # A defect of the checks: a vote that another request had placed was taken for a restored one without a release.
+        (9006780, None),
         # A defect of the checks: a node that stayed stopped after the last fault counted as well.
         (5000579, STOPPED),
     ],
@@ -252,22 +262,21 @@ def test_no_grant_for_Q_after_restart_of_majority_and_grants_soon_after() -> Non
 # -- the same seed is the same history ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [1, 7])
-def test_the_same_seed_is_the_same_history(seed: int) -> None:
-    first, second = run(seed), run(seed)
+def test_the_same_seed_is_the_same_history() -> None:
+    first, second = run(1), run(1)
     assert first.digest == second.digest
     assert first.recent == second.recent
 
 
 def test_another_process_gets_the_same_history() -> None:
     """There sets and hashes have another order."""
-    command = [sys.executable, "-m", "sim", "--seed", "3"]
+    command = [sys.executable, "-m", "sim", "--seed", "9"]
     said = [
         subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": each}, capture_output=True, check=True).stdout
         for each in ("1", "2")
     ]
     assert said[0] == said[1]
-    assert run(3).digest.encode() in said[0]
+    assert run(9).digest.encode() in said[0]
 
 
 def test_another_seed_is_another_history() -> None:

@@ -53,13 +53,13 @@ def assert_on_time(attempt: Callable[[], float], within: float = 0.03, tries: in
         assert -0.01 < late[-1] < 0.5
 
 
-def renewal_of(lease: HasRemaining) -> Callable[[], bool]:
-    """Whether the watchdog has renewed a lease since now."""
+def renewal_of(lease: HasRemaining, by: float = 0.02) -> Callable[[], bool]:
+    """Whether the watchdog has renewed a lease since now, and its end is so many seconds later."""
     left = lease.remaining()
     ends = time.monotonic() + left  # in this order: a pause between the two must not look like a renewal
 
     def renewed() -> bool:
         now, left = time.monotonic(), lease.remaining()
-        return left > 0 and now + left > ends + 0.02
+        return left > 0 and now + left > ends + by
 
     return renewed

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
-from handfast import _client, _lease, sync
+from handfast import _lease, _lifetime, sync
 from handfast.core import guard, release
 from handfast.core.config import LockConfig, LockRequest
 from handfast.core.handshake import Login, handshake
@@ -29,6 +29,7 @@ from handfast.discovery.endpoints import locate
 from handfast.net import clock
 from handfast.net.link import CONNECT_TIMEOUT
 from handfast.net.push_router import PushRouter
+from handfast.net.thread_pool import BasePool
 from handfast.net.threads import run
 from handfast.options import policy
 from handfast.protocol import commands
@@ -459,6 +460,22 @@ class FakeWatchdog:
         return done
 
 
+class FakePool(BasePool):
+    """The connections of a FakeClient: all operations use the same ones."""
+
+    def __init__(self, io: FakeIO) -> None:
+        self.io = io
+        self.closed = False
+
+    def access(self, key: bytes) -> Any:
+        return self.io
+
+    def use(self, key: bytes, operation: Callable[..., Any], *args: Any) -> Any:
+        return run(operation(self.io, *args))
+
+    def close(self) -> None: ...
+
+
 class FakeClient(sync.Client):
     """The blocking client, on nodes in memory: everything but connections, clock and watchdog is the real one."""
 
@@ -472,19 +489,13 @@ class FakeClient(sync.Client):
     ) -> None:
         urls = [f"redis://node-{i}" for i in range(len(nodes))]
         super().__init__(locate(urls), {"guard": False, "ttl": 1.0, **options})  # type: ignore[typeddict-item]
-        _client._clients.discard(self)  # no process ends it
+        _lifetime.clients.discard(self)  # no process ends it
         self.nodes = nodes
         self.io = FakeIO(nodes, self._group, at, when, error)
-        self._access = self.io  # type: ignore[assignment]
+        self._pool = FakePool(self.io)
         self._now = self.io.now
         self.watchdog = FakeWatchdog(self.io.now)
         self._attach = lambda group, addresses, shake: self.watchdog  # type: ignore[assignment,return-value]
-
-    def _use(self, operation: Callable[..., Any], *args: Any) -> Any:
-        return run(operation(self.io, *args))
-
-    def _use_for(self, key: bytes, operation: Callable[..., Any], *args: Any) -> Any:
-        return run(operation(self.io, *args))
 
     @contextmanager
     def virtual_time(self) -> Iterator[None]:

@@ -321,6 +321,6 @@ def no_threads_or_files_left(within: float = 5.0) -> Iterator[None]:
         return [*(name for task, name in _threads().items() if task not in threads), *(_descriptors() - files)]
 
     end = time.monotonic() + within
-    while left() and time.monotonic() < end:
+    while (found := left()) and time.monotonic() < end:
         time.sleep(0.01)
-    assert not (found := left()), found
+    assert not found, found

@@ -71,7 +71,7 @@ async def test_unreplicated_lock_without_guard_is_granted_twice(doomed: Sentinel
 async def test_promoted_master_with_guard_grants_nothing_until_missed_leases_ended(
     doomed: SentinelGroup,
 ) -> None:
-    ttl = 6.0
+    ttl = 8.0
     quarantine = ttl * 1.02
     async with both_clients(doomed.url, ttl=ttl, max_ttl=ttl, guard=True) as clients:
         await bootstrap(clients["threads"])

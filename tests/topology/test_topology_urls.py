@@ -288,7 +288,8 @@ async def test_quorum_with_sentinel_group_as_member_works(mode: str, watched: Se
         assert await lease.release()
         two[0].pause()
         lease = await client.lock("a").acquire(wait=5)
-        assert set(lease.votes) == {two.urls[1], client._addresses[2].label}
+        assert len(lease.votes) == 2
+        assert two.urls[0] not in lease.votes
         assert await lease.release()
         two[0].resume()
 

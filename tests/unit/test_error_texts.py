@@ -12,6 +12,7 @@ import copy
 import socket
 import sqlite3
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -146,48 +147,6 @@ NODES: list[tuple[Callable[[], Any], str]] = [
     (lambda: quarantined(0.0), "restarted, no vote until enough other nodes are up to restore its token counters"),
     (lambda: Copies(2, False, 50).missing(1), "1 of 2 replicas confirmed within 50 ms"),
     (lambda: Copies(0, True, 50).missing([0, 0]), "not on disk within 50 ms"),
-    (lambda: from_reply("LOADING Redis is loading the dataset in memory"), "LOADING: is still loading its data"),
-    (lambda: from_reply("BUSY Redis is busy running a script"), "BUSY: is busy running a script"),
-    (lambda: from_reply("READONLY You can't write against a read only replica."), "READONLY: is a read-only replica"),
-    (lambda: from_reply("MASTERDOWN Link with MASTER is down"), "MASTERDOWN: is a replica whose master is down"),
-    (lambda: from_reply("OOM command not allowed when used memory > 'maxmemory'."), "OOM: is out of memory"),
-    (
-        lambda: from_reply("MISCONF Redis is configured to save RDB snapshots"),
-        "MISCONF: refuses writes because it cannot save to disk",
-    ),
-    (
-        lambda: from_reply("NOREPLICAS Not enough good replicas to write."),
-        "NOREPLICAS: refuses writes because too few replicas are in sync",
-    ),
-    (lambda: from_reply("NOSCRIPT No matching script."), "NOSCRIPT: forgot its scripts"),
-    (
-        lambda: from_reply("NOPERM this user has no permissions to run the 'evalsha' command"),
-        "NOPERM: this user may not do that (this user has no permissions to run the 'evalsha' command)",
-    ),
-    (lambda: from_reply("NOAUTH Authentication required."), "NOAUTH: wants a password"),
-    (lambda: from_reply("WRONGPASS invalid username-password pair"), "WRONGPASS: wrong user name or password"),
-    (
-        lambda: from_reply("WRONGTYPE Operation against a key holding the wrong kind of value"),
-        "WRONGTYPE: the key holds something that is not a lock",
-    ),
-    (
-        lambda: from_reply("MOVED 866 127.0.0.1:7001"),
-        "MOVED: is a cluster node and the key lives elsewhere (866 127.0.0.1:7001)",
-    ),
-    (lambda: from_reply("ASK 866 127.0.0.1:7001"), "ASK: is a cluster node and the key is moving (866 127.0.0.1:7001)"),
-    (
-        lambda: from_reply("TRYAGAIN Multiple keys request during rehashing of slot"),
-        "TRYAGAIN: its cluster is just moving the keys of this name",
-    ),
-    (lambda: from_reply("CLUSTERDOWN The cluster is down"), "CLUSTERDOWN: its cluster is down"),
-    (
-        lambda: from_reply("CROSSSLOT Keys in request don't hash to the same slot"),
-        "CROSSSLOT: its cluster keeps these names in different slots",
-    ),
-    (lambda: from_reply("EXHAUSTED"), "EXHAUSTED: its fence counter is used up"),
-    (lambda: from_reply("ERR unknown command 'HELLO'"), "ERR unknown command 'HELLO'; Redis 6.2 or Valkey is needed"),
-    (lambda: from_reply("ERR max number of clients reached"), "has reached its maximum number of clients"),
-    (lambda: from_reply("ERR something else"), "ERR something else"),
     (lambda: from_socket(TimeoutError()), "did not answer the connection in time"),
     (lambda: from_socket(ConnectionRefusedError()), "refused the connection"),
     (lambda: from_socket(FileNotFoundError()), "no such socket"),
@@ -197,6 +156,43 @@ NODES: list[tuple[Callable[[], Any], str]] = [
     ),
     (lambda: from_socket(OSError(113, "No route to host")), "no route to host"),
 ]
+
+REPLIES: list[tuple[str, str]] = [
+    ("LOADING Redis is loading the dataset in memory", "LOADING: is still loading its data"),
+    ("BUSY Redis is busy running a script", "BUSY: is busy running a script"),
+    ("READONLY You can't write against a read only replica.", "READONLY: is a read-only replica"),
+    ("MASTERDOWN Link with MASTER is down", "MASTERDOWN: is a replica whose master is down"),
+    ("OOM command not allowed when used memory > 'maxmemory'.", "OOM: is out of memory"),
+    ("MISCONF Redis is configured to save RDB snapshots", "MISCONF: refuses writes because it cannot save to disk"),
+    ("NOREPLICAS Not enough good replicas to write.", "NOREPLICAS: refuses writes because too few replicas are in sync"),
+    ("NOSCRIPT No matching script.", "NOSCRIPT: forgot its scripts"),
+    (
+        "NOPERM this user has no permissions to run the 'evalsha' command",
+        "NOPERM: this user may not do that (this user has no permissions to run the 'evalsha' command)",
+    ),
+    ("NOAUTH Authentication required.", "NOAUTH: wants a password"),
+    ("WRONGPASS invalid username-password pair", "WRONGPASS: wrong user name or password"),
+    (
+        "WRONGTYPE Operation against a key holding the wrong kind of value",
+        "WRONGTYPE: the key holds something that is not a lock",
+    ),
+    ("MOVED 866 127.0.0.1:7001", "MOVED: is a cluster node and the key lives elsewhere (866 127.0.0.1:7001)"),
+    ("ASK 866 127.0.0.1:7001", "ASK: is a cluster node and the key is moving (866 127.0.0.1:7001)"),
+    (
+        "TRYAGAIN Multiple keys request during rehashing of slot",
+        "TRYAGAIN: its cluster is just moving the keys of this name",
+    ),
+    ("CLUSTERDOWN The cluster is down", "CLUSTERDOWN: its cluster is down"),
+    (
+        "CROSSSLOT Keys in request don't hash to the same slot",
+        "CROSSSLOT: its cluster keeps these names in different slots",
+    ),
+    ("EXHAUSTED", "EXHAUSTED: its fence counter is used up"),
+    ("ERR unknown command 'HELLO'", "ERR unknown command 'HELLO'; Redis 6.2 or Valkey is needed"),
+    ("ERR max number of clients reached", "has reached its maximum number of clients"),
+    ("ERR something else", "ERR something else"),
+]
+"""The reply of a server, and what the library says about it."""
 
 # -- what to do about a fault, behind the answers of the nodes ---------------------------------------------------------
 
@@ -228,91 +224,12 @@ SERVERS: list[tuple[Callable[[], Any], str]] = [
     ),
     (lambda: connect([7]), "a server is named by its URL, a string, not by an object of type int"),
     (
-        lambda: connect("ftp://a"),
-        "ftp://a: unknown scheme 'ftp'; use redis://, rediss://, valkey://, valkeys://, unix://, embedded://, "
-        "redis+sentinel:// or redis+cluster://",
-    ),
-    (lambda: connect("localhost:6379"), "'localhost:6379' is not a URL; did you mean redis://localhost:6379?"),
-    (lambda: connect(""), "'' is not a URL; did you mean redis://localhost?"),
-    (
-        lambda: connect("redis://a:6379,b:6379"),
-        "redis://a:6379,b:6379: several servers are given as a list, with one URL for each",
-    ),
-    (
-        lambda: connect("redis://a redis://b"),
-        "redis://a redis://b: several servers are given as a list, with one URL for each",
-    ),
-    (
-        lambda: connect("redis://a:port"),
-        "redis://a:…: not a valid URL; look at the port, and at user name and password",
-    ),
-    (lambda: connect("redis://a:0"), "redis://a:0: no server listens on port 0; the usual port is 6379"),
-    (
-        lambda: connect("redis://a#b"),
-        "redis://…: '#', '/', '?' and '@' must be percent-encoded in user name and password",
-    ),
-    (lambda: connect("redis://a/x"), "redis://a/x: the database must be a number such as 0, not 'x'"),
-    (
-        lambda: connect("redis://a/1?db=2"),
-        "redis://a/1: the database is given twice, in the path and as db=; leave one out",
-    ),
-    (
-        lambda: connect("redis://a?colour=red"),
-        "redis://a: unknown option 'colour'; known are client_name, db, password, username",
-    ),
-    (lambda: connect("redis://a?db=1&db=2"), "redis://a: option 'db' is given twice; leave one out"),
-    (
-        lambda: connect("redis://a?client_name=my%20app"),
-        "client_name must be printable ASCII without spaces, not 'my app'",
-    ),
-    (lambda: connect("unix://"), "unix://: a path is missing, as in unix:///run/redis.sock"),
-    (
-        lambda: connect("rediss://a?ssl_cert_reqs=perhaps"),
-        "ssl_cert_reqs must be required, optional or none, not 'perhaps'",
-    ),
-    (lambda: connect("rediss://a?ssl_check_hostname=perhaps"), "ssl_check_hostname must be true or false, not 'perhaps'"),
-    (
-        lambda: connect("rediss+cluster://a?ssl_check_hostname=perhaps"),
-        "rediss+cluster://a: ssl_check_hostname must be true or false, not 'perhaps'",
-    ),
-    (
-        lambda: connect("redis+sentinel://a:26379"),
-        "redis+sentinel://a:26379: the master's name is missing, as in redis+sentinel://host:26379/mymaster",
-    ),
-    (
-        lambda: connect("redis+sentinel://a/main/1?db=2"),
-        "redis+sentinel://a/main/1: the database is given twice, in the path and as db=; leave one out",
-    ),
-    (
-        lambda: connect("redis+sentinel://a,/main"),
-        "redis+sentinel://a,/main: a host is missing; members are written host:port,host:port",
-    ),
-    (lambda: connect("redis+sentinel://a:x/main"), "redis+sentinel://a:…: 'x' is not a port from 1 to 65535"),
-    (lambda: connect("redis+sentinel://a,a/main"), "redis+sentinel://a,a/main: a is listed twice; name it once"),
-    (
-        lambda: connect("redis+sentinel://[::1/main"),
-        "redis+sentinel://[::1/main: not a valid URL; look at the port, and at user name and password",
-    ),
-    (lambda: connect("redis+cluster://[::1]x"), "redis+cluster://[::1]x: '[::1]x' is not an IPv6 address in brackets"),
-    (
-        lambda: connect("redis+cluster://a/1"),
-        "redis+cluster://a/1: a cluster has only database 0, so leave the number out",
-    ),
-    (
         lambda: connect("redis://a", "redis://a:6379"),
         "redis://a:6379 is listed twice: each server has one vote, so name it once",
     ),
     (
         lambda: connect("embedded://", "redis://a"),
         "embedded:// cannot be combined with other servers; use embedded://?nodes=5 for an embedded quorum",
-    ),
-    (lambda: connect("embedded://?colour=red"), "embedded://: unknown option 'colour'; known is nodes"),
-    (lambda: connect("embedded://:a@private"), "embedded://private: an embedded server has no user and no password"),
-    (lambda: connect("embedded://:["), "embedded://:[: not a valid URL"),
-    (lambda: connect("embedded://?nodes=0"), "embedded://: nodes must be a number from 1 to 99, not '0'"),
-    (
-        lambda: connect("embedded://elsewhere"),
-        "embedded://elsewhere: use embedded://, embedded:///some/folder or embedded://private",
     ),
     (
         lambda: handfast.from_client("redis://a"),
@@ -323,6 +240,56 @@ SERVERS: list[tuple[Callable[[], Any], str]] = [
         "from_client() needs a master: this client reads from replicas (slave_for); use master_for",
     ),
 ]
+
+URLS: list[tuple[str, str]] = [
+    (
+        "ftp://a",
+        "ftp://a: unknown scheme 'ftp'; use redis://, rediss://, valkey://, valkeys://, unix://, embedded://, "
+        "redis+sentinel:// or redis+cluster://",
+    ),
+    ("localhost:6379", "'localhost:6379' is not a URL; did you mean redis://localhost:6379?"),
+    ("", "'' is not a URL; did you mean redis://localhost?"),
+    ("redis://a:6379,b:6379", "redis://a:6379,b:6379: several servers are given as a list, with one URL for each"),
+    ("redis://a redis://b", "redis://a redis://b: several servers are given as a list, with one URL for each"),
+    ("redis://a:port", "redis://a:…: not a valid URL; look at the port, and at user name and password"),
+    ("redis://a:0", "redis://a:0: no server listens on port 0; the usual port is 6379"),
+    ("redis://a#b", "redis://…: '#', '/', '?' and '@' must be percent-encoded in user name and password"),
+    ("redis://a/x", "redis://a/x: the database must be a number such as 0, not 'x'"),
+    ("redis://a/1?db=2", "redis://a/1: the database is given twice, in the path and as db=; leave one out"),
+    ("redis://a?colour=red", "redis://a: unknown option 'colour'; known are client_name, db, password, username"),
+    ("redis://a?db=1&db=2", "redis://a: option 'db' is given twice; leave one out"),
+    ("redis://a?client_name=my%20app", "client_name must be printable ASCII without spaces, not 'my app'"),
+    ("unix://", "unix://: a path is missing, as in unix:///run/redis.sock"),
+    ("rediss://a?ssl_cert_reqs=perhaps", "ssl_cert_reqs must be required, optional or none, not 'perhaps'"),
+    ("rediss://a?ssl_check_hostname=perhaps", "ssl_check_hostname must be true or false, not 'perhaps'"),
+    (
+        "rediss+cluster://a?ssl_check_hostname=perhaps",
+        "rediss+cluster://a: ssl_check_hostname must be true or false, not 'perhaps'",
+    ),
+    (
+        "redis+sentinel://a:26379",
+        "redis+sentinel://a:26379: the master's name is missing, as in redis+sentinel://host:26379/mymaster",
+    ),
+    (
+        "redis+sentinel://a/main/1?db=2",
+        "redis+sentinel://a/main/1: the database is given twice, in the path and as db=; leave one out",
+    ),
+    ("redis+sentinel://a,/main", "redis+sentinel://a,/main: a host is missing; members are written host:port,host:port"),
+    ("redis+sentinel://a:x/main", "redis+sentinel://a:…: 'x' is not a port from 1 to 65535"),
+    ("redis+sentinel://a,a/main", "redis+sentinel://a,a/main: a is listed twice; name it once"),
+    (
+        "redis+sentinel://[::1/main",
+        "redis+sentinel://[::1/main: not a valid URL; look at the port, and at user name and password",
+    ),
+    ("redis+cluster://[::1]x", "redis+cluster://[::1]x: '[::1]x' is not an IPv6 address in brackets"),
+    ("redis+cluster://a/1", "redis+cluster://a/1: a cluster has only database 0, so leave the number out"),
+    ("embedded://?colour=red", "embedded://: unknown option 'colour'; known is nodes"),
+    ("embedded://:a@private", "embedded://private: an embedded server has no user and no password"),
+    ("embedded://:[", "embedded://:[: not a valid URL"),
+    ("embedded://?nodes=0", "embedded://: nodes must be a number from 1 to 99, not '0'"),
+    ("embedded://elsewhere", "embedded://elsewhere: use embedded://, embedded:///some/folder or embedded://private"),
+]
+"""A URL, and what `connect` says about it."""
 
 # -- options ---------------------------------------------------------------------------------------------------------
 
@@ -636,15 +603,11 @@ ELSEWHERE: list[tuple[str, str]] = [
     ("cli/breaks.py", "there is no terminal to ask at: pass --yes if you are sure"),
     ("cli/commands.py", "options come behind the command, not before it:"),
     ("cli/commands.py", "there is no command"),
-    ("cli/declare.py", "--url is empty: is a variable not set? For a server on this machine write embedded://"),
     ("cli/declare.py", "a command is missing behind --; see: handfast"),
-    ("cli/declare.py", "--url is empty: is a variable not set? For a server on this machine write embedded://"),
     ("cli/declare.py", "is not a whole number"),
     ("cli/declare.py", "put -- before the command to run; see: handfast"),
     ("cli/declare.py", "the pause between two looks must not be 0: the servers have other work"),
-    ("cli/durations.py", "is longer than ten years"),
     ("cli/durations.py", "is not a duration: write 500ms, 60s, 5m, 1h or plain seconds"),
-    ("cli/durations.py", "is longer than ten years"),
     ("cli/exec.py", ": not executable; chmod +x it, or name its interpreter"),
     ("cli/serve_quorum.py", "is not a number of servers from 1 to 99"),
     ("cli/top.py", "top needs rich: pip install 'handfast[cli]'; or use handfast ls, or top --json"),
@@ -656,7 +619,17 @@ ELSEWHERE: list[tuple[str, str]] = [
 
 # -- the tests ---------------------------------------------------------------------------------------------------------
 
-PROVOKED = [*ANSWERS, *NODES, *SERVERS, *OPTIONS, *DECORATOR, *PLACES, *FENCES]
+PROVOKED = [
+    *ANSWERS,
+    *NODES,
+    *((partial(from_reply, reply), text) for reply, text in REPLIES),
+    *SERVERS,
+    *((partial(connect, url), text) for url, text in URLS),
+    *OPTIONS,
+    *DECORATOR,
+    *PLACES,
+    *FENCES,
+]
 
 
 def said(provoke: Callable[[], Any]) -> str:
@@ -668,6 +641,7 @@ def said(provoke: Callable[[], Any]) -> str:
     return result.text if isinstance(result, Fault) else str(result)
 
 
+@cache
 def constants(path: Path) -> list[str]:
     """All strings of a module. Of a string with variable parts, the constant parts."""
     return [

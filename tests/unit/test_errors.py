@@ -205,7 +205,7 @@ def test_lease_without_renewal_says_that_its_ttl_ended(client: handfast.Client) 
 
 
 def test_lease_whose_key_was_taken_names_the_new_holder(client: handfast.Client, one: Server) -> None:
-    lease = client.lock("orders", ttl=0.3).acquire()
+    lease = client.lock("orders", ttl=1.5).acquire()
     one.command("SET", "handfast:{orders}", "a stranger")
     assert loss(lease).reason == "now held by a stranger"
 

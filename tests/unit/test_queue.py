@@ -14,7 +14,7 @@ from handfast.backoff import steady
 from handfast.core.acquire import LOCAL_FIRST
 from handfast.core.attempt import OUTAGE
 from handfast.core.local_queue import Acquisition, Waiter
-from handfast.core.queue import LOOK_AGAIN, OVERDUE
+from handfast.core.node_votes import LOOK_AGAIN, OVERDUE
 from handfast.errors import ConfigError, Contended, HandfastError, NoQuorum
 from handfast.net.link import CONNECT_TIMEOUT
 from handfast.protocol import commands
@@ -449,6 +449,12 @@ def test_outage_ends_a_wait_without_end_after_some_seconds(
     assert len(error.nodes) == 1
 
 
+def test_short_wait_for_a_silent_server_says_how_long_it_was() -> None:
+    scene = Scene(1, node_timeout=1.0)
+    silence(scene)
+    assert "no answer in 100 ms" in str(scene.fails(wait=0.1))
+
+
 @OUTAGES
 def test_outage_of_a_majority_ends_a_wait_without_end(outage: Callable[[Scene], None]) -> None:
     scene = Scene(5)
@@ -699,6 +705,39 @@ def test_cohort_that_has_had_its_turn_lets_waiters_of_other_processes_go_first()
         assert first.release()
     assert waiter.given is None
     assert scene.nodes[0].holder(KEY) == other.owner
+
+
+POLLING: Final[dict[str, Any]] = {"tries": 1000}
+SIBLING_WAYS = pytest.mark.parametrize(
+    "options", [{}, SHARED, POLLING], ids=["queue", "shared key", "limited number of tries"]
+)
+
+
+@SIBLING_WAYS
+@pytest.mark.parametrize("wait", [None, 2.0])
+def test_hold_from_a_sibling_ends_a_wait_in_an_outage(options: dict[str, Any], wait: float | None) -> None:
+    scene = Cohort(1, known=False, ttl=20.0, node_timeout=0.05, backoff=steady(0.05), **options)
+    scene.io.later(0.5, lambda: silence(scene))
+    scene.io.later(0.6, lambda: scene.io.lose_connection(0))
+    scene.io.later(1.5, scene.release)
+    lease = scene.acquire(wait)
+    assert lease.owner == scene.sibling.owner
+    assert scene.io.time == pytest.approx(1.5, abs=0.11)
+
+
+@SIBLING_WAYS
+def test_hold_from_a_sibling_that_has_ended_does_not_prolong_a_wait(options: dict[str, Any]) -> None:
+    scene = Cohort(1, known=False, ttl=20.0, node_timeout=0.05, backoff=steady(0.05), **options)
+    silence(scene)
+
+    def release_and_expire() -> None:
+        scene.release()
+        for hold in scene.client.watched():
+            hold.mark_lost("its deadline passed")
+
+    scene.io.later(0.8, release_and_expire)
+    scene.fails(wait=1.0)
+    assert scene.io.time == pytest.approx(1.0, abs=0.11)
 
 
 @pytest.mark.skipif(not available(), reason="no server binary on this machine")

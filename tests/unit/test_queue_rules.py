@@ -366,6 +366,20 @@ def test_inquiry_that_overtakes_its_grant_is_remembered() -> None:
     assert waiting.sent() == [(0, "yield")]
 
 
+def test_yield_to_an_unreachable_node_is_not_tried_again_and_again() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.granted(0, 5)
+    waiting.inquire(0, 5)
+    waiting.io.lose_connection(0)
+    assert waiting.sent() == []
+    assert waiting.queue.next_look() > waiting.io.time
+    assert not waiting.queue.must_yield
+    run(waiting.io.connect(3, 1.0))
+    waiting.io.time += 0.11
+    assert (0, "yield") in waiting.sent()
+
+
 def test_vote_whose_counter_cannot_be_raised_is_claimed_again() -> None:
     """The node that is behind does not answer."""
     waiting = Waiting()

@@ -62,7 +62,7 @@ async def take(
 ) -> Hold:
     config = LockConfig(group, policy(options, group.policy), b"host:1::")
     acquisition = Acquisition(LockRequest(config, names, owner), config.timing, wait, io.now())
-    access = ThreadAccess(lambda operation, *args: run(operation(io, *args))) if isinstance(io, ThreadIO) else io
+    access = ThreadAccess(lambda _, operation, *args: run(operation(io, *args)), b"") if isinstance(io, ThreadIO) else io
     return await acquire(access, fake_queues(), acquisition)
 
 

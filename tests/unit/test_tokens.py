@@ -248,7 +248,7 @@ LOST_AND_GIVEN_AGAIN = bytes.fromhex(
 )
 """A waiter loses its vote on a node, another client gets a token there, and the waiter gets the vote again. The first
 answer, which it reads late, lets it agree on the token of the other."""
-WALKS = 1000 if os.environ.get("HANDFAST_LONG") else 100
+WALKS = 1000 if os.environ.get("HANDFAST_LONG") else 50
 QUEUED = pytest.mark.parametrize("wait", [0, 60.0], ids=["attempts", "queued"])
 
 
@@ -266,7 +266,7 @@ def test_tokens_are_ordered_and_unique_under_any_interleaving(
 
 
 @QUEUED
-@pytest.mark.parametrize(("nodes", "clients"), [(3, 2), (3, 3), (5, 3)])
+@pytest.mark.parametrize(("nodes", "clients"), [(3, 3), (5, 3)])
 def test_tokens_are_ordered_and_unique_on_random_walks(nodes: int, clients: int, wait: float) -> None:
     granted = 0
     for seed in range(WALKS):

@@ -14,7 +14,6 @@ from handfast.core.votes import (
     AllReplies,
     Ballot,
     BatchBallot,
-    LossBallot,
     MultiReplyBallot,
     OneReply,
     is_grant,
@@ -77,7 +76,7 @@ def test_ballot_of_a_loss_waits_for_the_noes_that_prove_it(nodes: int) -> None:
     need = majority(nodes)
     for kinds in itertools.product(KINDS, repeat=nodes):
         for order in itertools.permutations(range(nodes)):
-            ballot, said = LossBallot(nodes, need), []
+            ballot, said = Ballot(nodes, need, proves_loss=True), []
             for step, node in enumerate(order):
                 was_decided = ballot.decided
                 told = ballot.add(node, reply_of(kinds[node], step + node))

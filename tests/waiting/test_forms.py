@@ -17,7 +17,15 @@ import pytest
 import handfast
 from handfast.testing import Server, Servers, available
 from tests.support.eventually import eventually, eventually_async
-from tests.support.queues import LONG, SOON, acquire_in_background, hand_over, no_lock_state_left, wait_for_queue_length
+from tests.support.queues import (
+    LONG,
+    SOON,
+    acquire_in_background,
+    hand_over,
+    holder_on,
+    no_lock_state_left,
+    wait_for_queue_length,
+)
 from tests.support.sync_and_async import bootstrap, both, connected, plain
 from tests.support.waiters import commands_executed
 
@@ -199,8 +207,11 @@ async def test_crossing_names_do_not_deadlock(mode: str, server: Server) -> None
 async def test_waiter_for_several_names_that_times_out_gives_back_what_it_has(mode: str, server: Server) -> None:
     async with connected(mode, server.url, ttl=LONG) as one, connected(mode, server.url, ttl=LONG) as two:
         held = await one.lock("b").acquire()
+        waiting = acquire_in_background(mode, two.lock(["a", "b"]), wait=0.7)
+        await wait_for_queue_length(server, 1, "handfast:{b}")
+        assert holder_on(server), "it has the first name and waits for the second one"
         with pytest.raises(handfast.Contended):
-            await two.lock(["a", "b"]).acquire(wait=0.05)
+            await waiting
         await eventually_async(lambda: no_lock_state_left(server))
         assert await held.release()
         assert no_lock_state_left(server, key="handfast:{b}")

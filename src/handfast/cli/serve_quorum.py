@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
-import threading
-from types import FrameType
+from collections.abc import Callable
 from typing import Any, Final
 
 from handfast.cli.declare import Argument, Command
@@ -24,16 +24,7 @@ def _serve(options: Any) -> int:
     from handfast.cli.output import Progress
     from handfast.operate.local import LocalQuorum
 
-    ended = threading.Event()
-    caught: list[int] = []
-
-    def end(number: int, frame: FrameType | None) -> None:
-        caught.append(number)
-        ended.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, end)
+    wait_for_end = _ends()
     with Progress("starting the servers"):
         quorum = LocalQuorum(options.n)
     with quorum:
@@ -43,8 +34,30 @@ def _serve(options: Any) -> int:
         sys.stdout.flush()
         if sys.stderr.isatty():
             print("Ctrl-C ends the servers.", file=sys.stderr)
-        ended.wait()
-    return 0 if caught == [signal.SIGINT] else 128 + caught[0]
+        number = wait_for_end()
+    return 0 if number == signal.SIGINT else 128 + number
+
+
+def _ends() -> Callable[[], int]:
+    """Catch the signals that end programs. Returns a function that waits for one of them and returns its number.
+
+    The signals come through a pipe. The handler of a signal cannot set an Event for which its own thread waits: if the
+    signal comes while `wait` has the Event's lock, `set` waits for that lock, and nothing goes on.
+    """
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = {number for number in ends if signal.getsignal(number) != signal.SIG_IGN}
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)  # set_wakeup_fd demands it
+    signal.set_wakeup_fd(writer)
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+
+    def wait() -> int:
+        while (number := os.read(reader, 1)[0]) not in numbers:
+            pass
+        return number
+
+    return wait
 
 
 COMMAND: Final = Command(

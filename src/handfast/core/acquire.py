@@ -179,22 +179,25 @@ async def _named_failure(io: IO, acquisition: Acquisition, ballot: Ballot) -> No
 
 def failure(acquisition: Acquisition, ballot: Ballot) -> NotAcquired | ConfigError:
     """The error for a failed attempt."""
-    return explain.not_acquired(
-        acquisition.request, ballot.answers, acquisition.timing.timeout, decided=ballot.decided, won=ballot.won
-    )
+    timeout = acquisition.timing.timeout
+    if acquisition.wait:
+        timeout = min(timeout, acquisition.wait)
+    return explain.not_acquired(acquisition.request, ballot.answers, timeout, decided=ballot.decided, won=ballot.won)
 
 
 async def _wait_at_head(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot | None) -> Hold:
     """Wait for the servers, at the head of the local queue."""
     acquisition = waiter.acquisition
     config = acquisition.request.config
-    if config.tries is None and not config.exact and not all(io.channels):
-        # Subscribe first: a refusal shows which nodes cannot push.
-        await io.subscribe(acquisition.timeout(acquisition.timing.timeout, io.now()))
-    if config.tries is not None or not (config.exact or can_queue(io, acquisition)):
+    if config.tries is not None:
         return await _retry(io, queues, waiter, ballot or Ballot(config.group.n, config.group.need))
     if config.exact:
         return await wait_for_change(io, queues, waiter, ballot or Ballot(config.group.n, config.group.need))
+    if not all(io.channels):
+        # Subscribe first: a refusal shows which nodes cannot push.
+        await io.subscribe(acquisition.timeout(acquisition.timing.timeout, io.now()))
+    if not can_queue(io, acquisition):
+        return await _retry(io, queues, waiter, ballot or Ballot(config.group.n, config.group.need))
     if len(acquisition.request.names) > 1:
         return await several.wait_for_each(io, queues, waiter, ballot)
     missing_since: float | None = None
@@ -219,8 +222,11 @@ async def _retry(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot) -> 
         now = io.now()
         silent_since = _outage_since(acquisition, ballot, silent_since, now)
         withdraw(io, acquisition)
-        await io.sleep(acquisition.earlier(now + config.policy.backoff(tried, io.random())))
+        await io.wait(waiter.wakeup, acquisition.earlier(now + config.policy.backoff(tried, io.random())))
         queues.check(waiter, io.now())
+        given = waiter.usable(io.now())
+        if given is not None:
+            return given
         await prepare(io, acquisition)
         failed = await attempt(io, acquisition)
         tried += 1

@@ -24,7 +24,11 @@ def contended(group: NodeGroup, answers: Sequence[Any], *, decided: bool = False
 
 def cannot_succeed(group: NodeGroup, answers: Sequence[Any]) -> bool:
     """Whether so many nodes have a lasting fault that the others are no majority."""
-    return sum(1 for a in answers if type(a) is Fault and a.lasting) > group.n - group.need
+    lasting = 0
+    for answer in answers:
+        if type(answer) is Fault and answer.lasting:
+            lasting += 1
+    return lasting > group.n - group.need
 
 
 def describe(group: NodeGroup, answers: Sequence[Any], timeout: float, *, decided: bool = False) -> dict[str, str]:

@@ -77,14 +77,15 @@ async def wait_for_change(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ba
             waiter.queue.explain = _explainer(waiter, answers, io.now())
             unreachable_since = _outage_since(waiter, answers, unreachable_since, io.now())
             if unreachable_since is not None:
-                await io.sleep(acquisition.earlier(io.now() + policy.backoff(tried, io.random())))
-                queues.check(waiter, io.now())
-                continue
-            await _until_free(io, queues, waiter, tracker, answers, tried)
+                await io.wait(waiter.wakeup, acquisition.earlier(io.now() + policy.backoff(tried, io.random())))
+            else:
+                await _until_free(io, queues, waiter, tracker, answers, tried)
             queues.check(waiter, io.now())
             given = waiter.usable(io.now())
             if given is not None:
                 return given
+            if unreachable_since is not None:
+                continue
             await prepare(io, acquisition)
             failed = await attempt(io, acquisition)
             tried += 1

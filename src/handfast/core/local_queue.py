@@ -91,7 +91,7 @@ class Acquisition:
 class Waiter:
     """One acquisition's place in a wait queue."""
 
-    __slots__ = ("acquisition", "announced", "caller", "given", "queue", "wakeup")
+    __slots__ = ("acquisition", "announced", "caller", "given", "queue", "report_at", "wakeup")
 
     def __init__(self, queue: WaitQueue, acquisition: Acquisition, wakeup: Any, caller: Any) -> None:
         self.queue = queue
@@ -103,11 +103,8 @@ class Waiter:
         """The hold that a sibling has handed over to this waiter."""
         self.announced = False
         """Listeners have been called for this wait."""
-
-    @property
-    def report_at(self) -> float:
-        """When to log this wait: after LONG_WAIT, and REPORT_EVERY after the last line about this lock."""
-        return max(self.acquisition.began + LONG_WAIT, self.queue.reported_at + REPORT_EVERY)
+        self.report_at = acquisition.began + LONG_WAIT
+        """When to log this wait, unless another waiter for this lock was logged just before."""
 
     def usable(self, now: float) -> Hold | None:
         """The hold that a sibling has handed over, if it is still valid. An invalid one is dropped, and expires."""
@@ -190,56 +187,40 @@ class WaitQueues:
 
     def enter(self, acquisition: Acquisition, wakeup: Any, caller: Any) -> Waiter:
         """Add a waiter at the end of the queue."""
-        self._check_nested(acquisition, caller)
+        if self.check_nested is not None:
+            self.check_nested(acquisition.request, caller)
         waiter: Waiter | None = None
         try:
             with self.lock:
                 self.check_open()
-                queue = self._queue(acquisition)
+                key = acquisition.request.keys
+                queue = self.by_key.get(key)
+                if queue is None:
+                    queue = self.by_key[key] = WaitQueue(key)
                 waiter = Waiter(queue, acquisition, wakeup, caller)
                 queue.waiters[waiter] = None
                 if queue.head is None:
                     queue.head = waiter
             return waiter
         except BaseException:
-            self._undo_entry(waiter)
+            # After an interrupt the waiter may be in the queue already, although its caller does not have it.
+            if waiter is not None:
+                self.leave(waiter)
             raise
 
     def enter_empty(self, acquisition: Acquisition, wakeup: Any, caller: Any) -> Waiter | None:
         """Add a waiter to an empty queue, as its head. None if the queue has waiters."""
-        self._check_nested(acquisition, caller)
-        waiter: Waiter | None = None
-        try:
-            with self.lock:
-                self.check_open()
-                queue = self._queue(acquisition)
-                if queue.head is None:
-                    queue.head = waiter = Waiter(queue, acquisition, wakeup, caller)
-                    queue.waiters[waiter] = None
+        if self.has_waiters(acquisition.request):
+            return None
+        waiter = self.enter(acquisition, wakeup, caller)
+        if waiter.queue.head is waiter:
             return waiter
-        except BaseException:
-            self._undo_entry(waiter)
-            raise
-
-    def _check_nested(self, acquisition: Acquisition, caller: Any) -> None:
-        if self.check_nested is not None:
-            self.check_nested(acquisition.request, caller)
+        self.leave(waiter)  # another thread was first
+        return None
 
     def check_open(self) -> None:
         if self.closed:
             raise ConfigError("this client was closed while it waited for the lock")
-
-    def _queue(self, acquisition: Acquisition) -> WaitQueue:
-        key = acquisition.request.keys
-        queue = self.by_key.get(key)
-        if queue is None:
-            queue = self.by_key[key] = WaitQueue(key)
-        return queue
-
-    def _undo_entry(self, waiter: Waiter | None) -> None:
-        """Clean up after an interrupt: the waiter may be in the queue already, although its caller does not have it."""
-        if waiter is not None:
-            self.leave(waiter)
 
     def leave(self, waiter: Waiter) -> Hold | None:
         """Remove a waiter. Returns the hold that a sibling handed over to it in vain. May be called twice."""
@@ -323,13 +304,22 @@ class WaitQueues:
         """Raise if the waiter must not go on waiting."""
         if self.exiting:
             raise SystemExit  # the waiter is a daemon thread, and SystemExit ends it silently
-        self.check_open()
+        if self.closed:
+            self.check_open()
         until = waiter.acquisition.until
-        if until is not None and now >= until and waiter.given is None:
+        if until is not None and now >= until and waiter.usable(now) is None:
             raise self.timed_out(waiter, now)
-        if now >= waiter.report_at and waiter.queue.explain is not None:
-            waiter.queue.reported_at = now
-            self.warn(f"waiting for {now - waiter.acquisition.began:.0f} s for {waiter.queue.explain(now)}")
+        if now >= waiter.report_at:
+            self._report(waiter, now)
+
+    def _report(self, waiter: Waiter, now: float) -> None:
+        """Log a long wait, REPORT_EVERY seconds after the last line about this lock."""
+        queue = waiter.queue
+        if queue.explain is not None:
+            if now >= queue.reported_at + REPORT_EVERY:
+                queue.reported_at = now
+                self.warn(f"waiting for {now - waiter.acquisition.began:.0f} s for {queue.explain(now)}")
+            waiter.report_at = queue.reported_at + REPORT_EVERY
 
     def timed_out(self, waiter: Waiter, now: float) -> NotAcquired | ConfigError:
         """The error for a wait that timed out, from the last known state: no time is left to ask the servers."""

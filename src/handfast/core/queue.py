@@ -8,28 +8,16 @@ ticket once: the median of the nodes' times, so that the clients' clocks do not 
 When claims arrive in different orders, a vote may be with a higher ticket than the lowest one in the queue. In that case
 the node pushes an inquiry to that waiter, and the waiter yields the vote.
 
-**Stamps** tell the votes of one node apart: each time a node gives its vote, the vote has a new stamp. A waiter that
-yields a vote first records its stamp, and never counts a vote with that stamp or a smaller one. Without this, a waiter
-could count a grant that arrives after its own yield was sent, and two clients would hold the lock.
-
-**Validity.** The new holder did not send the command that gave it a vote, so it does not know when the ttl began. It
-knows this: it sent its claim at its own time `s`, the node answered the claim at server time `T`, and the push says
-that the vote was handed over at server time `H`. Between `s` and the hand-over lie at least (H - T) seconds of the
-server's clock, which are at least (H - T) * (1 - drift) seconds of this machine's. So validity counts from
-s + (H - T) * (1 - drift).
-
 A waiter looks again (sends its claim again) when the present holder's ttl is over, because a key expires silently. If the
 lock goes to a holder with a shorter ttl, a push tells the next waiter to look again. A waiter also looks again after a
 lost connection. The claim has its old id, so it finds its place in the queue, or its vote.
 
-In a cluster a push is only a hint to look again: its servers forward messages to each other, but count only their own
-listeners. On a guarded node a push carries the node's marker, which the hand-over has read in the same step.
+Which votes count, and until when, is decided in node_votes.py.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 from handfast.core import explain, guard, tokens
@@ -48,38 +36,27 @@ from handfast.core.clocks import known_times
 from handfast.core.hold import Hold
 from handfast.core.io import IO, CappedTimeout, Fault
 from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
+from handfast.core.node_votes import NEVER, RETRY, TOGETHER, NodeVote, NodeVotes, is_foreign
 from handfast.core.votes import Ballot, MultiReplyBallot
 from handfast.errors import ConfigError, NotAcquired
 from handfast.protocol import commands
-from handfast.protocol.claims import Granted, Inquiry, Push, Refused, Yours, decode_vote
+from handfast.protocol.claims import Granted, Refused, Yours
 from handfast.protocol.resp import encode
 
 __all__ = ["CopiesMissing", "ServerQueue", "begin_again", "can_queue", "wait_in_queue"]
 
-NEVER: Final = float("inf")
-LOOK_AGAIN: Final = 5.0
-"""Seconds after which to look again in any case: the key may have no ttl, or a new holder with a shorter ttl may hang."""
-TOGETHER: Final = 0.0005
-"""Claims that are due within so many seconds are sent together."""
-OVERDUE: Final = 0.001 + TOGETHER
-"""Seconds after the end of a ttl at which to look again. Servers count whole milliseconds, so the key is gone then."""
-RETRY: Final = 0.1
-"""Seconds after which to claim again on a node that is unreachable, or may not vote."""
-FOREIGN_LOOK: Final = 0.05
-"""Seconds after which to look again if another program has the key: it will not hand over."""
 TRACK_REPLIES: Final = 3
 """The number of replies to `commands.track` for one key."""
 TIME: Final = encode(b"TIME")
-MADE_HERE: Final = re.compile(rb":.*:.*:[0-9a-f]{32}\Z", re.DOTALL)
-"""An owner that handfast has made (host:pid:label:nonce). Such a holder hands over."""
-KEEP_VOTE: Final = 1 / 3
-"""The share of the ttl after which a waiter without a majority claims its votes again, to keep them."""
 
 
 def can_queue(io: IO, acquisition: Acquisition) -> bool:
     """Whether enough nodes can push to a waiter."""
-    group = acquisition.request.group
-    return sum(1 for node in group.nodes if node.no_push is None) >= group.need
+    group, able = acquisition.request.group, 0
+    for node in group.nodes:
+        if node.no_push is None:
+            able += 1
+    return able >= group.need
 
 
 class CopiesMissing(Exception):
@@ -89,50 +66,6 @@ class CopiesMissing(Exception):
     def __init__(self, explain: Callable[[float], NotAcquired | ConfigError]) -> None:
         super().__init__("copies are missing")
         self.explain = explain
-
-
-class NodeVote:
-    """The vote of one node, and its last answer."""
-
-    __slots__ = (
-        "answer",
-        "deadline",
-        "due",
-        "inquired",
-        "sent",
-        "server_us",
-        "stamp",
-        "to_yield",
-        "token",
-        "unanswered",
-        "yielded",
-        "yielded_at",
-    )
-
-    def __init__(self) -> None:
-        self.answer: Any = None
-        """The last answer: Granted, Refused or a Fault."""
-        self.deadline = 0.0
-        """The time until which the vote counts; 0.0 if it does not count."""
-        self.stamp = 0
-        """The stamp of the vote that counts."""
-        self.yielded = 0
-        """The last stamp that was yielded. No vote with that stamp or a smaller one counts again."""
-        self.yielded_at = 0.0
-        """When that was decided."""
-        self.to_yield = 0
-        """The stamp of a yield that is not sent yet; 0 if there is none."""
-        self.inquired = 0
-        """The stamp of an inquiry that arrived before its grant; 0 if there is none."""
-        self.token = 0
-        self.sent = 0.0
-        """When the last answered claim was sent: the local time just before."""
-        self.server_us = 0
-        """When the node answered that claim, on the node's clock."""
-        self.due = 0.0
-        """When to claim again."""
-        self.unanswered = 0
-        """The number of claims and yields without a reply. A push may give the vote before the reply to a claim comes."""
 
 
 class _ClaimReplies:
@@ -171,160 +104,28 @@ class _ClaimReplies:
         self._queue = None
 
 
-class ServerQueue:
-    """One waiter's claims on all nodes, and the votes that they have brought. A PushListener."""
+class ServerQueue(NodeVotes):
+    """One waiter's claims on all nodes, and the votes that they have brought."""
 
-    keys: Sequence[bytes] = ()
+    ticket = ARRIVAL
+    proposal = b"0"
+    claimed = 0
+    """Nodes, as bits, in whose queues the waiter has a claim."""
+    unreachable_since: float | None = None
+    """The time since which no majority can be reached; None while one can."""
 
     def __init__(self, io: IO, wakeup: Any, acquisition: Acquisition) -> None:
-        self.io = io
-        self.wakeup = wakeup
-        self.acquisition = acquisition
-        self.config = self.acquisition.request.config
-        self.group = self.config.group
-        self.who = self.acquisition.identify(io.nonce)
-        self.votes = [NodeVote() for _ in self.group.nodes]
-        self.ticket = ARRIVAL
-        self.proposal = b"0"
-        self.claimed = 0
-        """Nodes, as bits, in whose queues the waiter has a claim."""
-        self.standstills = self.group.standstills
-        """The group's count of standstills when the votes were counted; see NodeGroup."""
-        self.holds = False
-        """The waiter has a majority and ignores inquiries from now on."""
-        self.unreachable_since: float | None = None
-        """The time since which no majority can be reached; None while one can."""
-        self.seen_at = io.now()
-        self.tracked = False
-        """The lock's keys are tracked, because another program holds one."""
+        super().__init__(io, wakeup, acquisition)
+        self.who = acquisition.identify(io.nonce)
         self.requests: set[_ClaimReplies] = set()
         """Claims and yields that some nodes have not answered yet."""
-        self.wakes_at = NEVER
-        """Until when the waiter sleeps, unless something wakes it."""
-
-    # -- replies and pushes
-
-    def on_reply(self, node: int, answer: Any, sent: float) -> None:
-        """Handle the reply to a claim or a yield that was sent at `sent`."""
-        vote, now = self.votes[node], self.io.now()
-        if type(answer) is int:
-            answer = decode_vote(answer)
-        vote.answer, self.seen_at = answer, now
-        if type(answer) is Fault:
-            self._failed(vote, answer)
-            self.wakeup.set_here()  # perhaps no majority can be reached any more
-        else:
-            vote.sent, vote.server_us = sent, answer.server_us
-            if type(answer) is Granted:
-                if 0 < answer.stamp < vote.yielded and sent > vote.yielded_at:
-                    # The stamps of a node grow, unless it forgot them and its clock was set back. Without this the waiter
-                    # would yield to itself until the clock has caught up.
-                    vote.yielded = 0
-                left = self.acquisition.timing.ttl if answer.left_ms < 0 else answer.left_ms / 1000
-                # Never believe more than the requested ttl: a server whose clock was set back reports hours.
-                validity = self.config.policy.validity(min(left, self.acquisition.timing.ttl))
-                self._count(node, answer.stamp, answer.token, sent + validity)
-                if answer.inquired:
-                    self._inquired(node, answer.stamp)
-            else:
-                vote.deadline = 0.0
-                vote.due = now + self._look_again(answer)
-            self._wake(vote)
-
-    def _wake(self, vote: NodeVote) -> None:
-        """Wake the waiter if it has something to do now. Most answers of a quorum only prepare the last one."""
-        if vote.to_yield or vote.due < self.wakes_at or (vote.deadline and self._has_majority()):
-            self.wakeup.set_here()
-
-    def _failed(self, vote: NodeVote, fault: Fault) -> None:
-        """Handle a fault. After a loss of data or a step of the node's clock, the vote does not count any more."""
-        vote.due = self.io.now() + RETRY
-        if fault is guard.UNREADY or fault is guard.STEPPED:
-            vote.deadline = 0.0
-
-    def _look_again(self, refusal: Refused) -> float:
-        """Seconds until the lock may be free without a push: its ttl may end, or its holder may not hand over."""
-        if self._foreign(refusal) and not self.tracked:
-            return FOREIGN_LOOK
-        left = LOOK_AGAIN if refusal.left_ms < 0 else refusal.left_ms / 1000
-        return min(left, self.acquisition.timing.ttl, LOOK_AGAIN) + OVERDUE
-
-    @staticmethod
-    def _foreign(refusal: Any) -> bool:
-        """Whether the holder is another program, which does not hand over."""
-        return type(refusal) is Refused and refusal.plain and MADE_HERE.search(refusal.holder) is None
-
-    def on_push(self, node: int, push: Push) -> None:
-        if type(push) is Inquiry:
-            self._inquired(node, push.stamp)
-        elif type(push) is Yours:
-            self._handed_over(node, push)
-        else:
-            self.votes[node].due = 0.0
-        self._wake(self.votes[node])
-
-    def _handed_over(self, node: int, push: Yours) -> None:
-        """Handle a hand-over at server time H; see Validity above."""
-        vote, now = self.votes[node], self.io.now()
-        waited = (push.server_us - vote.server_us) / 1e6
-        since = vote.sent + waited * self.config.slowest
-        if self.group.clustered or not vote.server_us or waited < 0 or since > now:
-            # The push proves nothing, or is older than the last answer, or a clock was set: claim again.
-            vote.due = 0.0
-            return
-        fault = guard.check_vote(self.group, node, push.proof, push.server_us, vote.sent, now)
-        if fault is not None:
-            vote.answer = fault
-            self._failed(vote, fault)
-            self.wakeup.set_here()
-            return
-        vote.answer, self.seen_at = Granted(-1, push.token, push.stamp, False, push.server_us, b""), now
-        self._count(node, push.stamp, push.token, since + self.acquisition.timing.validity)
-
-    def _count(self, node: int, stamp: int, token: int, deadline: float) -> None:
-        """Count a vote, unless it was yielded or has expired."""
-        vote, now = self.votes[node], self.io.now()
-        if 0 < stamp <= vote.yielded:
-            vote.to_yield = stamp
-        elif now >= deadline:
-            vote.deadline, vote.due = 0.0, 0.0
-        else:
-            vote.deadline, vote.stamp, vote.token = deadline, stamp, token
-            if stamp and stamp == vote.inquired:
-                self._inquired(node, stamp)
-            vote.due = min(deadline, now + self.acquisition.timing.ttl * KEEP_VOTE)
-
-    def _inquired(self, node: int, stamp: int) -> None:
-        """Handle an inquiry: yield the vote to a lower ticket, unless this waiter has a majority."""
-        vote = self.votes[node]
-        if stamp > max(vote.stamp, vote.yielded):
-            vote.inquired = stamp  # the inquiry has overtaken its grant
-        if self._has_majority() or not vote.deadline or stamp != vote.stamp:
-            return
-        # Uncount and record the vote first. Once the yield is sent, another waiter may have the vote.
-        vote.deadline = 0.0
-        vote.yielded, vote.yielded_at = stamp, self.io.now()
-        vote.to_yield = stamp
-
-    def _has_majority(self) -> bool:
-        """Whether a majority of votes counts now. Such a waiter ignores inquiries, also while it agrees on a token."""
-        now = self.io.now()
-        return self.holds or sum(1 for vote in self.votes if vote.deadline > now) >= self.group.need
-
-    def on_change(self, node: int) -> None:
-        """Claim again on a node where a tracked key has changed."""
-        self.votes[node].due = 0.0
-        self.wakeup.set_here()
-
-    def on_connection_lost(self, node: int) -> None:
-        self.votes[node].due = 0.0
-        self.wakeup.set_here()
 
     # -- the waiter's steps
 
     def seed(self, ballot: Ballot, sent: float, *, queued: bool) -> None:
         """Start from the answers to a first attempt. `queued`: the attempt was a claim as well."""
-        self._take_ticket([a.server_us for a in ballot.answers if type(a) is Refused and a.server_us])
+        if self.group.n > 1:
+            self._take_ticket([a.server_us for a in ballot.answers if type(a) is Refused and a.server_us])
         for node, answer in enumerate(ballot.answers):
             if queued and answer is not None:
                 self.on_reply(node, answer, sent)
@@ -332,39 +133,42 @@ class ServerQueue:
                 self.votes[node].answer = answer
 
     def _take_ticket(self, times: list[int]) -> None:
-        if self.group.n > 1 and times and self.ticket == ARRIVAL:
+        if times and self.ticket == ARRIVAL:
             self.ticket = b"%d" % sorted(times)[(len(times) - 1) // 2]
             self.proposal = proposal_for(self.io, self.config)
 
     async def send_due(self) -> None:
         """Send the claims and yields that are due."""
+        self.must_yield = False
         io, now = self.io, self.io.now()
         due = [node for node, vote in enumerate(self.votes) if vote.to_yield or now + TOGETHER >= vote.due]
         if not due:
             return
         timeout = self.acquisition.timeout(self.acquisition.timing.timeout, now)
-        if any(self._unsubscribed(node) for node in due):
+        if not all(io.channels) and any(self._unsubscribed(node) for node in due):
             await io.subscribe(timeout)
             timeout = self.acquisition.timeout(self.acquisition.timing.timeout, io.now())
         if self.group.n > 1 and self.ticket == ARRIVAL:
             await self._ask_for_ticket(timeout)
-        foreign = [node for node in due if self._foreign(self.votes[node].answer) and self.group.nodes[node].tracks]
-        if foreign and not self.tracked:
+        foreign = [node for node in due if is_foreign(self.votes[node].answer) and self.group.nodes[node].tracks]
+        if not foreign:
+            self._send(due, b"", 1)
+            return
+        if not self.tracked:
             self.tracked, self.keys = True, self.acquisition.request.keys
             io.track(self)
-        look = commands.track(self.keys, tracked=True) if foreign else b""
         self._send([node for node in due if node not in foreign], b"", 1)
-        self._send(foreign, look, 1 + TRACK_REPLIES)
+        self._send(foreign, commands.track(self.keys, tracked=True), 1 + TRACK_REPLIES)
 
     def _send(self, nodes: list[int], before: bytes, width: int) -> None:
-        now = self.io.now()
+        now, asked = self.io.now(), 0
         payloads: list[bytes | None] = [None] * self.group.n
         for node in nodes:
             payload = self._due_payload(node, now)
             if payload is not None:
                 payloads[node] = before + payload
                 self.votes[node].unanswered += 1
-        asked = sum(1 for payload in payloads if payload is not None)
+                asked += 1
         if asked:
             replies = _ClaimReplies(self, now, asked, width)
             self.requests.add(replies)
@@ -411,13 +215,6 @@ class ServerQueue:
         channel = self.io.channels[node]
         return claim_payload(self.acquisition, self.who, state, self.proposal, self.ticket, channel)
 
-    def counted(self, now: float) -> list[int]:
-        """The nodes whose votes count now."""
-        if self.standstills != self.group.standstills:
-            self.standstills = self.group.standstills
-            self._uncount(list(range(self.group.n)))
-        return [node for node, vote in enumerate(self.votes) if vote.deadline > now]
-
     async def conclude(self, counted: list[int], now: float) -> Hold | None:
         """Make the hold with a majority of votes, if the nodes agree on a token."""
         self.holds = True
@@ -425,29 +222,31 @@ class ServerQueue:
         token = 0
         if self.config.fence:
             counters = {node: self.votes[node].token for node in counted}
-            timeout = acquisition.timeout(timing.timeout, now)
-            value, agreeing = await tokens.agree(self.io, acquisition.request, self.who, counters, timeout)
+            value = tokens.agreed(self.group, counters)
+            agreeing = {node for node in counted if counters[node] == value}
             if value is None:
-                self._uncount([node for node in counted if node not in agreeing])
+                timeout = acquisition.timeout(timing.timeout, now)
+                value, agreeing = await tokens.agree(self.io, acquisition.request, self.who, counters, timeout)
+            if value is None:
+                self.uncount([node for node in counted if node not in agreeing])
                 return None
             token, counted = value, [node for node in counted if node in agreeing]
-        deadlines = sorted((self.votes[node].deadline for node in counted), reverse=True)
-        deadline = deadlines[self.group.need - 1]
+        deadlines, votes = [], 0
+        for node in counted:
+            deadlines.append(self.votes[node].deadline)
+            votes |= 1 << node
+        deadlines.sort()
+        deadline = deadlines[-self.group.need]
         if self.io.now() >= deadline:
-            self._uncount(counted)
+            self.uncount(counted)
             return None
-        votes, since = sum(1 << node for node in counted), deadline - timing.validity
-        hold = make_hold(acquisition, deadline, since, votes, token, self.standstills)
-        hold.claimed = self.claimed
-        hold.claims_under_way = sum(1 << node for node, vote in enumerate(self.votes) if vote.unanswered)
+        hold = make_hold(acquisition, deadline, deadline - timing.validity, votes, token, self.standstills)
+        if self.claimed:
+            hold.claimed = self.claimed
+            hold.claims_under_way = sum(1 << node for node, vote in enumerate(self.votes) if vote.unanswered)
         if timing.copies is not None and not await self._copied(hold):
             raise CopiesMissing(self.explain)
         return hold
-
-    def _uncount(self, nodes: list[int]) -> None:
-        self.holds = False
-        for node in nodes:
-            self.votes[node].deadline = self.votes[node].due = 0.0
 
     async def _copied(self, hold: Hold) -> bool:
         """Wait for the copies after one more write: WAIT concerns the writes of one connection, and another connection
@@ -477,12 +276,11 @@ class ServerQueue:
 
     def check_reachable(self, now: float) -> None:
         """Raise if no majority can be reached, and none is expected soon."""
-        answers = [vote.answer for vote in self.votes]
-        faults = [answer for answer in answers if type(answer) is Fault]
+        faults = [vote.answer for vote in self.votes if type(vote.answer) is Fault]
         if not faults:
             self.unreachable_since = None
             return
-        if explain.cannot_succeed(self.group, answers) or any(fault.kind == "config" for fault in faults):
+        if explain.cannot_succeed(self.group, faults) or any(fault.kind == "config" for fault in faults):
             raise self.explain(now)
         if len(faults) <= self.group.n - self.group.need:
             self.unreachable_since = None
@@ -499,17 +297,23 @@ class ServerQueue:
 
     def _explained(self, vote: NodeVote, now: float) -> Any:
         """The answer of a node, for the error."""
-        if type(vote.answer) is Granted:
+        if type(vote.answer) in (Granted, Yours):
             if self.acquisition.timing.copies is not None:
                 return Fault("copies", "its copies are not confirmed")
-            # A vote that does not count any more was yielded to another waiter, or has expired.
-            return vote.answer if vote.deadline > now else Refused(0, b"", False, 0, b"")
+            if vote.deadline > now:
+                return Granted(-1, vote.token, vote.stamp, False, vote.server_us, b"")
+            return Refused(0, b"", False, 0, b"")  # it was yielded to another waiter, or has expired
         if vote.answer is None and self.group.n > 1 and self.ticket == ARRIVAL:
             return Fault("unasked", "not asked, because too few nodes answer")
         return vote.answer
 
     def next_look(self) -> float:
-        return self.acquisition.earlier(min(vote.due for vote in self.votes))
+        """When to send something again, or to stop waiting."""
+        look = self.acquisition.earlier(NEVER)
+        for vote in self.votes:
+            if vote.due < look:
+                look = vote.due
+        return look
 
 
 async def wait_in_queue(
@@ -543,8 +347,11 @@ async def wait_in_queue(
             queue.check_reachable(now)
             if not (io.ready and queue.group.quorum_can_vote and queue.group.all_nodes_vote):
                 await _reconnect(io, acquisition, queue)
-            await queue.send_due()
-            queue.wakes_at = min(queue.next_look(), waiter.report_at)
+            look = queue.next_look()
+            if queue.must_yield or look <= io.now() + TOGETHER:
+                await queue.send_due()
+                look = queue.next_look()
+            queue.wakes_at = min(look, waiter.report_at)
             await io.wait(waiter.wakeup, queue.wakes_at)
     finally:
         queue.end()

@@ -12,7 +12,7 @@ from typing import Any, Final
 from handfast.core.config import LockKeys
 from handfast.core.hold import Hold
 from handfast.core.io import IO, SILENT, Fault, Payloads, payload_for
-from handfast.core.votes import Ballot, LossBallot, MultiReplyBallot
+from handfast.core.votes import Ballot, MultiReplyBallot
 from handfast.protocol import commands
 from handfast.protocol.commands import NO_GENERATION, Identity
 from handfast.protocol.keys import queue_keys
@@ -55,7 +55,7 @@ def _published(target: LockKeys, who: Identity) -> Payloads:
 def _ballot(target: LockKeys, need: int, asked: int = 0) -> Ballot:
     names = len(target.names)
     if names == 1:
-        return LossBallot(target.group.n, need, asked)
+        return Ballot(target.group.n, need, asked, proves_loss=True)
 
     def least(_: int, replies: list[Any]) -> Any:
         return next((reply for reply in replies if type(reply) is Fault), None) or min(replies)

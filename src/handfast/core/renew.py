@@ -19,7 +19,7 @@ from handfast.core.config import Copies
 from handfast.core.hold import HELD, Hold
 from handfast.core.io import IO, Fault
 from handfast.core.nodes import NodeGroup
-from handfast.core.votes import AllReplies, Ballot, BatchBallot, LossBallot, is_grant
+from handfast.core.votes import AllReplies, Ballot, BatchBallot, is_grant
 from handfast.protocol import commands
 from handfast.protocol.resp import encode
 
@@ -73,7 +73,7 @@ async def renew(io: IO, group: NodeGroup, holds: Sequence[Hold], ttl: float | No
     restored vote on the connection that carried it.
     """
     sent = io.now()
-    ballots = [LossBallot(group.n, group.need) for _ in holds]
+    ballots = [Ballot(group.n, group.need, proves_loss=True) for _ in holds]
     config = holds[0].config
     extra, tail, suffix = _tail(io, group, config.timing.copies, sent)
     if ttl is not None:

@@ -8,7 +8,7 @@ vote, nil or zero.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from handfast.core.io import IO, SILENT, Fault
 from handfast.protocol.claims import Granted
@@ -17,13 +17,14 @@ __all__ = [
     "AllReplies",
     "Ballot",
     "BatchBallot",
-    "LossBallot",
     "MultiReplyBallot",
     "OneReply",
     "ask_by_broadcast",
     "is_grant",
     "majority",
 ]
+
+FOREVER: Final = float("inf")
 
 
 def majority(nodes: int) -> int:
@@ -46,7 +47,7 @@ class OneReply:
 
     width = 1
     checked = False
-    until = float("inf")
+    until = FOREVER
 
     def __init__(self) -> None:
         self.decided = False
@@ -69,36 +70,67 @@ async def ask_by_broadcast(io: IO, payload: bytes, timeout: float) -> Any:
 
 
 class Ballot:
-    """Counts the replies to a broadcast of one command."""
+    """Counts the replies to a broadcast of one command.
 
-    width = 1
-    checked = False
-    # Each operation makes a ballot. Attributes that few ballots change are class attributes, to make that cheap.
-    yeses = 0
-    votes = 0
-    """Nodes, as bits, that said yes."""
-    noes = 0
-    """The number of noes and faults, which cannot become a yes."""
-    decided = False
-    waiter: Any = None
-    late: Callable[[int], None] | None = None
-    """Called with the node of each yes after the decision."""
-    missed: Callable[[int], None] | None = None
-    """Called with the node of each no after the decision."""
-    failed: Callable[[int], None] | None = None
-    """Called with the node of each fault after the decision."""
-    over = False
-    """The caller does not wait any more, whether the ballot is decided or not."""
-    until = float("inf")
-    """See Collector."""
+    With `proves_loss`, noes decide too: so many of them prove that no majority has the vote. Otherwise a fault and one no
+    of three nodes decide, and the second no arrives too late to be a proof.
+    """
 
-    def __init__(self, nodes: int, need: int, asked: int = 0, reduce: Callable[[int, Any], Any] | None = None) -> None:
+    __slots__ = (
+        "answers",
+        "asked",
+        "checked",
+        "decided",
+        "failed",
+        "late",
+        "missed",
+        "need",
+        "noes",
+        "over",
+        "proves_loss",
+        "reduce",
+        "until",
+        "votes",
+        "waiter",
+        "width",
+        "yeses",
+    )
+
+    def __init__(
+        self,
+        nodes: int,
+        need: int,
+        asked: int = 0,
+        reduce: Callable[[int, Any], Any] | None = None,
+        *,
+        proves_loss: bool = False,
+    ) -> None:
         self.answers: list[Any] = [None] * nodes
         """The answer of each node, or None if it has not answered. nil is kept as 0."""
         self.need = need
         self.asked = asked or nodes
         self.reduce = reduce
         """Turns a node's reply into its answer."""
+        self.proves_loss = proves_loss
+        self.yeses = 0
+        self.votes = 0
+        """Nodes, as bits, that said yes."""
+        self.noes = 0
+        """The number of noes and faults, which cannot become a yes."""
+        self.decided = False
+        self.late: Callable[[int], None] | None = None
+        """Called with the node of each yes after the decision."""
+        self.missed: Callable[[int], None] | None = None
+        """Called with the node of each no after the decision."""
+        self.failed: Callable[[int], None] | None = None
+        """Called with the node of each fault after the decision."""
+        self.over = False
+        """The caller does not wait any more, whether the ballot is decided or not."""
+        self.width = 1
+        self.checked = False
+        self.waiter: Any = None
+        self.until = FOREVER
+        """For these four see Collector."""
 
     def add(self, node: int, reply: Any) -> bool:
         if self.reduce is not None and type(reply) is not Fault:
@@ -115,8 +147,17 @@ class Ballot:
         if self.decided:
             self._late(node, reply, yes)
             return False
-        self.decided = self.yeses >= self.need if yes else self.asked - self.noes < self.need
+        if self.proves_loss and self.noes and self.yeses < self.need:
+            self.decided = self._loss_is_proved()
+        else:
+            self.decided = self.yeses >= self.need if yes else self.asked - self.noes < self.need
         return self.decided
+
+    def _loss_is_proved(self) -> bool:
+        """Whether no majority can have the vote any more, or too few nodes are left that could prove it."""
+        spare, refused = self.asked - self.need, self.refused()
+        silent = self.asked - self.yeses - self.noes
+        return self.noes > spare and (refused > spare or refused + silent <= spare)
 
     def _late(self, node: int, reply: Any, yes: bool) -> None:
         """Tell of an answer after the decision."""
@@ -142,25 +183,10 @@ class Ballot:
         return sum(1 for a in self.answers if type(a) is Fault or (a is None and not self.decided))
 
 
-class LossBallot(Ballot):
-    """A ballot in which noes decide too: so many of them prove that no majority has the vote.
-
-    A plain ballot is decided by a fault and one no of three nodes, and the second no arrives too late to be a proof.
-    """
-
-    def add(self, node: int, reply: Any) -> bool:
-        if self.decided:
-            return super().add(node, reply)
-        super().add(node, reply)
-        if self.noes and not self.won:
-            spare, refused = self.asked - self.need, self.refused()
-            silent = self.asked - self.yeses - self.noes
-            self.decided = self.noes > spare and (refused > spare or refused + silent <= spare)
-        return self.decided
-
-
 class MultiReplyBallot(Ballot):
     """Counts the replies to payloads of several commands. `reduce` makes one answer of a node's replies."""
+
+    __slots__ = ()
 
     def __init__(self, nodes: int, need: int, width: int, reduce: Callable[[int, Any], Any], asked: int = 0) -> None:
         super().__init__(nodes, need, asked, reduce)
@@ -169,6 +195,8 @@ class MultiReplyBallot(Ballot):
 
 class AllReplies(MultiReplyBallot):
     """A ballot in which all answers matter: it is decided when all nodes have answered."""
+
+    __slots__ = ()
 
     def __init__(self, nodes: int, width: int, reduce: Callable[[int, Any], Any]) -> None:
         super().__init__(nodes, nodes, width, reduce)
@@ -195,7 +223,7 @@ class BatchBallot:
         asked: int,
         extra: int = 0,
         tail: Callable[[int, list[Any]], Fault | None] | None = None,
-        until: float = Ballot.until,
+        until: float = FOREVER,
     ) -> None:
         self.ballots = ballots
         self.until = until

@@ -2,27 +2,26 @@
 
 All requests of one turn of the loop leave in one write per node, and replies come back in order. A task awaits one future
 per broadcast, whatever the number of nodes. The reply that decides completes it. One sweep checks the timeouts of all
-waiting tasks (timeouts.py).
+waiting tasks (timeouts.py). aio_connecting.py makes the connections.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import types
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from handfast.core.handshake import Steps
 from handfast.core.io import CappedTimeout, Collector, Fault, Payloads, payload_for
 from handfast.core.nodes import NodeGroup
 from handfast.core.votes import Ballot
 from handfast.net.address import Address
-from handfast.net.aio_protocol import AioLink, NodeProtocol
-from handfast.net.connection import DISCARD, Connection, Discard, Subscription
-from handfast.net.faults import from_socket
-from handfast.net.link import GRACE, NOT_CONNECTED
-from handfast.net.push_router import PushRouter, TaskWakeup
+from handfast.net.aio_connecting import AioConnecting
+from handfast.net.aio_protocol import AioLink
+from handfast.net.connection import DISCARD, Discard, Subscription
+from handfast.net.link import NOT_CONNECTED
+from handfast.net.push_router import TaskWakeup
 from handfast.net.reply_future import ReplyFuture, reply_futures_of
 from handfast.net.timeouts import RequestTimeouts
 from handfast.protocol.resp import encode
@@ -38,16 +37,11 @@ WAKE_ROUNDS: Final = 32
 """How many rounds of tasks that wake each other to resume in one turn of the loop."""
 
 
-class AioConnections(PushRouter, RequestTimeouts):
+class AioConnections(AioConnecting, RequestTimeouts):
     """One link to each node of a group, on one event loop."""
 
     wakeup = TaskWakeup
-    if TYPE_CHECKING:
-
-        @staticmethod
-        def now() -> float:
-            """The driver's; see IO."""
-            ...
+    links: Sequence[AioLink]
 
     def __init__(
         self,
@@ -56,15 +50,9 @@ class AioConnections(PushRouter, RequestTimeouts):
         shake: Callable[[int], Steps],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        PushRouter.__init__(self, len(addresses))
+        AioConnecting.__init__(self, group, shake, loop)
         RequestTimeouts.__init__(self)
-        self.group = group
-        self.shake = shake
-        self.loop = loop
         self.links = [AioLink(i, address, self) for i, address in enumerate(addresses)]
-        self.up = 0
-        self.ready = False
-        self.closed = False
         self._n = len(self.links)
         self._future = reply_futures_of(self)
         self.woken: list[ReplyFuture] = []
@@ -81,105 +69,6 @@ class AioConnections(PushRouter, RequestTimeouts):
         """The payloads of this turn that go to all nodes, and their collectors."""
         self._unchecked = False
         """One of these collectors must be checked."""
-
-    # -- connecting ------------------------------------------------------------------------------------------------
-
-    async def connect(self, need: int, within: float) -> None:
-        """See IO.connect."""
-        end = self.loop.time() + within
-        # After a failed try the next one waits, however many callers ask for it.
-        rest = min(within, max(link.rests(self.loop.time()) for link in self.links))
-        if rest > 0:
-            await asyncio.sleep(rest)
-        self._start(force=True)
-        while tasks := [link.connecting for link in self.links if link.connecting is not None]:
-            # Compute this in each round, also in the first: other callers may have connected enough nodes.
-            left = min(end - self.loop.time(), GRACE if self.up >= need else within)
-            done, _ = await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                break
-        self.ready = self.up >= self.group.need
-
-    def _start(self, *, force: bool = False) -> None:
-        if self.closed:
-            return
-        now = self.loop.time()
-        for link in self.links:
-            if link.connection is None and link.connecting is None and link.due(now, force=force):
-                link.connecting = self.loop.create_task(self._connect(link), name="handfast-connect")
-                link.connecting.add_done_callback(link.tried)
-
-    async def _connect(self, link: AioLink) -> None:
-        protocol: NodeProtocol | None = None
-        try:
-            async with asyncio.timeout(link.connect_timeout):
-                protocol = await self._dial(link)
-            fault = protocol.connection.fault
-        except Exception as error:  # any error is this node's reply
-            fault = from_socket(error)
-        finally:
-            link.connecting = None
-        if fault is not None:
-            fault = link.address_now.says(fault)
-        backlog, link.backlog = link.backlog, []
-        if protocol is None or fault is not None or self.closed:
-            link.failed(fault or NOT_CONNECTED, self.loop.time())
-            if protocol is not None and protocol.transport is not None:
-                protocol.transport.abort()
-            for _, collector in backlog:
-                self._answer(collector, link)
-            return
-        link.protocol = protocol
-        self.listen_to(protocol.connection)
-        link.connected(protocol.connection)
-        self.up += 1
-        for payload, collector in backlog:
-            # A caller that gave up has undone its attempt on the other nodes: sending it now would leave a lock behind. A
-            # request that is not sent gets a fault as its reply: the watchdog must repeat a release that failed here.
-            if self.now() >= collector.until or collector.waiter is None or collector.waiter.over:
-                self._answer(collector, link)
-            else:
-                protocol.connection.request(payload, collector)
-                self.turn()
-
-    async def _dial(self, link: AioLink) -> NodeProtocol:
-        """Return a connection whose handshake has ended."""
-        address = link.address
-        if address.prepare is not None or address.resolver is not None:
-            address = link.address_now = await self.loop.run_in_executor(None, address.located)
-        # `credentials` may block.
-        steps = await self.loop.run_in_executor(None, self.shake, link.index) if address.credentials else None
-        connection = Connection(link.index, steps or self.shake(link.index), self.now, self.group.check)
-        protocol = NodeProtocol(link, connection)
-        if address.resolver is not None:
-            protocol.connection.redirected = functools.partial(self._redirected, link, address)
-            address.resolver.opened(protocol, address.host_port, NodeProtocol.hang_up)
-        try:
-            if address.path:
-                await self.loop.create_unix_connection(lambda: protocol, address.path)
-            else:
-                tls: dict[str, Any] = {}
-                if address.tls is not None:
-                    tls = {"ssl": address.tls(), "server_hostname": address.host}
-                await self.loop.create_connection(lambda: protocol, address.host, address.port, **tls)
-            await protocol.shaken
-        except BaseException:
-            if protocol.transport is not None:
-                protocol.transport.abort()
-            raise
-        return protocol
-
-    def down(self, link: AioLink, fault: Fault) -> None:
-        """End the connection of a link that was up."""
-        protocol, link.protocol = link.protocol, None
-        link.failed(fault, self.loop.time())
-        self.up -= 1
-        self.ready = self.up >= self.group.need
-        if protocol is not None:
-            if protocol.transport is not None:
-                protocol.transport.abort()
-            protocol.connection.fail(fault)
-            self.connection_lost(link.index)
 
     # -- talking ---------------------------------------------------------------------------------------------------
 
@@ -288,21 +177,10 @@ class AioConnections(PushRouter, RequestTimeouts):
 
     def send(self, payloads: Payloads, collector: Collector) -> None:
         """See IO.send."""
-        self._spill()
-        if self.up < self._n:
-            self._start()
-        for link in self.links:
-            payload = payload_for(payloads, link.index)
-            if payload is None:
-                continue
-            if link.connection is not None:
-                link.connection.request(payload, collector)
-                self.turn()
-            else:
-                self._answer(collector, link)
+        self._send_each(payloads, collector, queue=False)
 
-    def _send_each(self, payloads: Payloads, collector: Collector) -> None:
-        """Send each node its own payload."""
+    def _send_each(self, payloads: Payloads, collector: Collector, *, queue: bool = True) -> None:
+        """Send each node its own payload. `queue`: a node that is being connected gets it as soon as it is connected."""
         self._spill()
         if self.up < self._n:
             self._start()
@@ -313,12 +191,12 @@ class AioConnections(PushRouter, RequestTimeouts):
             if link.connection is not None:
                 link.connection.request(payload, collector)
                 self.turn()
-            elif link.connecting is not None:
+            elif queue and link.connecting is not None:
                 link.backlog.append((payload, collector))
                 self.turn()
             else:
                 self._answer(collector, link)
-        if collector.decided and not collector.waiter.over:
+        if collector.decided and collector.waiter is not None and not collector.waiter.over:
             collector.waiter.set_result(None)
 
     def send_and_forget(self, payloads: Payloads, width: int = 1) -> bool:
@@ -374,7 +252,6 @@ class AioConnections(PushRouter, RequestTimeouts):
                 self._call_soon(self.wake)
 
     def turn(self) -> None:
-        """Order the flush at the end of this turn of the loop."""
         if not self.turning:
             self.turning = True
             self._call_soon(self._flush)
@@ -419,21 +296,6 @@ class AioConnections(PushRouter, RequestTimeouts):
         collectors.clear()
         if self._fresh:
             self._plan_sweep(now)
-
-    def _answer(self, collector: Any, link: AioLink) -> None:
-        """Give the collector a fault as the reply of a node that is not connected."""
-        if (
-            collector.add(link.index, link.fault or NOT_CONNECTED)
-            and collector.waiter is not None
-            and not collector.waiter.over
-        ):
-            collector.waiter.set_result(None)
-
-    def _redirected(self, link: AioLink, address: Address, collector: Any, payload: bytes, fault: Fault) -> bool:
-        """See Connection.redirected."""
-        if address.resolver is not None:
-            address.resolver.on_redirect(address.host_port, fault)
-        return False
 
     # -- ending ----------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,14 @@
-"""The pool of blocking connections of a client that uses Redis Cluster. Idle connections are kept by route."""
+"""The pool of blocking connections of a client that uses Redis Cluster.
+
+Each name has its own node there, so idle connections are kept by route: the nodes to which they are connected. An
+operation on a key gets connections to the nodes of the key's slot. If a redirect has moved them to another route, the
+pool keeps them under that one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 from handfast.core.handshake import Steps
 from handfast.core.nodes import NodeGroup
@@ -11,29 +16,36 @@ from handfast.discovery.cluster import slot_of
 from handfast.net.address import HostPort
 from handfast.net.cluster_routes import MOST_KNOWN, Route, SlotRouter
 from handfast.net.cluster_threads import RedirectingIO
+from handfast.net.thread_pool import SPARE, BasePool
+from handfast.net.threads import ThreadAccess, ThreadIO
 
 __all__ = ["RoutedPool"]
 
-SPARE: Final = 16
-"""Idle RedirectingIO objects that the pool keeps for each route."""
+T = TypeVar("T")
 IN_PASSING: Final = 1.0
 """Seconds for one request (ASK) to the node to which a slot is being moved."""
 
 
-class RoutedPool:
-    """Lends a RedirectingIO for a key. The lists of idle ones change by single atomic steps, so threads need no lock."""
+class RoutedPool(BasePool):
+    """Lends a RedirectingIO for a key."""
 
     def __init__(self, group: NodeGroup, routes: SlotRouter, shake: Callable[[int], Steps]) -> None:
-        self._group = group
+        super().__init__(group, shake)
         self._routes = routes
-        self._shake = shake
         self._idle: dict[Route, list[RedirectingIO]] = {}
         self._known: dict[bytes, list[RedirectingIO]] = {}
         """Key to the idle RedirectingIOs of its route. The dict is cleared when a slot moves."""
         routes.forget_when_moved(self._known)
-        self._closed = False
 
-    def take(self, key: bytes) -> RedirectingIO:
+    def access(self, key: bytes) -> ThreadAccess:
+        return ThreadAccess(self.use, key)
+
+    def use(self, key: bytes, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        if self.closed:
+            raise self._refusal()
+        return self.use_taken(self._take_for(key), operation, *args)
+
+    def _take_for(self, key: bytes) -> RedirectingIO:
         idle = self._known.get(key)
         if idle:
             try:
@@ -60,14 +72,13 @@ class RoutedPool:
             return io
 
     def give_back(self, io: RedirectingIO) -> None:
-        """Keep it for the next caller, under the route that it has now."""
         if io.inconsistent:
             io.abandon()
             return
         if io.redirected:
             io.redirected = False
             io.siblings = self._idle.setdefault(self._routes.taken([link.address for link in io.links]), [])
-        if self._closed or len(io.siblings) >= SPARE:
+        if self.closed or len(io.siblings) >= SPARE:
             io.close()
         else:
             io.siblings.append(io)
@@ -79,14 +90,16 @@ class RoutedPool:
         finally:
             self.give_back(io)
 
+    def take_idle(self) -> ThreadIO | None:
+        return None  # each name has its own node
+
     def close(self) -> None:
-        self._closed = True
+        self.closed = True
         for idle in list(self._idle.values()):
             while idle:
                 idle.pop().close()
 
     def forked(self) -> None:
-        """Forget all connections in the child after a fork: they belong to the parent."""
         idle, self._idle = self._idle, {}
         self._known.clear()
         for ios in idle.values():

@@ -144,9 +144,14 @@ class Connection:
         try:
             while (reply := gets()) is not _NOTHING:
                 kind = type(reply)
-                if kind is _Push or kind is _ReplyError or not pending or pending[0].width > 1:
-                    if not self._unusual(kind, reply):
-                        return
+                if kind is _Push:
+                    self._pushed(reply)
+                    continue
+                if not pending:
+                    self.fail(Fault("protocol", f"sent a reply that nobody asked for: {reply!r}"[:200]))
+                    return
+                if kind is _ReplyError or pending[0].width > 1:
+                    self._collect(from_reply(str(reply)) if kind is _ReplyError else reply)
                     continue
                 # The usual case, without a further call: one reply, no error. It runs for each reply of each node.
                 sent.popleft()
@@ -161,19 +166,11 @@ class Connection:
             # The parser raises TypeError for a map with an unhashable key.
             self.fail(Fault("protocol", f"does not speak Redis' protocol ({error})", lasting=True))
 
-    def _unusual(self, kind: type, reply: Any) -> bool:
-        """Handle a push, an error, or one of several replies to a payload. False if the connection has failed."""
-        if kind is _Push:
-            if reply[0] == b"subscribe":
-                self.subscribed_to = reply[1]
-            elif self.on_push is not None:
-                self.on_push(self.index, reply)
-        elif self.pending:
-            self._collect(from_reply(str(reply)) if kind is _ReplyError else reply)
-        else:
-            self.fail(Fault("protocol", f"sent a reply that nobody asked for: {reply!r}"[:200]))
-            return False
-        return True
+    def _pushed(self, push: Any) -> None:
+        if push[0] == b"subscribe":
+            self.subscribed_to = push[1]
+        elif self.on_push is not None:
+            self.on_push(self.index, push)
 
     def _collect(self, reply: Any) -> None:
         """Give a reply to the first collector in `pending`."""
@@ -186,7 +183,7 @@ class Connection:
         collector = self.pending.popleft()
         payload = self.sent.popleft()
         failed = type(reply) is Fault
-        if (width > 1 or failed) and self._again(collector, payload, reply):
+        if payload and (width > 1 or failed) and self._again(collector, payload, reply):
             return
         if collector.checked and not failed:
             self._kept.append((collector, reply))
@@ -224,7 +221,7 @@ class Connection:
         time is over.
         """
         faults = [r for r in (reply if type(reply) is list else [reply]) if type(r) is Fault]
-        if not payload or not faults or collector.over or self.now() >= collector.until:
+        if not faults or collector.over or self.now() >= collector.until:
             return False
         if collector.waiter is not None and collector.waiter.over:
             return False

@@ -78,14 +78,15 @@ class ThreadIO(ThreadConnections, clock.MachineClock):
 
 
 class ThreadAccess:
-    """How threads reach the nodes: each operation borrows connections."""
+    """How threads reach the nodes that have a key: each operation borrows connections from a pool (thread_pool.py)."""
 
     now = staticmethod(clock.now)
     wakeup = ThreadWakeup
     caller = staticmethod(threading.get_ident)
 
-    def __init__(self, use: Callable[..., Any]) -> None:
+    def __init__(self, use: Callable[..., Any], key: bytes) -> None:
         self._use = use
+        self._key = key
 
     @types.coroutine
     def wait(self, wakeup: ThreadWakeup, until: float | None) -> Generator[Any, None, None]:
@@ -97,7 +98,7 @@ class ThreadAccess:
 
     @types.coroutine
     def use(self, operation: Callable[..., Any], *args: Any) -> Generator[Any, None, Any]:
-        return self._use(operation, *args)
+        return self._use(self._key, operation, *args)
         yield
 
 

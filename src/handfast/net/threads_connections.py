@@ -17,7 +17,7 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from handfast.core.handshake import Steps
@@ -39,7 +39,8 @@ IDLE_CHECK: Final = 0.05
 READS_AT_ONCE: Final = 4
 """How often such a check reads from the connections at most."""
 
-_READ = select.POLLIN | select.POLLERR | select.POLLHUP
+_READ: Final = select.POLLIN | select.POLLERR | select.POLLHUP
+_WRITE: Final = select.POLLOUT
 _NOBODY: Final[tuple[Payloads, Collector | None]] = ((), None)
 _clock = time.monotonic
 
@@ -195,15 +196,7 @@ class ThreadConnections(PushRouter):
     def round_trip(self, payloads: Payloads, collector: Collector, timeout: float) -> None:
         """See IO.broadcast."""
         now = _clock()
-        self._inspect(now)
-        for link in self.links:
-            payload = payloads if type(payloads) is bytes else payload_for(payloads, link.index)
-            if payload is None:
-                continue
-            if link.connection is not None:
-                self._send(link, payload, collector)
-            elif link.index not in self._connecting:
-                collector.add(link.index, link.fault or NOT_CONNECTED)
+        self._send_each(payloads, collector, now, self._connecting)
         self._current = (payloads, collector)
         try:
             end = now + timeout
@@ -227,14 +220,19 @@ class ThreadConnections(PushRouter):
 
     def send(self, payloads: Payloads, collector: Collector) -> None:
         """See IO.send."""
-        self._inspect(_clock())
+        self._send_each(payloads, collector, _clock(), ())
+
+    def _send_each(self, payloads: Payloads, collector: Collector, now: float, later: Collection[int]) -> None:
+        """Send each node its part. `later`: nodes whose part is sent when they are connected."""
+        self._inspect(now)
+        same = payloads if type(payloads) is bytes else None
         for link in self.links:
-            payload = payload_for(payloads, link.index)
+            payload = same or payload_for(payloads, link.index)
             if payload is None:
                 continue
             if link.connection is not None:
                 self._send(link, payload, collector)
-            else:
+            elif link.index not in later:
                 collector.add(link.index, link.fault or NOT_CONNECTED)
 
     def send_and_forget(self, payloads: Payloads, width: int = 1) -> bool:
@@ -312,7 +310,7 @@ class ThreadConnections(PushRouter):
             sent = 0
         if sent < len(data):
             connection.out.append(data[sent:])
-            self._poller.modify(sock.fileno(), _READ | select.POLLOUT)
+            self._poller.modify(sock.fileno(), _READ | _WRITE)
 
     def _wait(self, seconds: float | None, *, spin: bool = False) -> None:
         """Poll once and handle the events. None: no timeout. `spin`: a reply is expected soon."""
@@ -331,7 +329,7 @@ class ThreadConnections(PushRouter):
             if link is None or link.connection is None:
                 continue  # an earlier event of this turn has closed it
             connection = link.connection
-            if event & select.POLLOUT:
+            if event & _WRITE:
                 self._poller.modify(fd, _READ)
                 self._flush(link, connection)
             if event & _READ and link.sock is not None:

@@ -132,13 +132,13 @@ def decode_push(text: bytes) -> Push | None:
     """
     words = text.split(b" ", 6)
     try:
+        if words[0] == b"yours":
+            server_us = int(words[4]) * 1_000_000 + int(words[5])
+            return Yours(words[1], int(words[2]), int(words[3]), server_us, words[6] if len(words) > 6 else b"")
         if words[0] == b"inquire":
             return Inquiry(words[1], int(words[2]))
         if words[0] == b"look":
             return Look(words[1])
-        if words[0] == b"yours":
-            server_us = int(words[4]) * 1_000_000 + int(words[5])
-            return Yours(words[1], int(words[2]), int(words[3]), server_us, words[6] if len(words) > 6 else b"")
     except (IndexError, ValueError):
         pass
     return None

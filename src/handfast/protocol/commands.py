@@ -186,7 +186,9 @@ INFO_REPLICATION: Final = encode(b"INFO", b"replication")
 
 def set_nx(key: bytes, owner: bytes, ttl_ms: bytes) -> bytes:
     """The acquisition of the published protocol."""
-    return b"*6\r\n$3\r\nSET\r\n%b%b$2\r\nNX\r\n$2\r\nPX\r\n%b" % (bulk(key), bulk(owner), bulk(ttl_ms))
+    return b"*6\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$2\r\nNX\r\n$2\r\nPX\r\n$%d\r\n%b\r\n" % (
+        len(key), key, len(owner), owner, len(ttl_ms), ttl_ms,
+    )  # fmt: skip
 
 
 def delete_owned(way: str, key: bytes, owner: bytes) -> bytes:

@@ -84,10 +84,8 @@ def name_of(prefix: str, key: bytes) -> str | None:
 
 def queue_keys(key: bytes) -> bytes:
     """The five keys of one name, as arguments of a command."""
-    size = len(key) + 2
-    return b"$%d\r\n%b\r\n$%d\r\n%b:q\r\n$%d\r\n%b:c\r\n$%d\r\n%b:f\r\n$%d\r\n%b:g\r\n" % (
-        len(key), key, size, key, size, key, size, key, size, key,
-    )  # fmt: skip
+    other = b"$%d\r\n%b" % (len(key) + 2, key)
+    return b"$%d\r\n%b\r\n%b:q\r\n%b:c\r\n%b:f\r\n%b:g\r\n" % (len(key), key, other, other, other, other)
 
 
 def with_suffix(keys: Sequence[bytes], *suffixes: bytes) -> list[bytes]:

@@ -192,15 +192,20 @@ class Cluster(Servers):
         return ""
 
     def _missing(self) -> str:
-        return self._strangers() or self._missing_agreement() or self._missing_links()
+        # The state first: it takes longest to become ok, and is the cheapest to ask for.
+        return self._unwell() or self._strangers() or self._missing_agreement() or self._missing_links()
+
+    def _unwell(self) -> str:
+        for node in self._awake():
+            if (state := node.state()) != "ok":
+                return f"port {node.port} says that the cluster is in state {state}"
+        return ""
 
     def _missing_agreement(self) -> str:
         awake = self._awake()
         alive = {node.id for node in awake}
         first, *_ = views = [node.view() for node in awake]
         for node, view in zip(awake, views, strict=True):
-            if (state := node.state()) != "ok":
-                return f"port {node.port} says that the cluster is in state {state}"
             if sum(len(slots) for name, slots in view.slots.items() if name in alive) != SLOTS:
                 return f"port {node.port} knows slots without a master that lives"
             if view.moving:

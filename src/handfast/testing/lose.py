@@ -64,7 +64,7 @@ async def _delete(dog: Watchdog, hold: Hold) -> None:
     registration = dog._registrations.get(group)
     if registration is None:
         return
-    io = await dog._io_for(registration, hold.key)
+    io = await dog._connected(registration.io_for(hold.key), group)
     if io.up < group.n:
         await io.connect(group.n, TIMEOUT)
     everybody = AllReplies(group.n, len(hold.names), lambda node, reply: 1)

@@ -10,7 +10,7 @@ from ..embedded.resp import ReplyError
 
 __all__ = ["until_nothing_is_missing"]
 
-STEP: Final = 0.02
+STEP: Final = 0.05
 
 
 def until_nothing_is_missing(missing: Callable[[], str], within: float, whose: str) -> None:

@@ -21,7 +21,7 @@ LEASES: tuple[Bug, ...] = (
         (1, 5),
         (
             (attempt._conclude, "deadline = sent + timing.validity", "deadline = io.now() + timing.validity"),
-            (ServerQueue.on_reply, "answer.token, sent + validity)", "answer.token, now + validity)"),
+            (ServerQueue._granted, "sent + self.config.policy.validity", "now + self.config.policy.validity"),
         ),
     ),
     Bug(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from handfast.core import attempt
+from handfast.core.foreign import wait_for_change
 from handfast.core.local_queue import Waiter, WaitQueues
 from handfast.core.queue import ServerQueue, _ClaimReplies, wait_in_queue
 from handfast.protocol import commands
@@ -72,7 +73,7 @@ QUEUES: tuple[Bug, ...] = (
         "holder-yields",
         "a waiter that has a majority gives a vote back",
         (1, 5),
-        ((ServerQueue._inquired, "if self._has_majority() or not vote.deadline", "if not vote.deadline"),),
+        ((ServerQueue._inquired, "if self._has_majority(now) or not vote.deadline", "if not vote.deadline"),),
         "tests/unit/test_queue_rules.py::test_holder_ignores_inquiries",
     ),
     Bug(
@@ -89,7 +90,7 @@ QUEUES: tuple[Bug, ...] = (
         "until-the-latest-deadline",
         "a lease lasts as long as the last of its votes",
         (1, 5),
-        ((ServerQueue.conclude, "deadline = deadlines[self.group.need - 1]", "deadline = deadlines[0]"),),
+        ((ServerQueue.conclude, "deadline = deadlines[-self.group.need]", "deadline = deadlines[-1]"),),
     ),
     Bug(
         "pass-keeps-the-claim",
@@ -111,8 +112,8 @@ QUEUES: tuple[Bug, ...] = (
         (
             (
                 ServerQueue.next_look,
-                "return self.acquisition.earlier(min(vote.due for vote in self.votes))",
-                "return self.acquisition.earlier(NEVER)",
+                "if vote.due < look:",
+                "if False:",
             ),
         ),
     ),
@@ -204,6 +205,19 @@ QUEUES: tuple[Bug, ...] = (
         ((wait_in_queue, "given = waiter.usable(now)", "given = None"),),
     ),
     Bug(
+        "hand-over-unseen-in-an-outage",
+        "a waiter for a shared key does not look at what its sibling hands over while too few nodes answer",
+        (11,),
+        (
+            (
+                wait_for_change,
+                "given = waiter.usable(io.now())",
+                "given = None if unreachable_since is not None else waiter.usable(io.now())",
+            ),
+        ),
+        "tests/unit/test_queue.py::test_hold_from_a_sibling_ends_a_wait_in_an_outage",
+    ),
+    Bug(
         "early-inquiry-forgotten",
         "an inquiry that overtakes its grant is forgotten",
         (11, 16, 17),
@@ -222,5 +236,12 @@ QUEUES: tuple[Bug, ...] = (
         (11,),
         ((GIVES, "if ttl < 0 or ttl >= 5000 then return end", "do return end"),),
         "tests/sim/test_node_rules.py::test_next_waiter_gets_push_to_look_earlier",
+    ),
+    Bug(
+        "shortened-untold",
+        "nobody is told to look when a release of an inner acquisition shortens the lock",
+        (11,),
+        (("pass", "if shorter then hint(call('PTTL', KEYS[1]), true) end", ""),),
+        "tests/sim/test_node_rules.py::test_release_that_shortens_a_lock_tells_its_first_waiter",
     ),
 )

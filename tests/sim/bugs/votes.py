@@ -125,6 +125,19 @@ VOTES: tuple[Bug, ...] = (
         "tests/sim/test_node_rules.py::test_an_ended_acquisition_of_an_explicit_owner_is_not_extended",
     ),
     Bug(
+        "late-request-shortens",
+        "a request that comes late shortens an acquisition of an explicit owner",
+        (5,),
+        (
+            (
+                "claim extend acquire_all restore_vote",
+                "math.max(now_ms + ttl, math.min(noted, now_ms + longest))",
+                "now_ms + ttl",
+            ),
+        ),
+        "tests/sim/test_node_rules.py::test_late_request_does_not_shorten_an_acquisition_of_an_explicit_owner",
+    ),
+    Bug(
         "published-keeps-votes",
         "a waiter for a key that other programs share keeps the votes that were not enough",
         (9, 11),

@@ -15,13 +15,13 @@ local function push(channel, text)
   return type(heard) == 'number' and heard > 0
 end
 -- If the new holder hangs, the next waiter must look again at the end of its ttl. That waiter may expect a later end, so
--- this pushes `look` to it. A waiter that does not listen any more is skipped.
-local function hint(ttl)
+-- this pushes `look` to it. A waiter that does not listen any more is skipped. `always`: without asking what it expects.
+local function hint(ttl, always)
   if ttl < 0 or ttl >= 5000 then return end -- every waiter looks again after five seconds
   for _, waiter in ipairs(call('ZRANGE', KEYS[2], 0, 9)) do
     local ends, its_ttl, channel = string.match(call('HGET', KEYS[3], waiter) or '', '^(%d+) (%d+) %d+ %d+ %S+ (%S+) ')
     if ends then
-      local late = ends - its_ttl / 1000 - 2 > time[1] + ttl / 1000
+      local late = always or ends - its_ttl / 1000 - 2 > time[1] + ttl / 1000
       if late and push(channel, 'look ' .. waiter) then return end
       local listeners = redis.pcall('PUBSUB', 'NUMSUB', channel) -- without the right to ask: no listeners
       if not late and type(listeners[2]) == 'number' and listeners[2] > 0 then return end

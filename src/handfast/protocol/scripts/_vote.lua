@@ -11,7 +11,8 @@ local function take(owner, generation, ttl, token)
     call('PEXPIRE', KEYS[5], ttl)
   end
 end
--- End one acquisition of this owner: true if the owner has no other acquisition, nil if this one had ended before.
+-- End one acquisition of this owner: true if the owner has no other acquisition, nil if this one had ended before. The
+-- second value is true if the lock ends earlier now.
 local function leave(generation)
   if generation == '-' then return true end
   if call('HDEL', KEYS[5], generation) == 0 then return nil end
@@ -21,8 +22,9 @@ local function leave(generation)
   end
   if last > now_ms then
     -- The lock ends with the last of them. This acquisition may have made it longer.
-    if call('PTTL', KEYS[1]) > last - now_ms then call('PEXPIRE', KEYS[1], last - now_ms) end
-    return false
+    local shorter = call('PTTL', KEYS[1]) > last - now_ms
+    if shorter then call('PEXPIRE', KEYS[1], last - now_ms) end
+    return false, shorter
   end
   call('DEL', KEYS[5])
   return true

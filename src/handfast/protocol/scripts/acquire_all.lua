@@ -21,6 +21,7 @@ name(1)
 --@ _token
 --@ _proof
 --@ _vote
+--@ _generation
 local id = ''
 --@ _give
 local held, token = 0, 1
@@ -66,8 +67,8 @@ for i = 1, n do
   name(i)
   if call('GET', KEYS[1]) == owner then
     if call('PTTL', KEYS[1]) < ttl then call('PEXPIRE', KEYS[1], ttl) end
-    call('HSET', KEYS[5], generation, now_ms + ttl, 't', text)
-    if call('PTTL', KEYS[5]) < ttl then call('PEXPIRE', KEYS[5], ttl) end
+    lasts(KEYS[5], generation, ttl, tonumber(ARGV[9]))
+    call('HSET', KEYS[5], 't', text)
   else
     take(owner, generation, ttl, text)
   end

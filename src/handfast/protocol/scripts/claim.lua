@@ -30,6 +30,7 @@ end
 time = time or call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 --@ _vote
+--@ _generation
 local holder = call('GET', KEYS[1])
 local function grant()
   local token = '1'
@@ -73,8 +74,7 @@ if holder == owner then
   end
   local token = '0'
   if generation ~= '-' then
-    call('HSET', KEYS[5], generation, now_ms + ttl)
-    if call('PTTL', KEYS[5]) < ttl then call('PEXPIRE', KEYS[5], ttl) end
+    lasts(KEYS[5], generation, ttl, tonumber(ARGV[9]))
     token = call('HGET', KEYS[5], 't') or '0'
     if step > 0 and tonumber(token) < 2 then
       token = next_token(step, ARGV[6], tonumber(ARGV[7]))

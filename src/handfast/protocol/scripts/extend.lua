@@ -10,16 +10,12 @@ for i = 1, n do
   if call('GET', KEYS[i]) ~= owner then return 0 end
   if generation ~= '-' and call('HEXISTS', KEYS[n + i], generation) == 0 then return 0 end
 end
-local function lengthen(key)
-  local left = call('PTTL', key)
-  if left > most then call('PEXPIRE', key, most) elseif left < ttl then call('PEXPIRE', key, ttl) end
-end
+local time = generation ~= '-' and call('TIME') or {0, 0}
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+--@ _generation
 for i = 1, n do
-  lengthen(KEYS[i])
-  if generation ~= '-' then
-    local time = call('TIME')
-    call('HSET', KEYS[n + i], generation, time[1] * 1000 + math.floor(time[2] / 1000) + ttl)
-    lengthen(KEYS[n + i])
-  end
+  local left = call('PTTL', KEYS[i])
+  if left > most then call('PEXPIRE', KEYS[i], most) elseif left < ttl then call('PEXPIRE', KEYS[i], ttl) end
+  if generation ~= '-' then lasts(KEYS[n + i], generation, ttl, most) end
 end
 return 1

@@ -24,7 +24,8 @@ if call('ZREM', KEYS[2], id) == 1 then
 end
 if floor > 0 and tonumber(call('GET', KEYS[4]) or '0') < floor then set_counter(floor) end
 if call('GET', KEYS[1]) ~= owner then return 0 end
-local free = leave(generation)
+local free, shorter = leave(generation)
+if shorter then hint(call('PTTL', KEYS[1]), true) end
 if not free then return free == nil and 0 or 1 end
 id = ''
 if give(floor) then return 2 end

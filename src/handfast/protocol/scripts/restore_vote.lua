@@ -11,12 +11,14 @@ for i = 1, n do
   if holder and holder ~= owner then return 0 end
 end
 local time = call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+--@ _generation
 for i = 1, n do
   if call('PTTL', KEYS[i]) < ttl then call('SET', KEYS[i], owner, 'PX', ttl) end
   if generation ~= '-' then
     local hash = KEYS[2 * n + i]
-    call('HSET', hash, generation, time[1] * 1000 + math.floor(time[2] / 1000) + ttl, 't', ARGV[5])
-    if call('PTTL', hash) < ttl then call('PEXPIRE', hash, ttl) end
+    lasts(hash, generation, ttl, math.huge)
+    call('HSET', hash, 't', ARGV[5])
   end
   if token > 0 and tonumber(call('GET', KEYS[n + i]) or '0') < token then
     call('SET', KEYS[n + i], ARGV[5], 'EXAT', math.floor(token / 1000000) + ARGV[6] + 1)
