@@ -82,9 +82,8 @@ def test_changed_scenarios_are_scored_separately(plan: Plan) -> None:
         run.start_crowd()
 
     async def stopped_by_a_viewer(run: Run) -> None:
+        victim = await run.order(at="writing")  # before the crowd, which could sell everything in the meantime
         run.start_crowd()
-        await run.sold(0.2)
-        victim = await run.order(at="writing")
         assert run.stop()
         await run.answered(victim)  # `stop` cancels this, and the order continues
 
@@ -99,7 +98,7 @@ def test_changed_scenarios_are_scored_separately(plan: Plan) -> None:
             assert (injected.free, injected.injected, injected.judged, injected.lost) == (False, True, False, 1)
             assert (runner.scores, runner.unjudged) == ({judged.scenario: judged}, {judged.scenario: injected})
             (stopped,) = await runner.run_all([(rung, replace(scenario, fault=stopped_by_a_viewer))])
-            assert (stopped.stopped, stopped.judged, stopped.verdict) == (True, False, "safe")
+            assert (stopped.stopped, stopped.judged, stopped.oversold) == (True, False, 0)
             assert 0 < stopped.sold < plan.stock == stopped.sold + stopped.left
             assert runner.unjudged == {judged.scenario: stopped}
             await runner.run_all([(rung, scenario)])
