@@ -43,10 +43,10 @@ async def works(client: Any, **options: Any) -> None:
     assert await lease.release()
 
 
-async def reason(client: Any, **options: Any) -> str:
+async def reason(client: Any, name: str = "reason", **options: Any) -> str:
     """The first node's answer to an attempt that must fail without a quorum."""
     with pytest.raises(NoQuorum) as raised:
-        await client.lock("reason", **options).acquire(wait=0)
+        await client.lock(name, **options).acquire(wait=0)
     assert raised.value.nodes, "an outage without a reason"
     said = next(iter(raised.value.nodes.values()))
     assert said in str(raised.value)
@@ -557,10 +557,11 @@ async def test_connection_cut_inside_reply_is_reported_and_next_acquire_works(mo
         async with connected(mode, relay.url) as client:
             await works(client)
             for bytes_in in (0, 1, 3):
-                relay.cut_after = bytes_in
-                assert await reason(client) == "closed the connection"
+                name = f"cut:{bytes_in}"
+                relay.cut_only, relay.cut_after = name.encode(), bytes_in
+                assert await reason(client, name) == "closed the connection"
                 # The grant cannot be undone over a connection that is gone: the watchdog does it over its own.
-                await eventually_async(lambda: one.command("EXISTS", "handfast:{reason}") == 0)
+                await eventually_async(lambda key=f"handfast:{{{name}}}": one.command("EXISTS", key) == 0)
                 lease = await client.lock("next").acquire(wait=5)
                 assert await lease.release()
 

@@ -134,6 +134,8 @@ class Relay(_Listener):
         """A reply is kept back until the client sends something again."""
         self.cut_after: int | None = None
         """Bytes of the next reply after which the connection ends."""
+        self.cut_only = b""
+        """The reply that is cut must follow a request with these bytes on its connection: the watchdog has its own."""
         self.instead: bytes | None = None
         """Sent in the place of the next reply."""
         self._spoken = 0
@@ -146,7 +148,7 @@ class Relay(_Listener):
             server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             record = bytearray()
             self.sent.append(record)
-            back = threading.Thread(target=self._back, args=(server, sock), daemon=True)
+            back = threading.Thread(target=self._back, args=(server, sock, record), daemon=True)
             back.start()
             with contextlib.suppress(OSError):
                 while data := sock.recv(65536):
@@ -160,14 +162,16 @@ class Relay(_Listener):
             self._heard()
             back.join()
 
-    def _back(self, server: socket.socket, sock: socket.socket) -> None:
+    def _back(self, server: socket.socket, sock: socket.socket, record: bytearray) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(65536):
                 self._pass(self.replies)
                 with self._speech:
                     spoken = self._spoken
                     self._speech.wait_for(lambda spoken=spoken: not self.answers_late or self._spoken > spoken)
-                cut, self.cut_after = self.cut_after, None
+                cut = None
+                if self.cut_only in record:
+                    cut, self.cut_after = self.cut_after, None
                 instead, self.instead = self.instead, None
                 data = (data if instead is None else instead)[:cut]
                 for piece in [bytes([b]) for b in data] if self.byte_by_byte else [data]:
