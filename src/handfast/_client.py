@@ -280,7 +280,7 @@ class BaseClient(Generic[L, G]):
         """Take a hold out of the schedule after its release, and report it."""
         if self._dog is not None:
             self._dog.schedule.remove(hold)
-        if hold.handed_over or self._queues.wanted:
+        if self._group.n > 1:
             self._queues.released(hold)
         if self._reports.listeners:
             self._reports.ended(hold, self._who())

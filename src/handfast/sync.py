@@ -156,9 +156,9 @@ class Lock(BaseLock):
         if self._client._running_loop() is not None:
             _in_event_loop(self)
         seconds = self.config.wait if wait is ... else wait_of(wait)
-        if self._reentrant:
-            return self._client._reenter(self, self._timing(ttl), seconds)
-        return self._client._acquire(self, self._timing(ttl), seconds)
+        timing = self.config.timing if ttl is None else self._timing(ttl)
+        client = self._client
+        return client._reenter(self, timing, seconds) if self._reentrant else client._acquire(self, timing, seconds)
 
     def try_acquire(self, *, ttl: Seconds | None = None) -> Lease | None:
         """Acquire the lock if it is free, else return None. This never waits. An outage raises, because the lock may be

@@ -301,9 +301,8 @@ async def test_listeners_get_waits_and_a_failing_listener_changes_nothing(
         lease = await lock.acquire()
         assert events == [], "a caller that got it at once did not wait"
         late = attempt_in_background(lock, wait=0.1)
-        await wait_for_waiters(lock, 1)
+        await eventually_async(lambda: len(events) == 1)
         lucky = attempt_in_background(lock, wait=10)
-        await wait_for_waiters(lock, 2)
         assert isinstance((await late).error, Contended)
         await wait_for_waiters(lock, 1)
         await lease.release()
@@ -321,7 +320,7 @@ async def test_listeners_get_waits_and_a_failing_listener_changes_nothing(
     assert len({event.who for event in began}) == 3
     assert {event.name for event in events} == {"a"}
     assert all(event.seconds == 0.0 and event.outcome == "" for event in began)
-    assert ended[0].seconds == pytest.approx(0.1, abs=0.1)
+    assert 0.1 <= ended[0].seconds < 5.0
     assert "a listener failed at an event" in caplog.text
     end()
     async with connected(mode, one.url) as client:

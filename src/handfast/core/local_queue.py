@@ -170,7 +170,7 @@ class WaitQueues:
         """The last turn that this client has begun, for each cohort's lock."""
 
     def released(self, hold: Hold) -> None:
-        """Remember whether other clients want the lock."""
+        """Remember whether other clients want the lock, for the next acquisition from a quorum."""
         if hold.handed_over:
             if len(self.wanted) >= MOST_WANTED:
                 self.wanted.clear()
@@ -190,10 +190,11 @@ class WaitQueues:
         if self.check_nested is not None:
             self.check_nested(acquisition.request, caller)
         waiter: Waiter | None = None
+        key = acquisition.request.keys
         try:
             with self.lock:
-                self.check_open()
-                key = acquisition.request.keys
+                if self.closed:
+                    self.check_open()
                 queue = self.by_key.get(key)
                 if queue is None:
                     queue = self.by_key[key] = WaitQueue(key)
@@ -210,7 +211,7 @@ class WaitQueues:
 
     def enter_empty(self, acquisition: Acquisition, wakeup: Any, caller: Any) -> Waiter | None:
         """Add a waiter to an empty queue, as its head. None if the queue has waiters."""
-        if self.has_waiters(acquisition.request):
+        if self.by_key and acquisition.request.keys in self.by_key:
             return None
         waiter = self.enter(acquisition, wakeup, caller)
         if waiter.queue.head is waiter:

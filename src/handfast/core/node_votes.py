@@ -152,7 +152,7 @@ class NodeVotes:
 
     def _look_again(self, refusal: Refused) -> float:
         """Seconds until the lock may be free without a push: its ttl may end, or its holder may not hand over."""
-        if not self.tracked and is_foreign(refusal):
+        if refusal.plain and not self.tracked and is_foreign(refusal):
             return FOREIGN_LOOK
         left = LOOK_AGAIN if refusal.left_ms < 0 else refusal.left_ms / 1000
         return min(left, self.acquisition.timing.ttl, LOOK_AGAIN) + OVERDUE
@@ -229,7 +229,11 @@ class NodeVotes:
         if self.standstills != self.group.standstills:
             self.standstills = self.group.standstills
             self.uncount(list(range(self.group.n)))
-        return [node for node, vote in enumerate(self.votes) if vote.deadline > now]
+        nodes: list[int] = []
+        for node, vote in enumerate(self.votes):
+            if vote.deadline > now:
+                nodes.append(node)
+        return nodes
 
     def uncount(self, nodes: list[int]) -> None:
         self.holds = False

@@ -221,16 +221,10 @@ class ServerQueue(NodeVotes):
         acquisition, timing = self.acquisition, self.acquisition.timing
         token = 0
         if self.config.fence:
-            counters = {node: self.votes[node].token for node in counted}
-            value = tokens.agreed(self.group, counters)
-            agreeing = {node for node in counted if counters[node] == value}
-            if value is None:
-                timeout = acquisition.timeout(timing.timeout, now)
-                value, agreeing = await tokens.agree(self.io, acquisition.request, self.who, counters, timeout)
-            if value is None:
-                self.uncount([node for node in counted if node not in agreeing])
+            agreed, counted = await self._agree(counted, now)
+            if agreed is None:
                 return None
-            token, counted = value, [node for node in counted if node in agreeing]
+            token = agreed
         deadlines, votes = [], 0
         for node in counted:
             deadlines.append(self.votes[node].deadline)
@@ -247,6 +241,17 @@ class ServerQueue(NodeVotes):
         if timing.copies is not None and not await self._copied(hold):
             raise CopiesMissing(self.explain)
         return hold
+
+    async def _agree(self, counted: list[int], now: float) -> tuple[int | None, list[int]]:
+        """Agree on a token with the nodes whose votes count. Returns it with those that have it; None if too few do."""
+        if self.group.n == 1:
+            return self.votes[0].token, counted
+        counters = {node: self.votes[node].token for node in counted}
+        timeout = self.acquisition.timeout(self.acquisition.timing.timeout, now)
+        token, agreeing = await tokens.agree(self.io, self.acquisition.request, self.who, counters, timeout)
+        if token is None:
+            self.uncount([node for node in counted if node not in agreeing])
+        return token, [node for node in counted if node in agreeing]
 
     async def _copied(self, hold: Hold) -> bool:
         """Wait for the copies after one more write: WAIT concerns the writes of one connection, and another connection
@@ -276,13 +281,18 @@ class ServerQueue(NodeVotes):
 
     def check_reachable(self, now: float) -> None:
         """Raise if no majority can be reached, and none is expected soon."""
-        faults = [vote.answer for vote in self.votes if type(vote.answer) is Fault]
+        faults = 0
+        for vote in self.votes:
+            if type(vote.answer) is Fault:
+                faults += 1
         if not faults:
             self.unreachable_since = None
             return
-        if explain.cannot_succeed(self.group, faults) or any(fault.kind == "config" for fault in faults):
+        answers = [vote.answer for vote in self.votes]
+        misconfigured = any(type(answer) is Fault and answer.kind == "config" for answer in answers)
+        if misconfigured or explain.cannot_succeed(self.group, answers):
             raise self.explain(now)
-        if len(faults) <= self.group.n - self.group.need:
+        if faults <= self.group.n - self.group.need:
             self.unreachable_since = None
         elif self.unreachable_since is None:
             self.unreachable_since = now
@@ -336,8 +346,7 @@ async def wait_in_queue(
             waiter.wakeup.is_set = False  # whatever has set it so far is seen below
             now = io.now()
             queues.check(waiter, now)
-            given = waiter.usable(now)
-            if given is not None:
+            if waiter.given is not None and (given := waiter.usable(now)) is not None:
                 return given
             counted = queue.counted(now)
             if len(counted) >= queue.group.need:

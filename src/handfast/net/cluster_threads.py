@@ -44,11 +44,11 @@ class RedirectingIO(ThreadIO):
         self.redirected = False
         """A redirect has changed the route of these connections."""
 
-    def _wait(self, seconds: float | None, *, spin: bool = False) -> None:
-        if self._redirects:
-            self._follow(self._redirects.popleft(), seconds)
-        else:
-            super()._wait(seconds, spin=spin)
+    def _wait(self, seconds: float | None, *, spin: bool = False) -> bool:
+        if not self._redirects:
+            return super()._wait(seconds, spin=spin)
+        self._follow(self._redirects.popleft(), seconds)
+        return True
 
     def round_trip(self, payloads: Payloads, collector: Collector, timeout: float) -> None:
         super().round_trip(payloads, collector, timeout)
@@ -90,7 +90,7 @@ class RedirectingIO(ThreadIO):
             self.inconsistent = False
             self.connect_now(1, CONNECT_TIMEOUT if seconds is None else seconds)
             if link.connection is not None:
-                self._send(link, redirect.payload, redirect.collector)
+                self._send(link, link.connection, redirect.payload, redirect.collector)
                 return
             reply = link.fault or NOT_CONNECTED
         redirect.collector.add(0, reply)
@@ -102,7 +102,7 @@ class RedirectingIO(ThreadIO):
             self.connect_now(1, timeout)
         if link.connection is None:
             return link.fault or NOT_CONNECTED
-        self._send(link, ASKING, DISCARD)
+        self._send(link, link.connection, ASKING, DISCARD)
         if link.connection is None:
             return link.fault or NOT_CONNECTED
         ballot = Ballot(1, 1)

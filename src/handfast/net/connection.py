@@ -116,6 +116,15 @@ class Connection:
         if collector.checked:
             self.unchecked = True
 
+    def request_now(self, payload: bytes, collector: Collector) -> bytes:
+        """Like `request` and `take`, for a transport that writes each request at once."""
+        if self.out or collector.checked:
+            self.request(payload, collector)
+            return self.take()
+        self.pending.append(collector)
+        self.sent.append(payload)
+        return payload
+
     def take(self) -> bytes:
         """Take the bytes to write now. The transport calls this once for each write."""
         out = self.out

@@ -176,7 +176,7 @@ class ThreadConnections(PushRouter):
             self._poller.register(sock.fileno(), _READ)
             self.up += 1
             if payload is not None and collector is not None:
-                self._send(link, payload, collector)
+                self._send(link, connection, payload, collector)
 
     def _down(self, link: ThreadLink, fault: Fault) -> None:
         sock, connection = link.sock, link.connection
@@ -223,15 +223,23 @@ class ThreadConnections(PushRouter):
         self._send_each(payloads, collector, _clock(), ())
 
     def _send_each(self, payloads: Payloads, collector: Collector, now: float, later: Collection[int]) -> None:
-        """Send each node its part. `later`: nodes whose part is sent when they are connected."""
-        self._inspect(now)
+        """Send each node its part, after a look at the connections: those that hang are closed, and links that are down
+        are reconnected. `later`: nodes whose part is sent when they are connected."""
+        self.used_at = now
+        self.inconsistent = True
+        for link in self.links:
+            if link.asked_at and (fault := link.hangs(now)) is not None:
+                self._down(link, fault)
+        if self.up < len(self.links):
+            self._start()
+        self.inconsistent = False
         same = payloads if type(payloads) is bytes else None
         for link in self.links:
             payload = same or payload_for(payloads, link.index)
             if payload is None:
                 continue
             if link.connection is not None:
-                self._send(link, payload, collector)
+                self._send(link, link.connection, payload, collector)
             elif link.index not in later:
                 collector.add(link.index, link.fault or NOT_CONNECTED)
 
@@ -245,7 +253,7 @@ class ThreadConnections(PushRouter):
             if payload is None:
                 continue
             if link.connection is not None:
-                self._send(link, payload, discard)
+                self._send(link, link.connection, payload, discard)
             else:
                 all_up = False
         return all_up
@@ -253,10 +261,8 @@ class ThreadConnections(PushRouter):
     def wake(self) -> None:
         """Notice connections that were closed during a rest. Called before an operation."""
         for _ in range(READS_AT_ONCE):  # a late reply may come before the end of a connection
-            events = self._poller.poll(0)
-            if not events:
+            if not self._wait(0.0):
                 break
-            self._handle(events)
 
     def subscribe_now(self, timeout: float) -> None:
         """See IO.subscribe."""
@@ -271,36 +277,21 @@ class ThreadConnections(PushRouter):
             if connection is not None and not connection.channel and self.group.nodes[link.index].no_push is None:
                 waiting.add(link.index)
                 subscription = Subscription(connection, self.group.channel_prefix, done)
-                self._send(link, subscription.payload, subscription)
+                self._send(link, connection, subscription.payload, subscription)
         end = _clock() + timeout
         while waiting and (left := end - _clock()) > 0:
             self._wait(left)
 
-    def _inspect(self, now: float) -> None:
-        """Close connections that hang, and reconnect links that are down. Called before use."""
-        self.used_at = now
-        self.inconsistent = True
-        for link in self.links:
-            if link.asked_at and link.connection is not None and (fault := link.hangs(now)) is not None:
-                self._down(link, fault)
-        if self.up < len(self.links):
-            self._start()
-        self.inconsistent = False
-
-    def _send(self, link: ThreadLink, payload: bytes, collector: Collector) -> None:
-        connection = link.connection
-        assert connection is not None
+    def _send(self, link: ThreadLink, connection: Connection, payload: bytes, collector: Collector) -> None:
         before, self.inconsistent = self.inconsistent, True
         if not connection.pending:
             link.asked_at = _clock()
-        connection.request(payload, collector)
-        self._flush(link, connection)
+        self._write(link, connection, connection.request_now(payload, collector))
         self.inconsistent = before
 
-    def _flush(self, link: ThreadLink, connection: Connection) -> None:
+    def _write(self, link: ThreadLink, connection: Connection, data: bytes) -> None:
         sock = link.sock
         assert sock is not None
-        data = connection.take()
         try:
             sent = sock.send(data, link.flags)
         except OSError as error:
@@ -312,29 +303,27 @@ class ThreadConnections(PushRouter):
             connection.out.append(data[sent:])
             self._poller.modify(sock.fileno(), _READ | _WRITE)
 
-    def _wait(self, seconds: float | None, *, spin: bool = False) -> None:
-        """Poll once and handle the events. None: no timeout. `spin`: a reply is expected soon."""
+    def _wait(self, seconds: float | None, *, spin: bool = False) -> bool:
+        """Poll once and handle the events. False if there was none. `seconds`: None for no timeout. `spin`: a reply is
+        expected soon."""
         if spin and seconds is not None:
-            self._handle(self._spinner.poll(self._poller, seconds))
+            events = self._spinner.poll(self._poller, seconds)
         else:
-            self._handle(self._poller.poll(None if seconds is None else seconds * 1000))
-
-    def _handle(self, events: Sequence[tuple[int, int]]) -> None:
+            events = self._poller.poll(None if seconds is None else seconds * 1000)
         self.inconsistent = True
         for fd, event in events:
-            if fd == self._woken_fd:
-                self._admit()
-                continue
             link = self._by_fd.get(fd)
             if link is None or link.connection is None:
-                continue  # an earlier event of this turn has closed it
-            connection = link.connection
+                if fd == self._woken_fd:
+                    self._admit()
+                continue  # otherwise an earlier event of this turn has closed it
             if event & _WRITE:
                 self._poller.modify(fd, _READ)
-                self._flush(link, connection)
+                self._write(link, link.connection, link.connection.take())
             if event & _READ and link.sock is not None:
-                self._receive(link, connection, link.sock)
+                self._receive(link, link.connection, link.sock)
         self.inconsistent = False
+        return bool(events)
 
     def _receive(self, link: ThreadLink, connection: Connection, sock: socket.socket) -> None:
         try:
@@ -353,7 +342,7 @@ class ThreadConnections(PushRouter):
             return
         link.asked_at = _clock() if connection.pending else 0.0
         if connection.out:
-            self._flush(link, connection)
+            self._write(link, connection, connection.take())
 
     def _redirected(self, index: int, address: Address, collector: Any, payload: bytes, fault: Fault) -> bool:
         """See Connection.redirected."""
