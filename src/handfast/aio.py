@@ -59,11 +59,13 @@ class Lease(BaseLease):
         await self._client._extend(self._hold, seconds)
         self._confirm_extended()
 
-    async def release(self) -> bool:
+    def release(self) -> Coroutine[Any, Any, bool]:
         """Release the lock. True if the lease was still valid. Further calls do nothing and return False."""
-        if self._reentry is not None and not self._leave():
-            return self._was_valid
-        return await self._client._release(self._hold)
+        return self._client._release(self._hold) if self._reentry is None else self._release_once()
+
+    async def _release_once(self) -> bool:
+        """Release one of the leases of a reentrant lock."""
+        return await self._client._release(self._hold) if self._leave() else self._was_valid
 
     @property
     def lost(self) -> asyncio.Event:
@@ -97,10 +99,7 @@ class Lease(BaseLease):
     async def _end_block(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         cancelled = self._body is not None and self._body.leave()
         self._leave_block()
-        if self._reentry is None:
-            await self._client._release(self._hold)
-        else:
-            await self.release()
+        await self.release()
         reason = self._hold.reason
         if kind is None and reason:
             raise self._loss(reason)

@@ -10,7 +10,7 @@ it tracks the keys instead (foreign.py). If the nodes cannot push, or the caller
 from __future__ import annotations
 
 from handfast.core import explain, several
-from handfast.core.attempt import OUTAGE, attempt, prepare, withdraw
+from handfast.core.attempt import OUTAGE, ask_one, attempt, prepare, read_one, withdraw
 from handfast.core.foreign import look, wait_for_change
 from handfast.core.hold import Hold
 from handfast.core.io import IO, Access
@@ -100,11 +100,16 @@ async def take(
             await prepare(io, acquisition)
         ballot: Ballot | None = None
         if request.group.n == 1 or not _claims_first(io, queues, acquisition):
-            channel = b""
+            channel, one_name = b"", len(request.names) == 1
             # On one node, a refused attempt for one name is in the queue at once.
-            if request.config.queues_on_arrival and acquisition.wait != 0 and len(request.names) == 1:
+            if request.config.queues_on_arrival and acquisition.wait != 0 and one_name:
                 channel = io.channels[0] or await _subscribe(io, acquisition)
-            ballot = await attempt(io, acquisition, channel)
+            if request.config.alone and one_name and acquisition.timing.copies is None:
+                standstills = request.group.standstills
+                reply = await ask_one(io, acquisition, channel)
+                ballot = read_one(io, acquisition, channel, standstills, reply)
+            else:
+                ballot = await attempt(io, acquisition, channel)
         hold = acquisition.hold
         if hold is None:
             hold = await _wait(io, access, queues, acquisition, waiter, ballot)

@@ -6,7 +6,7 @@ clearly refuse, on the connections that carried it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from handfast.core import guard, tokens
@@ -22,7 +22,18 @@ from handfast.protocol import commands
 from handfast.protocol.claims import Refused, decode_vote, token_in
 from handfast.protocol.commands import Identity
 
-__all__ = ["OUTAGE", "EarlyPushes", "admit", "attempt", "claim_payload", "prepare", "read_vote", "withdraw"]
+__all__ = [
+    "OUTAGE",
+    "EarlyPushes",
+    "admit",
+    "ask_one",
+    "attempt",
+    "claim_payload",
+    "prepare",
+    "read_one",
+    "read_vote",
+    "withdraw",
+]
 
 OUTAGE: Final = 5.0
 """Seconds for which a caller without a timeout waits for servers that do not answer at all. Such a caller waits for a
@@ -80,20 +91,13 @@ async def admit(io: IO, group: NodeGroup, until: float | None) -> None:
         raise ConfigError(error)
 
 
-def attempt(io: IO, acquisition: Acquisition, channel: bytes = b"") -> Coroutine[Any, Any, Ballot | None]:
+async def attempt(io: IO, acquisition: Acquisition, channel: bytes = b"") -> Ballot | None:
     """Make one attempt. If it succeeds, set `acquisition.hold` and return None; otherwise return the ballot.
 
     `channel`: of a single node. A refused attempt is in the node's queue at once, and the node pushes to this channel.
     """
     if channel:
-        # Listen before the claim is sent: a push may come in the same packet as its reply.
-        io.mailbox[acquisition.identify(io.nonce).id] = EarlyPushes()
-    if acquisition.request.config.alone and len(acquisition.request.names) == 1 and acquisition.timing.copies is None:
-        return _ask_one(io, acquisition, channel)
-    return _ask_all(io, acquisition, channel)
-
-
-async def _ask_all(io: IO, acquisition: Acquisition, channel: bytes) -> Ballot | None:
+        _listen(io, acquisition)
     acquisition.sent = sent = io.now()
     timing, standstills = acquisition.timing, acquisition.request.group.standstills
     ballot = _ballot(io, acquisition, sent, queues=bool(channel))
@@ -105,33 +109,49 @@ async def _ask_all(io: IO, acquisition: Acquisition, channel: bytes) -> Ballot |
     return ballot if acquisition.hold is None else None
 
 
-async def _ask_one(io: IO, acquisition: Acquisition, channel: bytes) -> Ballot | None:
-    """A faster `_ask_all` for a single node, where one reply decides. `_ask_all` gives the same result at twice the cost;
-    see docs/decisions.md, Shortcuts."""
+def _listen(io: IO, acquisition: Acquisition) -> None:
+    """Listen before a claim is sent: a push may come in the same packet as its reply."""
+    io.mailbox[acquisition.identify(io.nonce).id] = EarlyPushes()
+
+
+def ask_one(io: IO, acquisition: Acquisition, channel: bytes) -> Awaitable[Any]:
+    """Ask a single node without a guard for one name. `read_one` reads the reply.
+
+    `attempt` gives the same result, but takes half as long again: see docs/decisions.md, Shortcuts.
+    """
     request, timing = acquisition.request, acquisition.timing
-    config, group = request.config, request.group
+    if channel:
+        _listen(io, acquisition)
     who = acquisition.who or acquisition.identify(io.nonce)
     acquisition.touched = 1
-    if config.exact and request.owner is None:
+    if request.config.exact and request.owner is None:
         payload = commands.set_nx(request.key, who.owner, timing.ttl_ms)
     else:
-        payload = claim_payload(acquisition, who, group.nodes[0], b"0", ARRIVAL if channel else b"", channel)
+        payload = claim_payload(acquisition, who, request.group.nodes[0], b"0", ARRIVAL if channel else b"", channel)
     acquisition.sent = sent = io.now()
-    standstills = group.standstills
     timeout = timing.timeout if acquisition.until is None else acquisition.timeout(timing.timeout, sent)
-    reply = await io.ask(payload, timeout)
-    deadline = sent + timing.validity
-    token: Any = reply if config.fence else 0
-    if (type(reply) is int or reply == SET) and io.now() < deadline and group.standstills == standstills:
-        acquisition.hold = make_hold(acquisition, deadline, sent, 1, token, standstills)
-        return None
-    ballot = Ballot(1, 1, reduce=_read_checked)
-    if reply is not SILENT:
-        ballot.add(0, reply)
+    return io.ask(payload, timeout)
+
+
+def read_one(io: IO, acquisition: Acquisition, channel: bytes, standstills: int, reply: Any) -> Ballot | None:
+    """Read the reply to `ask_one`; returns as `attempt` does. `standstills`: the group's before the request was sent."""
+    request, timing = acquisition.request, acquisition.timing
+    group, fence = request.group, request.config.fence
+    if type(reply) is int or reply == SET:
+        answer, token = reply, reply if fence else 0
+    else:
+        answer = reply if type(reply) is Fault else _read_checked(0, reply)
+        token = token_in(answer) if fence else 0
+    if is_grant(answer):
+        deadline = acquisition.sent + timing.validity
+        if io.now() < deadline and group.standstills == standstills:
+            acquisition.hold = make_hold(acquisition, deadline, acquisition.sent, 1, token, standstills)
+            return None
+    ballot = Ballot(1, 1)
+    if answer is not SILENT:
+        ballot.add(0, answer)
     _forget_refusals(acquisition, ballot, queued=bool(channel))
-    if ballot.won:  # an explicit owner holds the lock already, or a repeated claim has found its own vote
-        await _conclude(io, acquisition, ballot, sent, standstills)
-    return ballot if acquisition.hold is None else None
+    return ballot
 
 
 def _payloads(io: IO, acquisition: Acquisition, ballot: Ballot, channel: bytes, now: float) -> Payloads:
