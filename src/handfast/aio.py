@@ -59,13 +59,12 @@ class Lease(BaseLease):
         await self._client._extend(self._hold, seconds)
         self._confirm_extended()
 
-    def release(self) -> Coroutine[Any, Any, bool]:
+    async def release(self) -> bool:
         """Release the lock. True if the lease was still valid. Further calls do nothing and return False."""
-        return self._client._release(self._hold) if self._reentry is None else self._release_once()
-
-    async def _release_once(self) -> bool:
-        """Release one of the leases of a reentrant lock."""
-        return await self._client._release(self._hold) if self._leave() else self._was_valid
+        # This must be a coroutine: it keeps the lease, which would be given up if the caller has dropped it.
+        if self._reentry is not None and not self._leave():
+            return self._was_valid
+        return await self._client._release(self._hold)
 
     @property
     def lost(self) -> asyncio.Event:
@@ -99,7 +98,10 @@ class Lease(BaseLease):
     async def _end_block(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         cancelled = self._body is not None and self._body.leave()
         self._leave_block()
-        await self.release()
+        if self._reentry is None:
+            await self._client._release(self._hold)
+        else:
+            await self.release()
         reason = self._hold.reason
         if kind is None and reason:
             raise self._loss(reason)
@@ -170,7 +172,7 @@ class Lock(BaseLock):
         if args or others:
             raise refused_words(args, others)
         seconds = self.config.wait if wait is ... else wait_of(wait)
-        timing = self.config.timing if ttl is None else self._timing(ttl)
+        timing = self._timing(ttl)
         client = self._client
         return client._reenter(self, timing, seconds) if self._reentrant else client._acquire(self, timing, seconds)
 

@@ -82,7 +82,7 @@ QUEUES: tuple[Bug, ...] = (
         (1, 5, 6, 18),
         (
             (ServerQueue._count, "elif now >= deadline:", "elif False:"),
-            (ServerQueue.counted, "if vote.deadline > now]", "if vote.deadline > 0.0]"),
+            (ServerQueue.counted, "if vote.deadline > now:", "if vote.deadline > 0.0:"),
             (ServerQueue.conclude, "if self.io.now() >= deadline:", "if False:"),
         ),
     ),
@@ -202,7 +202,7 @@ QUEUES: tuple[Bug, ...] = (
         "hand-over-unseen",
         "a waiter in the servers' queues does not look at what its sibling hands over",
         (11,),
-        ((wait_in_queue, "given = waiter.usable(now)", "given = None"),),
+        ((wait_in_queue, "if waiter.given is not None and", "if False and"),),
     ),
     Bug(
         "hand-over-unseen-in-an-outage",
