@@ -250,6 +250,8 @@ class Observer:
         for name in hold.names:
             known, floor = self.tokens.setdefault(name, {}), floors.get(name, 0)
             again = hold.explicit_owner and known.get(hold.token) == hold.who.owner  # a re-entry keeps its token
+            if again and hold.token < floor and known.get(floor) == hold.who.owner and self.expected_guarantees.ordered:
+                self.complain(2, f"{name}: token {hold.token} for {hold.who.owner!r}, which had {floor} before")
             if hold.token <= floor and self.expected_guarantees.ordered and not again:
                 self.complain(2, f"{name}: token {hold.token} after {floor} was returned")
             if hold.token in known and self.expected_guarantees.unique and not again:

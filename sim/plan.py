@@ -114,6 +114,8 @@ class Plan(NamedTuple):
     """Users sometimes take two names at once."""
     owners: bool = False
     """Users have explicit owners."""
+    one_owner: bool = False
+    """All these users have the same owner, so they hold the lock together."""
     reentrant: bool = False
     """A holder sometimes takes the lock again."""
     fault_seconds: float = 20.0
@@ -254,6 +256,11 @@ THEMES: Final = (
         {**_QUEUE, "names": ("a", "b"), "fence": True, "token_memory": 1.0, "think": 2.0, "fault_seconds": 30.0},
     ),
     Theme(("step back", "wrong wall clocks", "partition"), {**_QUEUE, "names": ("a", "b"), "fence": True, "guard": True}),
+    # An owner that several clients share, and nodes that get its votes back.
+    Theme(
+        ("partition", "slow network", "reset"),
+        {**_QUEUE, "owners": True, "one_owner": True, "nodes": 3, "users": 2, "cohort": 0, "fence": True, "think": 1.0},
+    ),
     # Explicit owners, in one life of a process after another.
     Theme(
         ("crash", "partition", "slow network", "cancel"),

@@ -12,7 +12,7 @@ from handfast.protocol.claims import QueuedClaim, decode_claim, decode_record
 from handfast.protocol.commands import Identity
 from handfast.protocol.keys import CLAIMS, GENERATIONS, QUEUE
 from sim.node import Node
-from sim.store import name_of
+from sim.store import is_generation, name_of
 
 if TYPE_CHECKING:
     from sim.client import Client
@@ -115,8 +115,8 @@ class QueueChecks:
         if given is None or given == before:
             return  # nobody has it, or other acquisitions of the same owner still have it
         next_holder = given.claim.id
-        if next_holder == by and before is not None and before.claim.ends >= second:
-            alive.append(before.claim)  # it yielded, and is in the queue as before
+        if next_holder == by and given.claim.ends >= second:
+            alive.append(given.claim)  # it yielded, and was in the queue again
         if not alive or next_holder != min(alive).id:
             in_queue = [(claim.ticket, claim.id) for claim in sorted(alive)]
             self._complain(11, f"{key!r} went to {next_holder!r}, whose turn it is not; in the queue are {in_queue}")
@@ -157,7 +157,7 @@ def _has_vote_of(node: Node, key: bytes, waiters: list[Identity]) -> bool:
     """The node has given its vote to one of these waiters, and to no other acquisition of the same explicit owner."""
     owner = node.shows(key)
     ends = node.table(key + GENERATIONS).items()
-    alive = {generation for generation, end in ends if generation != b"t" and int(end) > node.millis()}
+    alive = {field for field, end in ends if is_generation(field) and int(end) > node.millis()}
     return any(who.owner == owner and alive <= {who.generation} for who in waiters)
 
 

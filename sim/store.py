@@ -17,7 +17,7 @@ from sim.net import TcpConnection
 from sim.resp import encoded
 from sim.world import Actor, Clock, World
 
-__all__ = ["Store", "is_lock", "name_of"]
+__all__ = ["Store", "is_generation", "is_lock", "name_of"]
 
 CYCLE: Final = 0.1
 """The longest time in seconds from the end of a key to the expiry cycle that finds it."""
@@ -38,6 +38,11 @@ class SortedSet(dict[bytes, float]):
 
 
 Value = bytes | Hash | SortedSet
+
+
+def is_generation(field: bytes) -> bool:
+    """Whether a field of a hash of generations stands for an acquisition: not for their token, and not for a record."""
+    return field != b"t" and not field.startswith(b"*")
 
 
 def is_lock(key: bytes) -> bool:

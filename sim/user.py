@@ -40,8 +40,10 @@ class User:
         self.number = number
         self.plan = scene.plan
         self.name = f"{client.name}.{number}"
-        self.owner = f"user c{client.where}" if self.plan.owners and number == 0 else None
+        self.owner: str | None = None
         """The same in a later life of this client, which may still hold what the earlier life acquired."""
+        if self.plan.owners and number == 0:
+            self.owner = "job" if self.plan.one_owner else f"user c{client.where}"
         self.world = client.world
         self.last: float | None = None
         """The time from which it wants the lock once more for the last time; set when the faults are over."""
@@ -154,7 +156,8 @@ class User:
     async def _work(self, hold: Hold) -> None:
         client, rng, plan = self.client, self.world.rng, self.plan
         io, observer = client.io, client.observer
-        read = observer.read(hold)
+        shared = self.owner is not None and plan.one_owner  # such holders do not exclude each other
+        read = None if shared else observer.read(hold)
         await io.sleep(io.now() + min(rng.expovariate(1 / plan.work), LONGEST * plan.work))
         if plan.reentrant or self.owner is not None:
             await self._again(hold)
@@ -183,11 +186,12 @@ class User:
             if (inner is not None) != observer.valid(client, hold):
                 observer.complain(6, f"{hold.name}: a lease that is over was re-entered, or a valid one was not")
             return
+        floors, asked = observer.began(hold.names), self.world.now
         try:
             inner = await client.acquire(client.lock(hold.names, owner=self.owner), 0.0, self.plan.ttl / 2)
         except (NotAcquired, ConfigError):
             return
-        observer.returned(client, inner, {}, self.world.now)
+        observer.returned(client, inner, floors, asked)
         try:
             await client.io.sleep(client.io.now() + 0.5 * self.plan.ttl * self.world.rng.random())
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Union
@@ -13,7 +14,17 @@ from handfast.errors import ConfigError, LeaseLost
 if TYPE_CHECKING:
     from datetime import timedelta
 
-__all__ = ["OnLost", "Policy", "Seconds", "duration", "names_of", "owner_of", "policy", "refused_words"]
+__all__ = [
+    "MADE_HERE",
+    "OnLost",
+    "Policy",
+    "Seconds",
+    "duration",
+    "names_of",
+    "owner_of",
+    "policy",
+    "refused_words",
+]
 
 Seconds = Union[float, "timedelta"]
 """Seconds, or a timedelta."""
@@ -28,6 +39,8 @@ BACKOFF: Final = exponential(0.01, factor=1.6).capped(0.2).jittered(0.6)
 MAX_NAME: Final = 1024
 """Bytes of UTF-8. Names are keys: each command sends them, and people read them."""
 MAX_LABEL: Final = 64
+MADE_HERE: Final = re.compile(rb"[^:]*:[^:]*:.*:[0-9a-f]{32}", re.DOTALL)
+"""An owner that handfast has made (host:pid:label:nonce). Such a holder hands over."""
 TOKEN_MEMORY: Final = 7 * 24 * 3600.0
 """Seconds for which a name's fence counter outlives the time of its last token."""
 _MEANT: Final = {
@@ -194,6 +207,11 @@ def owner_of(value: object) -> str:
     """Check an explicit owner."""
     _text(value, "owner", least=1, most=MAX_NAME)
     assert isinstance(value, str)
+    if MADE_HERE.fullmatch(value.encode()):
+        raise ConfigError(
+            f"owner={value!r} is the owner of a lease that was made without owner=, which shares its lock with no other "
+            "lease: give both locks the same owner= of your own"
+        )
     return value
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
 import handfast
-from handfast.testing import Server, available, lose
+from handfast.testing import Proxy, Server, Servers, available, lose
+from handfast.testing.clock import Clock
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
@@ -71,3 +73,50 @@ def test_fenced_lease_beside_unfenced_one_of_same_client_has_token(one: Server) 
         with client.lock("a", owner="job", wait=0) as fenced:
             assert fenced.token is not None, "a fenced lease has no token"
         unfenced.release()
+
+
+def test_token_does_not_fall_after_a_vote_was_restored(three: Servers) -> None:
+    """The first lease heals a node that knows the larger token of a lease in between."""
+
+    def without(stack: ExitStack, cut: Server) -> tuple[handfast.Client, Proxy]:
+        proxy = stack.enter_context(Proxy(cut))
+        urls = [proxy.url if node is cut else node.url for node in three]
+        client = stack.enter_context(handfast.connect(urls, guard=False, node_timeout=0.3))
+        proxy.refuse()
+        return client, proxy
+
+    with ExitStack() as stack:
+        (one, to_third), (two, _), (three_, _) = (without(stack, three[cut]) for cut in (2, 1, 0))
+        first = one.lock("a", owner="job", ttl=1.0).acquire(wait=5)
+        between = two.lock("a", owner="job", ttl=1.0).acquire(wait=5)
+        assert between.release()
+        assert three[2].command("EXISTS", KEY) == 0
+        to_third.heal()
+        three[2].wait_for(lambda: three[2].command("EXISTS", KEY) == 1)
+        last = three_.lock("a", owner="job", ttl=1.0).acquire(wait=5)
+        assert (last.token or 0) >= (between.token or 0), "a later lease of the owner has a smaller token"
+        assert first.valid
+
+
+def test_token_of_several_names_is_counted_under_each_of_them() -> None:
+    with Clock() as clock, Server(env=clock.environment) as server, handfast.connect(server.url) as client:
+        clock.step(3600)
+        client.lock("b").acquire().release()  # its counter is an hour ahead of the other's
+        clock.step(-3600)
+        leases = [client.lock(name, owner="job").acquire() for name in ("a", "b", ["a", "b"])]
+        for lease in leases:
+            assert lease.release()
+        with client.lock("a", wait=0) as later:
+            assert (later.token or 0) > (leases[-1].token or 0), "the token does not grow"
+
+
+def test_unfenced_names_share_no_token_that_they_have_not_counted(one: Server) -> None:
+    with handfast.connect(one.url) as client:
+        fenced = client.lock("b", owner="job").acquire()
+        unfenced = client.lock(["a", "b"], owner="job", fence=False).acquire()
+        with client.lock("a", owner="job", wait=0) as first:
+            assert first.token != fenced.token, "two names have the same token, and one has not counted it"
+        for lease in (fenced, unfenced):
+            assert lease.release()
+        with client.lock("a", wait=0) as later:
+            assert (later.token or 0) > (first.token or 0)

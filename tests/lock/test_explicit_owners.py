@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 
 import handfast
-from handfast import Lease
+from handfast import ConfigError, Lease
 from handfast.testing import Server, Servers, available
 from tests.support.programs import attempt, hanging
 from tests.support.sync_and_async import both, connected
-from tests.support.waiters import attempt_in_background
+from tests.support.waiters import attempt_in_background, wait_for_waiters
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
 
+SOON = 4.0
+"""Seconds within which a push arrives. Without one, a waiter looks again after five."""
 KEYS = pytest.mark.parametrize(
     "options", [{}, {"prefix": "", "fence": False}], ids=["keys of our own", "keys that other programs share"]
 )
@@ -81,3 +83,34 @@ def test_release_after_healing_does_not_end_next_acquisition(three: Servers, opt
             # A busy machine may take longer than this ttl: a lease that has ended is no second one.
             assert not (isinstance(rival, Lease) and held.valid), f"two clients hold the lock, at try {turn + 1}"
             held.release()
+
+
+def test_owner_of_another_lease_is_refused(one: Server) -> None:
+    """Such a lease is not one of several: its release would end the lock under the second lease."""
+    with handfast.connect(one.url) as client, client.lock("a") as lease:
+        with pytest.raises(ConfigError, match="give both locks the same owner="):
+            client.lock("a", owner=lease.owner)
+        with client.lock("b", owner="job") as explicit, client.lock("b", owner=explicit.owner, wait=0) as shared:
+            assert shared.token == explicit.token
+
+
+@both
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_all_waiters_of_owner_get_the_lock_together(mode: str, nodes: int, three: Servers) -> None:
+    urls = three.urls[:nodes]
+    async with (
+        connected(mode, urls, guard=False) as holding,
+        connected(mode, urls, guard=False) as first,
+        connected(mode, urls, guard=False) as second,
+    ):
+        lease = await holding.lock("a", ttl=20.0).acquire()
+        waiters = []
+        for number, client in enumerate((first, second), 1):
+            waiters.append(attempt_in_background(client.lock("a", owner="job", ttl=20.0), wait=SOON))
+            await wait_for_waiters(holding.lock("a"), number)
+        assert await lease.release()
+        leases = [(await waiter).lease for waiter in waiters]
+        assert all(leases), "a waiter of the owner was not told that the owner has the lock"
+        assert leases[0].token == leases[1].token
+        for each in leases:
+            assert await each.release()

@@ -21,7 +21,7 @@ from handfast.testing import Server
 from sim.net import Net
 from sim.node import Node
 from sim.resp import commands_in
-from sim.store import Hash
+from sim.store import Hash, is_generation
 from sim.world import Clock, World
 
 __all__ = ["CHANNEL", "Pair", "Unlucky"]
@@ -43,10 +43,11 @@ for _, key in ipairs(KEYS) do
     local all = redis.call('HGETALL', key)
     for i = 1, #all, 2 do
       local old, new = all[i + 1], all[i + 1]
-      if string.sub(key, -2) == ':g' and all[i] ~= 't' then
+      local is_record = string.sub(all[i], 1, 1) == '*'
+      if string.sub(key, -2) == ':g' and all[i] ~= 't' and not is_record then
         new = string.format('%.0f', tonumber(old) - 1000 * seconds)
-      elseif string.sub(key, -2) == ':c' then
-        new = string.gsub(old, all[i] == '*' and '^(%S+ %S+ %S+ )(%d+)' or '^()(%d+)', function(before, ends)
+      elseif all[i] ~= 't' then
+        new = string.gsub(old, is_record and '^(%S+ %S+ %S+ )(%d+)' or '^()(%d+)', function(before, ends)
           return (type(before) == 'string' and before or '') .. string.format('%.0f', tonumber(ends) - seconds)
         end)
       end
@@ -137,11 +138,11 @@ class Simulated:
         for key, value in node.data.items():
             if isinstance(value, Hash):
                 for field, text in value.items():
-                    if key.endswith(b":g") and field != b"t":
+                    if key.endswith(b":g") and is_generation(field):
                         value[field] = b"%d" % (int(text) - 1000 * seconds)
-                    elif key.endswith(b":c"):
+                    elif field != b"t":
                         words = text.split(b" ")
-                        at = 3 if field == b"*" else 0
+                        at = 3 if field.startswith(b"*") else 0
                         words[at] = b"%d" % (int(words[at]) - seconds)
                         value[field] = b" ".join(words)
         for key, end in list(node.ends.items()):

@@ -10,8 +10,8 @@ import pytest
 from handfast.protocol import commands
 from handfast.protocol.claims import decode_record
 from handfast.protocol.commands import Identity
-from handfast.protocol.keys import CLAIMS, queue_keys
-from handfast.protocol.resp import bulk
+from handfast.protocol.keys import CLAIMS, FENCE, GENERATIONS, queue_keys
+from handfast.protocol.resp import bulk, encode
 from handfast.protocol.scripts import load_scripts
 from sim.net import Net
 from sim.node import Node
@@ -96,6 +96,53 @@ def test_a_waiter_that_yields_stays_in_the_queue() -> None:
     assert script.holder == b"early"
     assert script.release(early) == 2
     assert script.holder == b"late"
+
+
+def test_a_waiter_that_yields_its_share_stays_in_the_queue() -> None:
+    """Another acquisition of its explicit owner keeps the vote."""
+    script = Script("one", "two", "early")
+    first, second = Identity.explicit(b"job", b"one"), Identity.explicit(b"job", b"two")
+    script.claim(first, 20)
+    stamp = script.claim(second, 30)[3]
+    script.claim(someone("early"), 10)
+    assert script.give_back(second, stamp)[:3] == [0, 10_000, b"job"]
+    assert script.release(first) == 2
+    assert script.holder == b"early"
+    assert script.release(someone("early")) == 2
+    assert script.holder == b"job"
+
+
+def test_acquisitions_of_an_explicit_owner_each_yield_their_own_share() -> None:
+    """Otherwise each of them would wait for the other, and a lower ticket would wait for both."""
+    script = Script("one", "two", "early")
+    shares = [Identity.explicit(b"job", b"one"), Identity.explicit(b"job", b"two")]
+    stamps = [script.claim(who, ticket)[3] for who, ticket in zip(shares, (20, 30), strict=True)]
+    script.claim(someone("early"), 10)
+    inquiries = [b"inquire %b %b" % (who.id, stamp) for who, stamp in zip(shares, stamps, strict=True)]
+    assert all(any(inquiry in push for push in script.pushed) for inquiry in inquiries), script.pushed
+    for who, stamp in zip(shares, stamps, strict=True):
+        script.give_back(who, stamp)
+    assert script.holder == b"early"
+
+
+def test_a_new_vote_of_an_explicit_owner_is_told_to_its_other_waiters() -> None:
+    script = Script("one", "two", "other")
+    script.claim(someone("other"), 10)
+    script.claim(Identity.explicit(b"job", b"one"), 20)
+    script.claim(Identity.explicit(b"job", b"two"), 30)
+    assert script.release(someone("other")) == 2
+    assert any(b"look two" in push for push in script.pushed), script.pushed
+
+
+@pytest.mark.parametrize("fenced", [True, False])
+def test_a_restored_vote_does_not_lower_the_token_of_an_explicit_owner(fenced: bool) -> None:
+    script, who, again = Script(), Identity.explicit(b"job", b"one"), Identity.explicit(b"job", b"two")
+    script.send(commands.claim(KEYS, b"", again, commands.claim_terms(b"10000", 1), b"200", b"0", LIMITS))
+    known = int(script.send(encode(b"GET", KEY + FENCE)))
+    if fenced:  # the owner has released it, and only the counter remembers its token
+        script.release(again)
+    script.send(commands.restore_vote([KEY], (), who, 10_000, known - 50 if fenced else 0, RETENTION))
+    assert int(script.node.table(KEY + GENERATIONS)[b"t"]) == known
 
 
 def test_an_ended_acquisition_of_an_explicit_owner_is_not_extended() -> None:

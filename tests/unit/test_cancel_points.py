@@ -17,6 +17,7 @@ from handfast import Lease
 from handfast.core.hold import RELEASED
 from handfast.core.local_queue import Acquisition, Waiter
 from handfast.errors import NotAcquired
+from sim.store import is_generation
 from tests.support.fake_io import FakeClient, FakeWakeup, Rival
 from tests.support.fake_node import FakeNode
 
@@ -210,7 +211,7 @@ def test_interrupt_while_the_lease_is_made_leaves_nothing(
 
 
 def generations(node: FakeNode) -> set[bytes]:
-    return set(node.data.get(KEY + b":g", {})) - {b"t"}
+    return set(filter(is_generation, node.data.get(KEY + b":g", {})))
 
 
 @anywhere

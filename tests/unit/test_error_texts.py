@@ -366,6 +366,11 @@ OPTIONS: list[tuple[Callable[[], Any], str]] = [
     (lambda: client().lock(7), "name must be a string or a list of strings, not 7"),
     (lambda: client().lock("\ud800"), "name is not valid Unicode: '\\ud800'"),
     (lambda: client().lock("orders", owner=""), "owner must not be empty"),
+    (
+        lambda: client().lock("orders", owner=f"host:7::{'ab' * 16}"),
+        f"owner='host:7::{'ab' * 16}' is the owner of a lease that was made without owner=, which shares its lock with "
+        "no other lease: give both locks the same owner= of your own",
+    ),
     (lambda: lock().acquire(5), "acquire() takes no positional arguments such as 5: did you mean wait=?"),
     (
         lambda: lock().acquire(timeout=5),

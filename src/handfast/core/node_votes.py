@@ -22,13 +22,13 @@ listeners. On a guarded node a push carries the node's marker, which the hand-ov
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, Final
 
 from handfast.core import guard
 from handfast.core.io import IO, Fault
 from handfast.core.local_queue import Acquisition
+from handfast.options import MADE_HERE
 from handfast.protocol.claims import Granted, Inquiry, Push, Refused, Yours, decode_vote
 
 __all__ = ["NEVER", "RETRY", "TOGETHER", "NodeVote", "NodeVotes", "is_foreign"]
@@ -44,8 +44,6 @@ RETRY: Final = 0.1
 """Seconds after which to claim again on a node that is unreachable, or may not vote."""
 FOREIGN_LOOK: Final = 0.05
 """Seconds after which to look again if another program has the key: it will not hand over."""
-MADE_HERE: Final = re.compile(rb"[^:]*:[^:]*:.*:[0-9a-f]{32}", re.DOTALL)
-"""An owner that handfast has made (host:pid:label:nonce). Such a holder hands over."""
 KEEP_VOTE: Final = 1 / 3
 """The share of the ttl after which a waiter without a majority claims its votes again, to keep them."""
 
@@ -103,6 +101,7 @@ class NodeVotes:
         self.acquisition = acquisition
         self.config = acquisition.request.config
         self.group = self.config.group
+        self.who = acquisition.identify(io.nonce)
         self.votes = [NodeVote() for _ in self.group.nodes]
         self.standstills = self.group.standstills
         """The group's count of standstills when the votes were counted; see NodeGroup."""
@@ -154,6 +153,10 @@ class NodeVotes:
         """Seconds until the lock may be free without a push: its ttl may end, or its holder may not hand over."""
         if refusal.plain and not self.tracked and is_foreign(refusal):
             return FOREIGN_LOOK
+        if refusal.holder == self.who.owner:
+            # The node has kept the vote for this explicit owner, although the waiter has yielded its share. The waiter
+            # may join the holder again, or must yield the share under its present stamp.
+            return RETRY
         left = LOOK_AGAIN if refusal.left_ms < 0 else refusal.left_ms / 1000
         return min(left, self.acquisition.timing.ttl, LOOK_AGAIN) + OVERDUE
 

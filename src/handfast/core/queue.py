@@ -116,7 +116,6 @@ class ServerQueue(NodeVotes):
 
     def __init__(self, io: IO, wakeup: Any, acquisition: Acquisition) -> None:
         super().__init__(io, wakeup, acquisition)
-        self.who = acquisition.identify(io.nonce)
         self.requests: set[_ClaimReplies] = set()
         """Claims and yields that some nodes have not answered yet."""
 

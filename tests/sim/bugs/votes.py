@@ -138,6 +138,13 @@ VOTES: tuple[Bug, ...] = (
         "tests/sim/test_node_rules.py::test_late_request_does_not_shorten_an_acquisition_of_an_explicit_owner",
     ),
     Bug(
+        "restored-token-falls",
+        "a restored vote brings the token of the acquisition, though its explicit owner had a larger one",
+        (2,),
+        (("restore_vote", "string.format('%.0f', shared)", "ARGV[5]"),),
+        "tests/sim/test_node_rules.py::test_a_restored_vote_does_not_lower_the_token_of_an_explicit_owner",
+    ),
+    Bug(
         "published-keeps-votes",
         "a waiter for a key that other programs share keeps the votes that were not enough",
         (9, 11),

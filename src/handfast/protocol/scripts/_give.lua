@@ -1,13 +1,23 @@
 -- _give: part of other scripts. Gives a free vote to the lowest ticket whose waiter is still there.
 -- A dead waiter does not listen to its channel, and the claim of a waiter that hangs expires. Both are skipped.
--- The record of the vote is field `*` of the claims: `stamp ticket id claim`. A stamp is never given twice.
--- KEYS   1 lock  2 queue (sorted set of ids by ticket)  3 claims (hash by id)
+-- The record of the vote is field `*` of the claims: `stamp ticket id claim`. A stamp is never given twice. Acquisitions of
+-- an explicit owner share a vote, and each of them has a record of its own in the generations: each yields its own share.
+-- KEYS   1 lock  2 queue (sorted set of ids by ticket)  3 claims (hash by id)  5 generations
 -- needs  call, time, now_ms, id (the caller, which needs no push), take, next_token, proof
 -- after  give(floor) returns the claim's id, owner, ttl, token and stamp; nil if there is no waiter
 local CLAIM = '^(%d+) (%d+) (%d+) (%d+) (%S+) (%S+) (.*)$'
 local function new_stamp()
   local last = string.match(call('HGET', KEYS[3], '*') or '', '^%d+') or '0'
   return string.format('%.0f', math.max(time[1] * 1000000 + time[2], tonumber(last) + 1))
+end
+local function record(generation)
+  if generation == '-' then return call('HGET', KEYS[3], '*') or '' end
+  return call('HGET', KEYS[5], '*' .. generation) or ''
+end
+local function set_record(generation, ...)
+  local text = table.concat({...}, ' ')
+  call('HSET', KEYS[3], '*', text)
+  if generation ~= '-' then call('HSET', KEYS[5], '*' .. generation, text) end
 end
 local function push(channel, text)
   -- A failure must not fail the caller, whose user may lack the right to publish. The waiter counts as gone.
@@ -28,6 +38,14 @@ local function hint(ttl, always)
     end
   end
 end
+-- An explicit owner has got the vote. Its other waiters may have the lock together with this one, so they look again. Only
+-- the first hundred waiters are examined, to bound the time that this takes.
+local function tell_owner(owner)
+  for _, waiter in ipairs(call('ZRANGE', KEYS[2], 0, 99)) do
+    local _, _, _, _, _, channel, whose = string.match(call('HGET', KEYS[3], waiter) or '', CLAIM)
+    if whose == owner then push(channel, 'look ' .. waiter) end
+  end
+end
 local function give(floor)
   local first = call('ZPOPMIN', KEYS[2])
   while first[1] do
@@ -40,7 +58,8 @@ local function give(floor)
       if heir == id or push(channel, table.concat({'yours', heir, stamp, token, time[1], time[2], proof()}, ' ')) then
         ttl = tonumber(ttl)
         take(owner, generation, ttl, token)
-        call('HSET', KEYS[3], '*', table.concat({stamp, first[2], heir, claim}, ' '))
+        set_record(generation, stamp, first[2], heir, claim)
+        if generation ~= '-' then tell_owner(owner) end
         hint(ttl)
         return heir, owner, ttl, token, stamp
       end

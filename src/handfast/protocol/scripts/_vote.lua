@@ -1,6 +1,7 @@
 -- _vote: part of other scripts. Gives the vote of this node.
 -- An explicit owner may hold the lock several times at once. Each acquisition has a generation of its own in the hash
--- KEYS[5], with the millisecond at which it ends; field `t` is the token that they share.
+-- KEYS[5], with the millisecond at which it ends. Field `t` is the token that they share. Field `*` and a generation is
+-- the record of the claim by which that acquisition got the vote; see _give.
 -- KEYS   1 lock  5 generations
 -- needs  call, time, now_ms
 local function take(owner, generation, ttl, token)
@@ -16,9 +17,10 @@ end
 local function leave(generation)
   if generation == '-' then return true end
   if call('HDEL', KEYS[5], generation) == 0 then return nil end
+  call('HDEL', KEYS[5], '*' .. generation)
   local others, last = call('HGETALL', KEYS[5]), 0
   for i = 1, #others, 2 do
-    if others[i] ~= 't' then last = math.max(last, tonumber(others[i + 1])) end
+    if others[i] ~= 't' and string.sub(others[i], 1, 1) ~= '*' then last = math.max(last, tonumber(others[i + 1])) end
   end
   if last > now_ms then
     -- The lock ends with the last of them. This acquisition may have made it longer.

@@ -57,20 +57,18 @@ if step > 0 and (held < n or token < 2) then
   if gone and token <= now - retention * 1000000 then token = now end
   token = math.max(token, floor + step)
   if token >= 9007199254740992 then return redis.error_reply('EXHAUSTED the fence counter has reached 2^53') end
-  for i = 1, n do
-    name(i)
-    set_counter(token)
-  end
 end
 local text = string.format('%.0f', token)
 for i = 1, n do
   name(i)
+  -- Also if the owner has all names already: the token is the largest of theirs, and each name must count on from it.
+  if step > 0 and tonumber(call('GET', KEYS[4]) or '0') < token then set_counter(token, text) end
   if call('GET', KEYS[1]) == owner then
     if call('PTTL', KEYS[1]) < ttl then call('PEXPIRE', KEYS[1], ttl) end
     lasts(KEYS[5], generation, ttl, tonumber(ARGV[9]))
-    call('HSET', KEYS[5], 't', text)
+    if step > 0 then call('HSET', KEYS[5], 't', text) end
   else
-    take(owner, generation, ttl, text)
+    take(owner, generation, ttl, step > 0 and text or '1')
   end
 end
 return {1, ttl, text, '0', time[1], time[2], proof(), 0}

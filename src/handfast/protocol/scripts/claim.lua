@@ -83,7 +83,7 @@ if holder == owner then
   elseif step > 0 then
     token = call('GET', KEYS[4]) or '0'
   end
-  local stamp, given, whose = string.match(call('HGET', KEYS[3], '*') or '', '^(%d+) (%d+) (%S+)')
+  local stamp, given, whose = string.match(record(generation), '^(%d+) (%d+) (%S+)')
   -- On a single node the time of arrival decides: a repeated claim keeps its ticket, and yields to no other claim.
   local single = ARGV[10] == '0'
   if whose ~= id then stamp = new_stamp() elseif single then ticket = given end
@@ -92,7 +92,7 @@ if holder == owner then
     -- The claim arrived earlier, not now. A vote without a record was given while the queue was empty.
     if ARGV[10] == '0' then ticket = whose == id and given or '0' end
     if call('ZREM', KEYS[2], id) == 1 then call('HDEL', KEYS[3], id) end
-    call('HSET', KEYS[3], '*', table.concat({stamp, ticket, id, claim}, ' '))
+    set_record(generation, stamp, ticket, id, claim)
     keep()
     local first = call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
     if first[1] and not single and tonumber(first[2]) < tonumber(ticket) then inquired = 1 end
@@ -110,9 +110,18 @@ if not holder then
   if heir then return {0, new_ttl, new_owner, 0, time[1], time[2], proof()} end
   return grant() -- only dead claims were there
 end
-local plain = 1
-local stamp, given, whose, channel = string.match(
-  call('HGET', KEYS[3], '*') or '', '^(%d+) (%d+) (%S+) %d+ %d+ %d+ %d+ %S+ (%S+) ')
-if stamp and queues and tonumber(ticket) < tonumber(given) then push(channel, 'inquire ' .. whose .. ' ' .. stamp) end
-if call('EXISTS', KEYS[5]) == 1 then plain = 0 end
+-- A waiter with a higher ticket must yield the vote. If the holder is an explicit owner, each of its acquisitions must.
+local function inquire(text)
+  local stamp, given, whose, channel = string.match(text or '', '^(%d+) (%d+) (%S+) %d+ %d+ %d+ %d+ %S+ (%S+) ')
+  if stamp and tonumber(ticket) < tonumber(given) then push(channel, 'inquire ' .. whose .. ' ' .. stamp) end
+end
+local shared = call('HGETALL', KEYS[5])
+if queues and shared[1] then
+  for i = 1, #shared, 2 do
+    if string.sub(shared[i], 1, 1) == '*' then inquire(shared[i + 1]) end
+  end
+elseif queues then
+  inquire(call('HGET', KEYS[3], '*'))
+end
+local plain = shared[1] and 0 or 1
 return {0, left, holder, plain, time[1], time[2], proof()}

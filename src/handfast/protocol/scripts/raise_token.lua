@@ -16,7 +16,9 @@ for i = 1, n do
   if count < token then
     call('SET', KEYS[n + i], ARGV[4], 'EXAT', math.floor(token / 1000000) + ARGV[5] + 1)
   end
-  if ARGV[2] ~= '-' then call('HSET', KEYS[2 * n + i], 't', ARGV[4]) end
+  if ARGV[2] ~= '-' and tonumber(call('HGET', KEYS[2 * n + i], 't') or '0') < token then
+    call('HSET', KEYS[2 * n + i], 't', ARGV[4])
+  end
 end
 local mark = KEYS[3 * n + 1]
 if mark and token > tonumber(call('GET', mark) or '0') then call('SET', mark, ARGV[4]) end

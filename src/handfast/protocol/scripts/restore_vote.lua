@@ -18,7 +18,11 @@ for i = 1, n do
   if generation ~= '-' then
     local hash = KEYS[2 * n + i]
     lasts(hash, generation, ttl, math.huge)
-    call('HSET', hash, 't', ARGV[5])
+    -- The next acquisition of this owner gets this token. If the counter is above the acquisition's own token, the owner
+    -- may have had a larger one here in between.
+    local shared = math.max(token, tonumber(call('HGET', hash, 't') or '0'))
+    if token > 0 then shared = math.max(shared, tonumber(call('GET', KEYS[n + i]) or '0')) end
+    call('HSET', hash, 't', string.format('%.0f', shared))
   end
   if token > 0 and tonumber(call('GET', KEYS[n + i]) or '0') < token then
     call('SET', KEYS[n + i], ARGV[5], 'EXAT', math.floor(token / 1000000) + ARGV[6] + 1)

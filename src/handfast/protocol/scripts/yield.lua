@@ -11,10 +11,15 @@ local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 --@ _vote
 --@ _give
 local holder = call('GET', KEYS[1])
-local stamp, ticket, whose, claim = string.match(call('HGET', KEYS[3], '*') or '', '^(%d+) (%d+) (%S+) (.*)$')
-if holder == owner and whose == id and stamp == ARGV[4] and leave(generation) then
+local stamp, ticket, whose, claim = string.match(record(generation), '^(%d+) (%d+) (%S+) (.*)$')
+local free
+if holder == owner and whose == id and stamp == ARGV[4] then free = leave(generation) end
+if free ~= nil then
+  -- Also if another acquisition of an explicit owner keeps the vote: otherwise this waiter would be in no queue.
   call('ZADD', KEYS[2], ticket, id)
   call('HSET', KEYS[3], id, claim)
+end
+if free then
   local heir, new_owner, new_ttl, token, given = give(tonumber(ARGV[5]))
   if heir == id then return {1, new_ttl, token, given, time[1], time[2], proof(), 0} end
   if heir then return {0, new_ttl, new_owner, 0, time[1], time[2], proof()} end
