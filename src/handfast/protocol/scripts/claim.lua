@@ -115,13 +115,13 @@ local function inquire(text)
   local stamp, given, whose, channel = string.match(text or '', '^(%d+) (%d+) (%S+) %d+ %d+ %d+ %d+ %S+ (%S+) ')
   if stamp and tonumber(ticket) < tonumber(given) then push(channel, 'inquire ' .. whose .. ' ' .. stamp) end
 end
-local shared = call('HGETALL', KEYS[5])
-if queues and shared[1] then
-  for i = 1, #shared, 2 do
-    if string.sub(shared[i], 1, 1) == '*' then inquire(shared[i + 1]) end
-  end
+local plain, last = 1 - call('EXISTS', KEYS[5]), call('HGET', KEYS[3], '*')
+if queues and plain == 1 then
+  inquire(last)
 elseif queues then
-  inquire(call('HGET', KEYS[3], '*'))
+  local shares = call('HGETALL', KEYS[5])
+  for i = 1, #shares, 2 do
+    if string.sub(shares[i], 1, 1) == '*' then inquire(shares[i + 1]) end
+  end
 end
-local plain = shared[1] and 0 or 1
 return {0, left, holder, plain, time[1], time[2], proof()}
