@@ -169,6 +169,9 @@ class Shard:
         self.reached = host_port
         self.cluster.connections.opened(connection, self, host_port, hang_up)
 
+    def when_moved(self, call: Callable[[], None]) -> None:
+        """See net.address.Resolver. Nothing is called: a renewal that meets the old node is redirected."""
+
     def on_redirect(self, host_port: HostPort, fault: Any) -> tuple[int, HostPort, bool] | None:
         """See net.address.Resolver."""
         if fault.kind == "CLUSTERDOWN":

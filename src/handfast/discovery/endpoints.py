@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from handfast import log
-from handfast.discovery.urls import checking, distinct, parse, tls_context, without_secrets
+from handfast.discovery.redis_options import TLS_WORDS, login_of, tls_of
+from handfast.discovery.urls import checking, distinct, parse, without_secrets
 from handfast.errors import ConfigError
 from handfast.net.address import Address
 
@@ -147,29 +148,21 @@ def _from_pool(client: Any) -> Address:
         label=f"{'rediss' if secure else 'redis'}://{_shown((host, port))}{db}",
         host=host,
         port=port,
-        tls=_tls(settings) if secure else None,
+        tls=tls_of(settings) if secure else None,
         **shared,
     )
 
 
 def _shared(settings: dict[str, Any]) -> dict[str, Any]:
-    """The login, database, client name and TLS context, from the options of redis-py's connections."""
-    provider = settings.get("credential_provider")
+    """The login, database and client name, from the options of redis-py's connections."""
     return {
-        "username": settings.get("username") or "",
-        "password": settings.get("password") or "",
+        **login_of(settings),
         "db": int(settings.get("db") or 0),
         "client_name": settings.get("client_name") or "handfast",
-        "credentials": _credentials(provider) if provider is not None else None,
     }
 
 
-_TLS_WORDS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
-_ASKING_WORDS = ("username", "password", "credential_provider", *_TLS_WORDS)
-
-
-def _tls(settings: dict[str, Any]) -> Any:
-    return tls_context(**{word: settings[word] for word in _TLS_WORDS if word in settings})
+_ASKING_WORDS = ("username", "password", "credential_provider", *TLS_WORDS)
 
 
 def _shown(place: tuple[str, int]) -> str:
@@ -195,7 +188,7 @@ def _from_sentinel(pool: Any, kind: str, shared: dict[str, Any]) -> Address:
     db = f"/{shared['db']}" if shared["db"] else ""
     return Address(
         label=f"redis{'s' * secure}+sentinel://{','.join(map(_shown, members))}/{pool.service_name}{db}",
-        tls=_tls(pool.connection_kwargs) if secure else None,
+        tls=tls_of(pool.connection_kwargs) if secure else None,
         resolver=SentinelMaster(
             pool.service_name, members, _asked(first.connection_kwargs, "SSL" in first.connection_class.__name__)
         ),
@@ -212,15 +205,7 @@ def _from_cluster(client: Any) -> Address:
     secure = bool(settings.get("ssl")) or "SSL" in getattr(settings.get("connection_class"), "__name__", "")
     return Address(
         label=f"redis{'s' * secure}+cluster://{','.join(map(_shown, members))}",
-        tls=_tls(settings) if secure else None,
+        tls=tls_of(settings) if secure else None,
         cluster=Cluster(members, _asked(settings, secure)),
         **{**_shared(settings), "db": 0},
     )
-
-
-def _credentials(provider: Any) -> Callable[[], tuple[str, str]]:
-    def ask() -> tuple[str, str]:
-        given = provider.get_credentials()
-        return ("", given[0]) if len(given) == 1 else (given[0] or "", given[1])
-
-    return ask
