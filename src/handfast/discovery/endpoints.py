@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from handfast import log
 from handfast.discovery.redis_options import TLS_WORDS, login_of, tls_of
-from handfast.discovery.urls import checking, distinct, parse, without_secrets
+from handfast.discovery.urls import checking, distinct, not_this, parse, unknown_option, without_secrets
 from handfast.errors import ConfigError
 from handfast.net.address import Address
 
@@ -60,6 +60,11 @@ def locate(servers: object) -> Endpoints:
         if not servers:
             _say_embedded()
             servers = ["embedded://"]
+        elif len(servers) > 1 and not all("://" in each for each in servers):
+            # Nothing is quoted: it may be a part of a password.
+            raise ConfigError(
+                "$HANDFAST_URL has a word that is not a URL; a space in a user name or password is written %20"
+            )
     if isinstance(servers, str):
         servers = [servers]
     if not isinstance(servers, (list, tuple)):
@@ -94,9 +99,9 @@ def _embedded(url: str) -> Endpoints:
     nodes = 1
     for word, value in parse_qsl(parts.query, keep_blank_values=True):
         if word != "nodes":
-            raise ConfigError(f"{without_secrets(url)}: unknown option {word!r}; known is nodes")
+            raise ConfigError(f"{without_secrets(url)}: {unknown_option(word, value)}; known is nodes")
         if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= 99:
-            raise ConfigError(f"{without_secrets(url)}: nodes must be a number from 1 to 99, not {value!r}")
+            raise ConfigError(f"{without_secrets(url)}: nodes must be a number from 1 to 99{not_this(value)}")
         nodes = int(value)
     if parts.netloc == "private" and parts.path in ("", "/"):
         folder = None
@@ -133,7 +138,11 @@ def _from_pool(client: Any) -> Address:
     if hasattr(client, "nodes_manager"):
         return _from_cluster(client)
     if pool is None or settings is None or not hasattr(pool, "connection_class"):
-        raise ConfigError(f"from_client() takes a redis.Redis or a RedisCluster (or a list of them), not {client!r}")
+        kind = type(client).__name__  # the object itself may show a password
+        hint = "; for a URL call connect()" if isinstance(client, str) else ""
+        raise ConfigError(
+            f"from_client() takes a redis.Redis or a RedisCluster (or a list of them), not an object of type {kind}{hint}"
+        )
     kind = pool.connection_class.__name__
     shared = _shared(settings)
     if "service_name" in vars(pool):
