@@ -153,8 +153,7 @@ def _in_words(error: Exception) -> Exception:
     if isinstance(error, IndexError):
         return LookupError("no node of the cluster serves any slot")  # redis-py takes the first of no nodes
     cause = _cause(error, ResponseError)
-    # redis-py 5 drops the server's text and keeps only its own.
-    if "cluster support disabled" in str(cause) or (cause is None and "mode is not enabled" in str(error)):
+    if "cluster support disabled" in str(cause):
         return ConfigError("is a server without cluster mode: use redis:// and not redis+cluster://")
     if cause is None:
         return error

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from handfast import log
 from handfast.discovery.redis_options import TLS_WORDS, login_of, tls_of
-from handfast.discovery.urls import checking, distinct, not_this, parse, unknown_option, without_secrets
+from handfast.discovery.urls import checking, distinct, not_this, parse, unknown_option, verifies, without_secrets
 from handfast.errors import ConfigError
 from handfast.net.address import Address
 
 if TYPE_CHECKING:
+    import ssl
     from pathlib import Path
 
     from handfast.embedded.deployment import Embedded
@@ -157,7 +158,7 @@ def _from_pool(client: Any) -> Address:
         label=f"{'rediss' if secure else 'redis'}://{_shown((host, port))}{db}",
         host=host,
         port=port,
-        tls=tls_of(settings) if secure else None,
+        tls=_tls(settings) if secure else None,
         **shared,
     )
 
@@ -182,7 +183,19 @@ def _shown(place: tuple[str, int]) -> str:
 def _asked(settings: dict[str, Any], secure: bool) -> dict[str, Any]:
     """Options of the redis-py connections to the sentinels, or to the nodes of a cluster."""
     asked = {word: settings[word] for word in _ASKING_WORDS if settings.get(word) is not None}
-    return checking(asked) if secure else asked
+    return checking(_consistent(asked)) if secure else asked
+
+
+def _tls(settings: dict[str, Any]) -> Callable[[], ssl.SSLContext]:
+    return tls_of(_consistent(settings))
+
+
+def _consistent(settings: dict[str, Any]) -> dict[str, Any]:
+    """The options of a redis-py client, without the comparison of host names if certificates are not verified. redis-py
+    keeps that comparison as its default, and ignores it in that case."""
+    if "ssl_cert_reqs" not in settings or verifies(settings):
+        return settings
+    return {**settings, "ssl_check_hostname": False}
 
 
 def _from_sentinel(pool: Any, kind: str, shared: dict[str, Any]) -> Address:
@@ -197,7 +210,7 @@ def _from_sentinel(pool: Any, kind: str, shared: dict[str, Any]) -> Address:
     db = f"/{shared['db']}" if shared["db"] else ""
     return Address(
         label=f"redis{'s' * secure}+sentinel://{','.join(map(_shown, members))}/{pool.service_name}{db}",
-        tls=tls_of(pool.connection_kwargs) if secure else None,
+        tls=_tls(pool.connection_kwargs) if secure else None,
         resolver=SentinelMaster(
             pool.service_name, members, _asked(first.connection_kwargs, "SSL" in first.connection_class.__name__)
         ),
@@ -214,7 +227,7 @@ def _from_cluster(client: Any) -> Address:
     secure = bool(settings.get("ssl")) or "SSL" in getattr(settings.get("connection_class"), "__name__", "")
     return Address(
         label=f"redis{'s' * secure}+cluster://{','.join(map(_shown, members))}",
-        tls=tls_of(settings) if secure else None,
+        tls=_tls(settings) if secure else None,
         cluster=Cluster(members, _asked(settings, secure)),
         **{**_shared(settings), "db": 0},
     )

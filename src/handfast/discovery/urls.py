@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import ssl
     from urllib.parse import SplitResult
 
-__all__ = ["checking", "not_this", "parse", "tls_context", "unknown_option", "without_secrets"]
+__all__ = ["checking", "not_this", "parse", "tls_context", "unknown_option", "verifies", "without_secrets"]
 
 HostPort = tuple[str, int]
 
@@ -217,12 +217,13 @@ def _for_redis_py(url: str, secured: dict[str, str]) -> dict[str, Any]:
 
 
 def checking(secured: dict[str, Any]) -> dict[str, Any]:
-    """TLS options for redis-py that check host names unless they say otherwise, like `tls_context`.
+    """TLS options for redis-py that check host names unless they say otherwise, like `tls_context`."""
+    return {"ssl_check_hostname": verifies(secured), **secured, "ssl": True}
 
-    redis-py before 6.0 does not check them by default: it would send a password to any host with a certificate.
-    """
-    unverified = secured.get("ssl_cert_reqs", "required") in ("none", None, CERT_NONE)
-    return {"ssl_check_hostname": not unverified, **secured, "ssl": True}
+
+def verifies(secured: dict[str, Any]) -> bool:
+    """Whether these TLS options verify certificates."""
+    return secured.get("ssl_cert_reqs", "required") not in ("none", None, CERT_NONE)
 
 
 def _flag(url: str, word: str, text: str) -> bool:
