@@ -602,6 +602,7 @@ ELSEWHERE: list[tuple[str, str]] = [
     ("embedded/deployment.py", "this private server was closed"),
     ("embedded/deployment.py", "this private server belongs to process "),
     ("embedded/process.py", "the server was not started"),
+    ("embedded/process.py", " cannot be started: "),
     ("embedded/process.py", " ended at once:"),
     ("embedded/process.py", " did not answer within "),
     ("embedded/resp.py", "not RESP: "),
