@@ -334,6 +334,9 @@ def attach(group: NodeGroup, addresses: Sequence[Address], shake: Callable[[int]
         if _current is None or not _current.register(registration):
             _current = Watchdog(registration)
         group.on_standstill = functools.partial(_current.clock_stood_still, group)
+        for address in addresses:
+            if address.resolver is not None:
+                address.resolver.when_moved(functools.partial(_current.schedule.renew_now, group))
         return _current
 
 

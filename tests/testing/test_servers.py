@@ -95,6 +95,14 @@ def test_failed_start_says_why() -> None:
         pass
 
 
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("binary", [Path("no-such-server"), Path("/no/such/server"), Path("/")], ids=str)
+def test_missing_binary_is_named(binary: Path, several: bool) -> None:
+    with pytest.raises(StartError, match=f"{binary} cannot be started: ") as raised:
+        (Servers(2, binary) if several else Server(binary)).__enter__()
+    assert isinstance(raised.value.__cause__, OSError)
+
+
 def test_error_reply_raises() -> None:
     with Server() as server, pytest.raises(ReplyError, match="wrong number"):
         server.command("GET")

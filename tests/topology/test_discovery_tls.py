@@ -5,14 +5,20 @@ from __future__ import annotations
 import re
 import ssl
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from socket import socket
 from typing import Any
 
 import pytest
+import redis
+import redis.asyncio
 import trustme
+from redis.sentinel import Sentinel as RedisSentinel
 
+import handfast
+from handfast.discovery.sentinel import SentinelMaster
 from handfast.discovery.urls import checking
 from handfast.embedded.process import StartError
 from handfast.testing import Server, TlsFiles, available
@@ -56,13 +62,6 @@ class Stranger(Impostor):
                 self.met += 1
 
 
-def _oldest_redis_py() -> tuple[int, ...]:
-    """The oldest version of redis-py that handfast declares to work with."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    found = next(filter(None, (re.fullmatch(r"redis>=([\d.]+)", each) for each in project["dependencies"])))
-    return tuple(map(int, found[1].split(".")))
-
-
 URLS = {
     "cluster": f"rediss+cluster://:{PASSWORD}@127.0.0.1:{{port}}?",
     "sentinel": f"rediss+sentinel://127.0.0.1:{{port}}/mymaster?sentinel_password={PASSWORD}&",
@@ -73,9 +72,6 @@ LOCKING = """
 import sys
 
 import redis.asyncio
-
-if sys.argv[2] == "old":
-    from tests.support import old_redis_py
 
 import handfast
 
@@ -95,10 +91,9 @@ with handfast.connect(sys.argv[1]) as client:
 @pytest.mark.parametrize("url", URLS.values(), ids=URLS)
 def test_no_password_is_sent_to_host_with_certificate_of_another(url: str, authority: trustme.CA, tmp_path: Path) -> None:
     files = make_files(authority, tmp_path, "elsewhere.example")
-    age = "old" if _oldest_redis_py() < (6,) else "new"
     with Stranger(files) as stranger:
         place = url.format(port=stranger.port) + f"ssl_ca_certs={files.authority}"
-        with running(LOCKING, place, age) as client:
+        with running(LOCKING, place) as client:
             while stranger.met < 4:
                 if client.ask("0.2") == "held":
                     raise RuntimeError("no server could grant anything")
@@ -117,6 +112,39 @@ def test_no_password_is_sent_to_host_with_certificate_of_another(url: str, autho
 )
 def test_redis_py_gets_the_host_name_option(options: dict[str, Any], compared: bool) -> None:
     assert checking(options)["ssl_check_hostname"] is compared
+
+
+def test_oldest_redis_py_compares_host_names_by_default() -> None:
+    """Clients before 6.0 do not compare them by default, and from_client() cannot tell that from a wish."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (oldest,) = filter(None, (re.fullmatch(r"redis>=(\d+).*", each) for each in project["dependencies"]))
+    assert int(oldest[1]) >= 6
+
+
+CLIENTS: dict[str, Callable[..., Any]] = {
+    "threads": partial(redis.Redis, ssl=True),
+    "asyncio": partial(redis.asyncio.Redis, ssl=True),
+    "sentinel": lambda **options: RedisSentinel(
+        [("h", 1)], ssl=True, **options, sentinel_kwargs={"ssl": True, **options}
+    ).master_for("m"),
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "compared"), [({}, True), ({"ssl_cert_reqs": "none"}, False), ({"ssl_check_hostname": False}, False)]
+)
+@pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
+def test_from_client_compares_host_names_as_its_client_does(
+    client: Callable[..., Any], options: dict[str, Any], compared: bool
+) -> None:
+    with handfast.from_client(client(**options)) as ours:
+        (address,) = ours._addresses
+        assert address.tls is not None
+        assert address.tls().check_hostname is compared
+        if isinstance(address.resolver, SentinelMaster):
+            sentinel = address.resolver._sentinel
+            assert sentinel.tls is not None
+            assert sentinel.tls().check_hostname is compared
 
 
 # -- real servers with their own certificates ---------------------------------------------------------------------------
@@ -171,5 +199,5 @@ def secured_url(request: pytest.FixtureRequest, binary: Path, files: TlsFiles) -
 
 @pytest.mark.parametrize("secured_url", ["cluster", "sentinel"], indirect=True)
 def test_servers_are_found_under_tls(secured_url: str) -> None:
-    with running(LOCKING, secured_url, "new") as client:
+    with running(LOCKING, secured_url) as client:
         assert client.ask("10") == "held"

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 import handfast
-from handfast import ConfigError, Lease
+from handfast import ConfigError, Lease, NoQuorum
 from handfast.testing import Server, Servers, available
 from handfast.testing.cluster_node import ClusterNode
 from handfast.testing.server_versions import any_binary
+from handfast.testing.servers import reserve_port
 from tests.support.programs import attempt
+from tests.support.sync_and_async import both, connected
 
 pytestmark = pytest.mark.skipif(not available(), reason="no server binary on this machine")
 
@@ -120,3 +122,34 @@ def test_cluster_url_of_plain_server_is_refused_at_once(one: Server) -> None:
 def test_unknown_database_is_refused_at_once(one: Server, fair: bool) -> None:
     said, took = _refusal(f"{one.url}/99", 2.5, fair=fair)
     assert took < 1.5, f"waiting does not help here: {said}"
+
+
+# -- passwords of sentinels and of cluster nodes -----------------------------------------------------------------------
+
+REFUSED_LOGINS = {
+    "cluster, none": ("redis+cluster://{}", "NOAUTH: wants a password"),
+    "cluster, wrong": ("redis+cluster://:bad@{}", "WRONGPASS: wrong user name or password"),
+    "cluster, wrong user": ("redis+cluster://me:bad@{}", "WRONGPASS: wrong user name or password"),
+    "sentinel, none": ("redis+sentinel://{}/m", "NOAUTH: wants a password"),
+    "sentinel, wrong": ("redis+sentinel://{}/m?sentinel_password=bad", "WRONGPASS: wrong user name or password"),
+}
+
+
+@pytest.mark.parametrize(("url", "said"), REFUSED_LOGINS.values(), ids=REFUSED_LOGINS)
+@both
+async def test_login_that_all_members_refuse_is_reported_at_once(mode: str, locked: Server, url: str, said: str) -> None:
+    with Server(config={"requirepass": "right"}) as second:
+        members = f"127.0.0.1:{locked.port},127.0.0.1:{second.port}"
+        async with connected(mode, url.format(members)) as client:
+            began = time.monotonic()
+            with pytest.raises(NoQuorum, match=said):
+                await client.lock("a").acquire(wait=10)
+            assert time.monotonic() - began < 5, "waiting does not help here"
+
+
+@pytest.mark.parametrize("url", ["redis+cluster://:bad@{}", "redis+sentinel://{}/m?sentinel_password=bad"])
+def test_login_that_one_member_refuses_is_retried(locked: Server, url: str) -> None:
+    """The other members are down. They may know the password when they are back."""
+    with reserve_port() as closed:
+        said, took = _refusal(url.format(f"127.0.0.1:{closed.getsockname()[1]},127.0.0.1:{locked.port}"), 0.5)
+    assert took >= 0.5, f"it did not wait: {said}"

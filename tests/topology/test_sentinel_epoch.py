@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 import handfast
-from handfast import Lease
-from handfast.discovery.sentinel import SentinelMaster
-from handfast.testing import Server, Servers, available
+from handfast import Lease, LeaseLost
+from handfast.discovery.sentinel import GRACE, SentinelMaster
+from handfast.testing import Proxy, Server, Servers, available
 from handfast.testing.sentinel import Sentinel
 from handfast.testing.server_versions import any_binary
 from sim.resp import commands_in
+from tests.support.eventually import eventually
 from tests.support.programs import attempt, program
 from tests.support.tcp_relay import Impostor
 
@@ -120,6 +121,60 @@ def test_client_leaves_old_master_when_sentinels_catch_up(failover: Failover) ->
             with client.lock("b", wait=5):
                 there = failover.new.command("EXISTS", "handfast:{b}") == 1
         assert there, "the client stays with the old master"
+
+
+@pytest.fixture
+def distant(failover: Failover) -> Iterator[Proxy]:
+    """The sentinel that knows the failover, a long way off."""
+    with Proxy(f"redis://127.0.0.1:{failover.knowing.port}") as proxy:
+        yield proxy
+
+
+def _ports(failover: Failover, distant: Proxy) -> list[int]:
+    return [distant.port, *(sentinel.port for sentinel in failover.lagging)]
+
+
+def test_fresh_client_waits_for_distant_sentinel_with_later_epoch(failover: Failover, distant: Proxy) -> None:
+    distant.delay(0.1)
+    with (
+        handfast.connect(failover.new.url) as other,
+        handfast.connect(_url(*_ports(failover, distant))) as client,
+    ):
+        held = other.lock("a", ttl=10.0).acquire(wait=1)
+        lease = attempt(client.lock("a"), wait=0)
+        assert not (isinstance(lease, Lease) and held.valid), "two clients hold the lock, on two masters"
+        held.release()
+
+
+def test_client_on_old_master_hears_of_later_epoch_from_distant_sentinel(failover: Failover, distant: Proxy) -> None:
+    """It takes longer than a search, so the client begins on the old master. It must leave it soon."""
+    distant.delay(0.55)
+    with handfast.connect(_url(*_ports(failover, distant)), ttl=3.0) as client:
+        lease = client.lock("a").acquire(wait=0)
+        if failover.old.command("EXISTS", KEY) != 1:
+            raise RuntimeError("the client did not begin on the old master")
+        eventually(lease.lost.is_set, within=8, what="the client hears that there is a new master")
+        with pytest.raises(LeaseLost, match="key is gone"):
+            lease.check()
+
+
+def test_silent_sentinel_delays_a_search_by_no_more_than_the_grace(failover: Failover, distant: Proxy) -> None:
+    distant.half_open()
+    resolver = SentinelMaster(NAME, [("127.0.0.1", port) for port in _ports(failover, distant)], {})
+    try:
+        began = time.monotonic()
+        assert resolver.find() == ("127.0.0.1", failover.old.port)
+        assert time.monotonic() - began < GRACE + 0.3
+    finally:
+        resolver.close()
+
+
+def test_lease_of_old_master_is_lost_when_the_client_hears_of_later_epoch(failover: Failover) -> None:
+    """The next renewal would notice it 10 s later."""
+    with handfast.connect(_url(*(sentinel.port for sentinel in failover.lagging)), ttl=30.0) as client:
+        lease = client.lock("a").acquire(wait=5)
+        failover.catch_up()
+        eventually(lease.lost.is_set, within=5, what="the lease is lost")
 
 
 def test_connection_that_was_made_while_the_master_moved_is_hung_up(failover: Failover) -> None:

@@ -137,12 +137,11 @@ def read_one(io: IO, acquisition: Acquisition, channel: bytes, standstills: int,
     """Read the reply to `ask_one`; returns as `attempt` does. `standstills`: the group's before the request was sent."""
     request, timing = acquisition.request, acquisition.timing
     group, fence = request.group, request.config.fence
-    if type(reply) is int or reply == SET:
-        answer, token = reply, reply if fence else 0
-    else:
-        answer = reply if type(reply) is Fault else _read_checked(0, reply)
-        token = token_in(answer) if fence else 0
+    # A plain grant is the usual case, and needs no decoding.
+    plain = type(reply) in (int, Fault) or reply == SET
+    answer = reply if plain else _read_checked(0, reply)
     if is_grant(answer):
+        token = token_in(answer) if fence else 0
         deadline = acquisition.sent + timing.validity
         if io.now() < deadline and group.standstills == standstills:
             acquisition.hold = make_hold(acquisition, deadline, acquisition.sent, 1, token, standstills)

@@ -122,6 +122,13 @@ class Schedule:
             self.remove(hold)
         return lost
 
+    def renew_now(self, group: NodeGroup) -> None:
+        """Make the holds of the group due now. A server of theirs has moved, and the new one may not know them."""
+        for hold in self.everything():
+            if hold.group is group and hold.state == HELD and hold.renew_until != 0.0:
+                self.unscheduled.pop(hold, None)
+                self.reschedule(hold, self.now())
+
     def everything(self) -> list[Hold]:
         """All holds in the schedule, each once."""
         with self.lock:

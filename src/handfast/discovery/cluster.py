@@ -14,12 +14,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from redis.cluster import ClusterNode, NodesManager  # here, and not at the first connection: see net/address.py
-from redis.exceptions import RedisClusterException, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, RedisClusterException, RedisError, ResponseError
 
 from handfast import log
-from handfast.discovery.asking import PATIENCE
+from handfast.core.handshake import Rejected
+from handfast.core.io import Fault
+from handfast.discovery.asking import ANSWER, PATIENCE
 from handfast.discovery.connections import Connections, HostPort
+from handfast.discovery.login import login_fault
+from handfast.discovery.redis_options import login_of, tls_of
 from handfast.errors import ConfigError
+from handfast.net.address import Address
 from handfast.net.faults import without_arguments
 
 __all__ = ["Cluster", "Shard", "slot_of"]
@@ -74,12 +79,25 @@ class Cluster:
                 else:
                     self._manager.initialize()
             except (RedisError, RedisClusterException, IndexError) as error:
+                if _cause(error, AuthenticationError) is not None and (fault := self._login_refused()) is not None:
+                    raise Rejected(fault) from error
                 raise _in_words(error) from error
             host_ports: list[HostPort | None] = [None] * SLOTS
             for slot, nodes in self._manager.slots_cache.items():
                 host_ports[slot] = (str(nodes[0].host), int(nodes[0].port))
             self._read_at = time.monotonic()
             self._install(host_ports)
+
+    def _login_refused(self) -> Fault | None:
+        """The fault, if every member refuses the login: callers do not wait for that to change. Of the members' errors,
+        redis-py keeps only the last one, and drops its code."""
+        options, fault = self._options, None
+        member = Address(label="", tls=tls_of(options) if options.get("ssl") else None, **login_of(options))
+        for host, port in self._members:
+            fault = login_fault(member._replace(host=host, port=port), ANSWER)
+            if fault is None or fault.kind not in ("NOAUTH", "WRONGPASS"):
+                return None
+        return fault
 
     def _install(self, host_ports: list[HostPort | None]) -> None:
         changed, self.host_ports = host_ports != self.host_ports, host_ports
@@ -134,15 +152,20 @@ def _in_words(error: Exception) -> Exception:
     """The error for a slot map that could not be read. redis-py wraps a server's error in one text for all refusals."""
     if isinstance(error, IndexError):
         return LookupError("no node of the cluster serves any slot")  # redis-py takes the first of no nodes
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, ResponseError):
-        cause = cause.__cause__ or cause.__context__
-    # redis-py 5 drops the server's text and keeps only its own.
-    if "cluster support disabled" in str(cause) or (cause is None and "mode is not enabled" in str(error)):
+    cause = _cause(error, ResponseError)
+    if "cluster support disabled" in str(cause):
         return ConfigError("is a server without cluster mode: use redis:// and not redis+cluster://")
     if cause is None:
         return error
     return LookupError(f"the cluster's slot map could not be read: {without_arguments(str(cause))}")
+
+
+def _cause(error: BaseException, kind: type[BaseException]) -> BaseException | None:
+    """The error of this kind in the chain of causes, if there is one."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, kind):
+        cause = cause.__cause__ or cause.__context__
+    return cause
 
 
 class Shard:
@@ -168,6 +191,9 @@ class Shard:
         """See net.address.Resolver."""
         self.reached = host_port
         self.cluster.connections.opened(connection, self, host_port, hang_up)
+
+    def when_moved(self, call: Callable[[], None]) -> None:
+        """See net.address.Resolver. Nothing is called: a renewal that meets the old node is redirected."""
 
     def on_redirect(self, host_port: HostPort, fault: Any) -> tuple[int, HostPort, bool] | None:
         """See net.address.Resolver."""

@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from handfast import log
-from handfast.discovery.urls import checking, distinct, parse, tls_context, without_secrets
+from handfast.discovery.redis_options import TLS_WORDS, login_of, tls_of
+from handfast.discovery.urls import checking, distinct, not_this, parse, unknown_option, verifies, without_secrets
 from handfast.errors import ConfigError
 from handfast.net.address import Address
 
 if TYPE_CHECKING:
+    import ssl
     from pathlib import Path
 
     from handfast.embedded.deployment import Embedded
@@ -59,6 +61,11 @@ def locate(servers: object) -> Endpoints:
         if not servers:
             _say_embedded()
             servers = ["embedded://"]
+        elif len(servers) > 1 and not all("://" in each for each in servers):
+            # Nothing is quoted: it may be a part of a password.
+            raise ConfigError(
+                "$HANDFAST_URL has a word that is not a URL; a space in a user name or password is written %20"
+            )
     if isinstance(servers, str):
         servers = [servers]
     if not isinstance(servers, (list, tuple)):
@@ -93,9 +100,9 @@ def _embedded(url: str) -> Endpoints:
     nodes = 1
     for word, value in parse_qsl(parts.query, keep_blank_values=True):
         if word != "nodes":
-            raise ConfigError(f"{without_secrets(url)}: unknown option {word!r}; known is nodes")
+            raise ConfigError(f"{without_secrets(url)}: {unknown_option(word, value)}; known is nodes")
         if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= 99:
-            raise ConfigError(f"{without_secrets(url)}: nodes must be a number from 1 to 99, not {value!r}")
+            raise ConfigError(f"{without_secrets(url)}: nodes must be a number from 1 to 99{not_this(value)}")
         nodes = int(value)
     if parts.netloc == "private" and parts.path in ("", "/"):
         folder = None
@@ -132,7 +139,11 @@ def _from_pool(client: Any) -> Address:
     if hasattr(client, "nodes_manager"):
         return _from_cluster(client)
     if pool is None or settings is None or not hasattr(pool, "connection_class"):
-        raise ConfigError(f"from_client() takes a redis.Redis or a RedisCluster (or a list of them), not {client!r}")
+        kind = type(client).__name__  # the object itself may show a password
+        hint = "; for a URL call connect()" if isinstance(client, str) else ""
+        raise ConfigError(
+            f"from_client() takes a redis.Redis or a RedisCluster (or a list of them), not an object of type {kind}{hint}"
+        )
     kind = pool.connection_class.__name__
     shared = _shared(settings)
     if "service_name" in vars(pool):
@@ -153,23 +164,15 @@ def _from_pool(client: Any) -> Address:
 
 
 def _shared(settings: dict[str, Any]) -> dict[str, Any]:
-    """The login, database, client name and TLS context, from the options of redis-py's connections."""
-    provider = settings.get("credential_provider")
+    """The login, database and client name, from the options of redis-py's connections."""
     return {
-        "username": settings.get("username") or "",
-        "password": settings.get("password") or "",
+        **login_of(settings),
         "db": int(settings.get("db") or 0),
         "client_name": settings.get("client_name") or "handfast",
-        "credentials": _credentials(provider) if provider is not None else None,
     }
 
 
-_TLS_WORDS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
-_ASKING_WORDS = ("username", "password", "credential_provider", *_TLS_WORDS)
-
-
-def _tls(settings: dict[str, Any]) -> Any:
-    return tls_context(**{word: settings[word] for word in _TLS_WORDS if word in settings})
+_ASKING_WORDS = ("username", "password", "credential_provider", *TLS_WORDS)
 
 
 def _shown(place: tuple[str, int]) -> str:
@@ -180,7 +183,19 @@ def _shown(place: tuple[str, int]) -> str:
 def _asked(settings: dict[str, Any], secure: bool) -> dict[str, Any]:
     """Options of the redis-py connections to the sentinels, or to the nodes of a cluster."""
     asked = {word: settings[word] for word in _ASKING_WORDS if settings.get(word) is not None}
-    return checking(asked) if secure else asked
+    return checking(_consistent(asked)) if secure else asked
+
+
+def _tls(settings: dict[str, Any]) -> Callable[[], ssl.SSLContext]:
+    return tls_of(_consistent(settings))
+
+
+def _consistent(settings: dict[str, Any]) -> dict[str, Any]:
+    """The options of a redis-py client, without the comparison of host names if certificates are not verified. redis-py
+    keeps that comparison as its default, and ignores it in that case."""
+    if "ssl_cert_reqs" not in settings or verifies(settings):
+        return settings
+    return {**settings, "ssl_check_hostname": False}
 
 
 def _from_sentinel(pool: Any, kind: str, shared: dict[str, Any]) -> Address:
@@ -216,11 +231,3 @@ def _from_cluster(client: Any) -> Address:
         cluster=Cluster(members, _asked(settings, secure)),
         **{**_shared(settings), "db": 0},
     )
-
-
-def _credentials(provider: Any) -> Callable[[], tuple[str, str]]:
-    def ask() -> tuple[str, str]:
-        given = provider.get_credentials()
-        return ("", given[0]) if len(given) == 1 else (given[0] or "", given[1])
-
-    return ask

@@ -15,6 +15,7 @@ where it differs). Anything else is refused.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import ssl
     from urllib.parse import SplitResult
 
-__all__ = ["checking", "parse", "without_secrets", "tls_context"]
+__all__ = ["checking", "not_this", "parse", "tls_context", "unknown_option", "verifies", "without_secrets"]
 
 HostPort = tuple[str, int]
 
@@ -38,34 +39,26 @@ _SENTINEL: Final = frozenset({"sentinel_username", "sentinel_password", "sentine
 _FLAGS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _SCHEMES: Final = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
 
+# Errors show only text of these forms. Anything else may be a password, or a part of one that was not percent-encoded.
+_SCHEME: Final = re.compile(r"[\w+.-]*")
+_HOST: Final = re.compile(r"[\w.-]*|\[[\w:.%]*\]")
+_PATH: Final = re.compile(r"[\w./-]*")
+_OPTION: Final = re.compile(r"[A-Za-z_]+")
+_VALUE: Final = re.compile(r"[\w./ -]*")
+
 
 def parse(url: object) -> Address:
     """Parse the URL of one server, or raise a ConfigError that says what is wrong with it."""
-    from urllib.parse import urlsplit
-
     if not isinstance(url, str):
         raise ConfigError(f"a server is named by its URL, a string, not by an object of type {type(url).__name__}")
-    try:
-        parts = urlsplit(url.strip())
-        several = parts.scheme.partition("+")[2] in ("sentinel", "cluster")
-        if "://" in parts.netloc + parts.path or (not several and "," in parts.netloc.rpartition("@")[2]):
-            raise ConfigError(f"{without_secrets(url)}: several servers are given as a list, with one URL for each")
-        port = None if several else parts.port
-    except ConfigError:
-        raise
-    except ValueError:
-        # The text of this error may contain a password.
-        raise ConfigError(f"{without_secrets(url)}: not a valid URL; look at the port, and at {ENCODE}") from None
-    if parts.fragment or "@" in parts.path + parts.query:
-        raise ConfigError(f"{without_secrets(url)}: '#', '/', '?' and '@' must be percent-encoded in {ENCODE}")
-    if port == 0:
-        raise ConfigError(f"{without_secrets(url)}: no server listens on port 0; the usual port is 6379")
+    parts, several, port = _split(url)
     if parts.scheme == "unix":
         return _unix(url, parts)
     if parts.scheme.partition("+")[0] not in _SCHEMES or ("+" in parts.scheme and not several):
         if "://" not in url:
             place = without_secrets(url)
-            raise ConfigError(f"{place} is not a URL; did you mean redis://{place[1:-1] or 'localhost'}?")
+            meant = "host:port" if place == _HIDDEN else place[1:-1] or "localhost"
+            raise ConfigError(f"{place} is not a URL; did you mean redis://{meant}?")
         raise ConfigError(
             f"{without_secrets(url)}: unknown scheme {parts.scheme!r}; use redis://, rediss://, valkey://, valkeys://, "
             "unix://, embedded://, redis+sentinel:// or redis+cluster://"
@@ -75,6 +68,8 @@ def parse(url: object) -> Address:
     tls = _SCHEMES[parts.scheme]
     options = _options(url, parts, _COMMON | _TLS if tls else _COMMON)
     host = parts.hostname or "localhost"
+    if not _HOST.fullmatch(f"[{host}]" if ":" in host else host):
+        raise ConfigError(f"{without_secrets(url)}: not a valid URL; look at the host, and at {ENCODE}")
     path = parts.path.strip("/")
     if path and "db" in options:
         raise ConfigError(f"{without_secrets(url)}: the database is given twice, in the path and as db=; leave one out")
@@ -88,6 +83,31 @@ def parse(url: object) -> Address:
         tls=tls_context(**_ssl_words(options)) if tls else None,
         **_who(parts, options),
     )
+
+
+def _split(url: str) -> tuple[SplitResult, bool, int | None]:
+    """The parts of a URL, whether it names several servers, and the port if it names one."""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(url.strip())
+        several = parts.scheme.partition("+")[2] in ("sentinel", "cluster")
+        address = parts.netloc.rpartition("@")[2]
+        if "://" in parts.netloc + parts.path or (not several and "," in address):
+            raise ConfigError(f"{without_secrets(url)}: several servers are given as a list, with one URL for each")
+        if "password=" in address + parts.path:
+            raise ConfigError(f"{without_secrets(url)}: options begin with '?', as in redis://host?db=1&client_name=me")
+        port = None if several else parts.port
+    except ConfigError:
+        raise
+    except ValueError:
+        # The text of this error may contain a password.
+        raise ConfigError(f"{without_secrets(url)}: not a valid URL; look at the port, and at {ENCODE}") from None
+    if parts.fragment or "@" in parts.path + parts.query:
+        raise ConfigError(f"{without_secrets(url)}: '#', '/', '?' and '@' must be percent-encoded in {ENCODE}")
+    if port == 0:
+        raise ConfigError(f"{without_secrets(url)}: no server listens on port 0; the usual port is 6379")
+    return parts, several, port
 
 
 def _unix(url: str, parts: SplitResult) -> Address:
@@ -163,14 +183,16 @@ def _members(url: str, parts: SplitResult, usual: int) -> list[HostPort]:
         if text.startswith("["):
             host, closed, port = text[1:].partition("]")
             if not closed or (port and not port.startswith(":")):
-                raise ConfigError(f"{without_secrets(url)}: {text!r} is not an IPv6 address in brackets")
+                raise ConfigError(f"{without_secrets(url)}: an IPv6 address is written [::1] or [::1]:{usual}")
             port = port[1:]
         elif ":" in text:
             host, _, port = text.partition(":")
         if not host:
             raise ConfigError(f"{without_secrets(url)}: a host is missing; members are written host:port,host:port")
         if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            raise ConfigError(f"{without_secrets(url)}: {port!r} is not a port from 1 to 65535")
+            raise ConfigError(f"{without_secrets(url)}: a port is a number from 1 to 65535; look at {ENCODE} too")
+        if not _HOST.fullmatch(f"[{host}]" if ":" in host else host):
+            raise ConfigError(f"{without_secrets(url)}: not a valid URL; look at the hosts, and at {ENCODE}")
         place = (host.lower(), int(port) if port else usual)
         if place in found:
             raise ConfigError(f"{without_secrets(url)}: {text} is listed twice; name it once")
@@ -195,17 +217,18 @@ def _for_redis_py(url: str, secured: dict[str, str]) -> dict[str, Any]:
 
 
 def checking(secured: dict[str, Any]) -> dict[str, Any]:
-    """TLS options for redis-py that check host names unless they say otherwise, like `tls_context`.
+    """TLS options for redis-py that check host names unless they say otherwise, like `tls_context`."""
+    return {"ssl_check_hostname": verifies(secured), **secured, "ssl": True}
 
-    redis-py before 6.0 does not check them by default: it would send a password to any host with a certificate.
-    """
-    unverified = secured.get("ssl_cert_reqs", "required") in ("none", None, CERT_NONE)
-    return {"ssl_check_hostname": not unverified, **secured, "ssl": True}
+
+def verifies(secured: dict[str, Any]) -> bool:
+    """Whether these TLS options verify certificates."""
+    return secured.get("ssl_cert_reqs", "required") not in ("none", None, CERT_NONE)
 
 
 def _flag(url: str, word: str, text: str) -> bool:
     if text.lower() not in _FLAGS:
-        raise ConfigError(f"{without_secrets(url)}: {word} must be true or false, not {text!r}")
+        raise ConfigError(f"{without_secrets(url)}: {word} must be true or false{not_this(text)}")
     return _FLAGS[text.lower()]
 
 
@@ -221,7 +244,7 @@ def _who(parts: SplitResult, options: dict[str, str]) -> dict[str, Any]:
 
 def _client_name(name: str) -> str:
     if not all("!" <= c <= "~" for c in name):
-        raise ConfigError(f"client_name must be printable ASCII without spaces, not {name!r}")
+        raise ConfigError(f"client_name must be printable ASCII without spaces{not_this(name)}")
     return name
 
 
@@ -231,7 +254,8 @@ def _options(url: str, parts: SplitResult, known: frozenset[str]) -> dict[str, s
     options: dict[str, str] = {}
     for word, value in parse_qsl(parts.query, keep_blank_values=True):
         if word not in known:
-            raise ConfigError(f"{without_secrets(url)}: unknown option {word!r}; known are {', '.join(sorted(known))}")
+            said = unknown_option(word, value, after=options)
+            raise ConfigError(f"{without_secrets(url)}: {said}; known are {', '.join(sorted(known))}")
         if word in options:
             raise ConfigError(f"{without_secrets(url)}: option {word!r} is given twice; leave one out")
         options[word] = value
@@ -240,23 +264,65 @@ def _options(url: str, parts: SplitResult, known: frozenset[str]) -> dict[str, s
 
 def _number(url: str, text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise ConfigError(f"{without_secrets(url)}: the database must be a number such as 0, not {text!r}")
+        said = "" if _may_be_login(url) or "password=" in url else not_this(text)
+        raise ConfigError(f"{without_secrets(url)}: the database must be a number such as 0{said}")
     return int(text)
+
+
+def not_this(text: str) -> str:
+    """The end of an error that names a wrong value, unless a part of a password may be in it."""
+    return f", not {text!r}" if _VALUE.fullmatch(text) else ""
+
+
+def unknown_option(word: str, value: str, after: Sequence[str] | dict[str, str] = ()) -> str:
+    """The start of an error about an unknown option, which comes after others. The rest of a password with '&' in it, or
+    with ':' before it, looks like an option as well."""
+    if _OPTION.fullmatch(word) and value and not any("password" in each for each in after):
+        return f"unknown option {word!r}"
+    return f"unknown option (options are written word=value, and '&' must be percent-encoded in {ENCODE})"
+
+
+_HIDDEN: Final = "'…'"
 
 
 def without_secrets(url: str) -> str:
     """The URL without the parts that are secret, or may be."""
     head, sep, rest = url.strip().partition("://")
     if not sep:
-        return repr(head.rpartition("@")[2].partition("?")[0][:40])
+        place = head.rpartition("@")[2].partition("?")[0]
+        server, _, db = place.partition("/")
+        return repr(place) if _is_server(server) and (not db or db.isdigit()) else _HIDDEN
+    head = head if _SCHEME.fullmatch(head) else "…"
     place = rest.partition("?")[0]
     if "@" in rest[len(place) :] or "#" in rest:
         return f"{head}://…"  # nothing shows where the password ends and the address begins
-    address = place.rpartition("@")[2]
-    first, colon, second = address.partition(":")
-    if colon and "@" not in place and second[:1].isalpha():
-        return f"{head}://{first}:…"  # no port: perhaps a password with a space in it, whose rest is another word
-    return f"{head}://{address}"
+    address, slash, path = place.rpartition("@")[2].partition("/")
+    login = _may_be_login(url)
+    shown: list[str] = []
+    for server in address.split(","):
+        host, colon, _ = server.partition(":")
+        if not _is_server(server) or (login and shown and not colon):
+            # Perhaps a password with a space or a comma in it, whose rest is another word. So nothing behind it is shown.
+            shown.append(f"{host}:…" if colon and _HOST.fullmatch(host) else "…")
+            return f"{head}://{','.join(shown)}"
+        shown.append(server)
+    if not _PATH.fullmatch(path) or (login and path and not path.isdigit()):
+        path = "…"
+    return f"{head}://{address}{slash}{path}"
+
+
+def _is_server(text: str) -> bool:
+    """Whether the text has the form of a host, with or without a port."""
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        return bool(_HOST.fullmatch(text))
+    return bool(_HOST.fullmatch(host)) and port.isascii() and port.isdigit() and int(port) < 65536
+
+
+def _may_be_login(url: str) -> bool:
+    """Whether the host and port of a URL may be a user and a password, because no '@' follows them."""
+    place = url.partition("://")[2].partition("?")[0]
+    return "@" not in place and re.search(r":\d*(,|/|$)", place.partition("/")[0]) is not None
 
 
 def tls_context(
@@ -277,11 +343,11 @@ def tls_context(
     }
     level = ssl_cert_reqs if isinstance(ssl_cert_reqs, ssl.VerifyMode) else levels.get(ssl_cert_reqs)
     if level is None:
-        raise ConfigError(f"ssl_cert_reqs must be required, optional or none, not {ssl_cert_reqs!r}")
+        raise ConfigError(f"ssl_cert_reqs must be required, optional or none{not_this(str(ssl_cert_reqs))}")
     check = ssl_check_hostname
     if isinstance(check, str):
         if check.lower() not in _FLAGS:
-            raise ConfigError(f"ssl_check_hostname must be true or false, not {check!r}")
+            raise ConfigError(f"ssl_check_hostname must be true or false{not_this(check)}")
         check = _FLAGS[check.lower()]
     if check is None:
         check = level != ssl.CERT_NONE

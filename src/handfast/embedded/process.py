@@ -1,8 +1,9 @@
 """One server process: spawned, ready, gone.
 
     spawn() -> [starting] -- answers PING --> [ready] -- exits --> [gone]
-                   |-- exits --> StartError with the tail of its log
-                   `-- deadline --> StartError, and it is killed
+       |           |-- exits --> StartError with the tail of its log
+       |           `-- deadline --> StartError, and it is killed
+       `-- no such program --> StartError
 
 Spawning and waiting are two steps, so that many servers start side by side. A server reports that it is ready
 to systemd only, so the wait connects and sends PING again and again, with short pauses. This module uses the
@@ -67,16 +68,19 @@ class ServerProcess:
             log_path.replace(log_path.with_suffix(".log.1"))  # keep the log of the last one: it may say why it died
         # Standard output, not --logfile: a server reports wrong arguments before it opens its log.
         with log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                self._argv,
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                preexec_fn=self._in_child,
-                # A Ctrl-C at the terminal must not reach the servers.
-                start_new_session=True,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    self._argv,
+                    cwd=self.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    preexec_fn=self._in_child,
+                    # A Ctrl-C at the terminal must not reach the servers.
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise StartError(f"{self._argv[0]} cannot be started: {error.strerror or error}") from error
 
     def wait_ready(self, within: float = READY_WITHIN) -> None:
         deadline = time.monotonic() + within

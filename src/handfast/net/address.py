@@ -36,6 +36,9 @@ class Resolver(Protocol):
     def opened(self, connection: Any, host_port: HostPort, hang_up: Callable[[Any], None]) -> None:
         """Register a connection. When the server moves, `hang_up(connection)` is called, from any thread."""
 
+    def when_moved(self, call: Callable[[], None]) -> None:
+        """Have `call()` called, from any thread, when the server has moved and its connections are hung up."""
+
     def on_redirect(self, host_port: HostPort, fault: Fault) -> tuple[int, HostPort, bool] | None:
         """Read a refusal. If it is a redirect, return the slot, the node's address, and whether it is good for one
         request only, because the slot is being moved (ASK)."""

@@ -6,6 +6,7 @@ import errno
 import socket
 from typing import Final
 
+from handfast.core.handshake import Rejected
 from handfast.core.io import CLOSED, Fault
 from handfast.errors import ConfigError
 
@@ -81,6 +82,8 @@ def from_socket(error: BaseException) -> Fault:
     """The fault for a failed connection. If there is no better text, it has the system's."""
     if isinstance(error, ConfigError):
         return Fault("config", str(error), lasting=True)
+    if isinstance(error, Rejected):
+        return error.fault
     if isinstance(error, TimeoutError):
         return Fault("timeout", "did not answer the connection in time")
     # Programs without TLS should not pay for importing ssl, so its errors are recognised by their attributes.

@@ -123,8 +123,9 @@ class Server(Started):
         if sys.platform != "linux":
             self._free_port()  # other systems refuse a second bind to the port
         program, *arguments = self._command_line()
-        self._process = ServerProcess(Path(program), arguments, self.folder, self._address(), tls=self._context())
-        self._process.spawn()
+        process = ServerProcess(Path(program), arguments, self.folder, self._address(), tls=self._context())
+        process.spawn()
+        self._process = process  # only now: close() must not look for a process that could not be started
         self._paused = False
         reaper.watch(self.pid, self.folder if self._own_folder else None)
 
