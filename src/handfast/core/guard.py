@@ -379,7 +379,7 @@ async def bootstrap(io: IO, group: NodeGroup) -> dict[str, str]:
             result[node.label] = "open already" if closed is None else closed.text
         elif in_use:
             result[node.label] = (
-                "other nodes are in use: it votes after its quarantine, when enough of them are up to restore its counters"
+                "other nodes are in use: it votes after its quarantine, if enough of them are up to restore its counters"
             )
         elif not seen:
             result[node.label] = "not opened: too few nodes answer to tell whether the deployment is in use"
