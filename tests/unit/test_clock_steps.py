@@ -61,6 +61,25 @@ def test_node_with_late_reading_is_not_suspect_after_standstill() -> None:
     assert readings.group.suspects == {2}
 
 
+@pytest.mark.parametrize("nodes", [3, 5])
+def test_short_standstills_that_add_up_are_attributed_to_own_clock(nodes: int) -> None:
+    """The first is too short to be noticed. The second is noticed, because the two add up."""
+    readings = Readings(nodes)
+    for at, stood in ((0.0, 0.0), (0.1, 0.0), (0.2, 0.015), (0.3, 0.015), (0.4, 0.030)):
+        readings.read_all(at, *[stood] * nodes)
+    assert readings.group.suspects == set()
+    assert (readings.losses, readings.group.standstills) == (1, 1)
+
+
+def test_noticed_step_covers_only_the_time_since_the_last_reading() -> None:
+    readings = Readings(3)
+    for at, step in ((0.0, 0.0), (0.1, 0.015), (0.2, 0.030)):
+        readings.read(0, at, step)
+    step = readings.group.nodes[0].step
+    assert step is not None
+    assert step.least <= 0.015 <= step.most
+
+
 def test_steps_of_different_amounts_are_not_alike() -> None:
     readings = Readings(3)
     readings.read_all(0.0, 0.0, 0.0, 0.0)

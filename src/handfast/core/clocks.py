@@ -2,7 +2,8 @@
 
 Nodes tell their time with votes, renewals and handshakes. Between two readings the offset between a node's clock and this
 machine's may move as far as their rates may differ. If it moves further, one of the two clocks has stepped. A vote that
-was given meanwhile does not count.
+was given meanwhile does not count. A reading bounds the offset by its round trip. A slow round trip gives wide bounds, so
+the limit from earlier readings is kept while it is lower: steps that are too short to be noticed add up.
 
 **A node's clock stepped forward** if it stepped alone. Its keys expired early, so the node has forgotten leases, and it
 goes into quarantine.
@@ -47,19 +48,19 @@ def clock_stepped(node: Node, sent: float, received: float, server_us: int, drif
     low, high = server_us / 1e6 - received, server_us / 1e6 - sent
     known = node.clock
     if known is None:
-        node.clock = (low, high, received)
+        node.clock = (low, high, high, received)
         return False
-    # Between two readings the offset may move as far as the rates may differ. A slow round trip gives wide bounds, so the
-    # earlier bounds may still be better.
-    known_low, known_high, read_at = known
+    known_low, known_high, known_limit, read_at = known
     moved = drift * (received - read_at) if received > read_at else 0.0
-    most = known_high + moved
-    stepped = low > most + STEP_MARGIN
+    limit = known_limit + moved
+    stepped = low > limit + STEP_MARGIN
     if stepped:
-        node.step = ClockStep(low - most, high - known_low + moved, read_at, received)
-    elif most < high:
-        high = most
-    node.clock = (low, high, received)
+        # Several short steps may have added up to exceed the limit. The amount is of those since the last reading.
+        node.step = ClockStep(max(0.0, low - known_high - moved), high - known_low + moved, read_at, received)
+        limit = high
+    elif limit > high:
+        limit = high
+    node.clock = (low, high, limit, received)
     return stepped
 
 
@@ -83,12 +84,13 @@ def _stood_still(group: NodeGroup, alike: list[Node]) -> None:
         if node in alike:
             node.step = None
             group.cleared(node.index)
-        elif node.clock is not None and node.clock[2] < noticed:
-            low, high, at = node.clock
-            node.clock = (low + least, high + most, at)
+        elif node.clock is not None and node.clock[3] < noticed:
+            low, high, _, at = node.clock
+            node.clock = (low + least, high + most, high + most, at)
     group.stood_still()
 
 
 def known_times(group: NodeGroup, now: float) -> list[int]:
     """The present time of each node whose clock is known, in µs."""
-    return [round((now + sum(node.clock[:2]) / 2) * 1e6) for node in group.nodes if node.clock is not None]
+    known = [node.clock for node in group.nodes if node.clock is not None]
+    return [round((now + (low + limit) / 2) * 1e6) for low, _, limit, _ in known]

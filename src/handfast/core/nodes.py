@@ -89,8 +89,9 @@ class Node:
         """The max_ttl in the node's marker, in ms; 0 if it equals this client's."""
         self.floor = b"0"
         """A lower bound for fence counters that the node may have lost."""
-        self.clock: tuple[float, float, float] | None = None
-        """Bounds on (server time minus local time), and when they were computed. They show a step of the node's clock."""
+        self.clock: tuple[float, float, float, float] | None = None
+        """From the last reading, the bounds on (server time minus local time); the upper limit, if no clock has stepped since
+        earlier readings; and when it was read. A step of the node's clock exceeds the limit."""
         self.step: ClockStep | None = None
         """The last known step of the node's clock against this machine's: see clocks.py."""
 
