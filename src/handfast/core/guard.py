@@ -280,13 +280,13 @@ def _end_suspicions(group: NodeGroup, now: float) -> None:
             group.cleared(index)
 
 
-def _to_quarantine(group: NodeGroup, node: Node, state: _State, states: dict[int, _State], now: float) -> bool:
+def _to_quarantine(group: NodeGroup, node: Node, state: _State, states: dict[int, _State]) -> bool:
     """Whether the node's quarantine must begin, or begin again."""
     if node.other_max_ttl:
         return _agreeing(group, states) >= group.need
     if state.marker is None:
         return not contradicted(group, _agreeing(group, states))
-    return _stuck(group, state) or (node.index in group.suspects and group.may_quarantine(node, now))
+    return _stuck(group, state) or (node.index in group.suspects and group.may_quarantine(node))
 
 
 def _agreeing(group: NodeGroup, states: dict[int, _State]) -> int:
@@ -330,7 +330,7 @@ async def repair(io: IO, group: NodeGroup, until: float | None = None) -> None:
     ready: dict[int, Marker] = {}
     for i, state in states.items():
         node, marker = group.nodes[i], state.marker
-        if _to_quarantine(group, node, state, states, now):
+        if _to_quarantine(group, node, state, states):
             payloads[i] = quarantine(group, node, state.raw)
             if i in group.suspects:
                 node.quarantined_until = now + period(group)

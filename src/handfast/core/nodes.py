@@ -246,12 +246,9 @@ class NodeGroup:
         """The number of nodes that are suspect or in quarantine because this client saw their clocks step."""
         return sum(1 for node in self.nodes if node.index in self.suspects or now < node.quarantined_until)
 
-    def may_quarantine(self, node: Node, now: float) -> bool:
+    def may_quarantine(self, node: Node) -> bool:
         """Whether this client may put a suspect in quarantine. It must leave a majority of nodes that vote."""
-        if self.n == 1:
-            return True
-        others = sum(1 for each in self.nodes if each is not node and now < each.quarantined_until)
-        return others < self.n - self.need
+        return self.n == 1 or sum(1 for each in self.nodes if each is not node and each.marker) >= self.need
 
     def stood_still(self) -> None:
         """Note that this machine's clock has stood still."""
