@@ -108,6 +108,12 @@ class Client(aio.Client):
         self.actor.go_on()
         self.dog.actor.go_on()
 
+    def stand_still(self, seconds: float) -> None:
+        """The machine is paused, and its clock with it."""
+        self.stop()
+        self.clock.step(-self.clock.rate * seconds)  # when it goes on, the clock shows what it shows now
+        self.world.at(self.world.now + seconds, self.go_on)
+
     def ran_for(self, seconds: float) -> bool:
         """The process was not stopped during the last `seconds`."""
         return not self.actor.stopped and self.world.now - self.actor.went_on > seconds

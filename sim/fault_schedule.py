@@ -36,6 +36,9 @@ MOODS: Final = (
 
 NOTICED: Final = 0.1
 """The longest time in seconds that a renewal takes without faults."""
+SHORTEST_STANDSTILL: Final = 0.005
+LONGEST_STANDSTILL: Final = 0.15
+"""Seconds. The clock of a node at a distance hides a part of them."""
 TRIGGERED: Final = ("forgets after voting", "lost raise")
 """Faults that an event triggers, not the schedule."""
 
@@ -146,6 +149,22 @@ class FaultSchedule:
 
     def _stopped_client(self) -> None:
         self.stop(self.rng.choice(self.scene.clients), self._for(3 * self.plan.ttl))
+
+    def _standstills(self) -> None:
+        """The machine of one client, always the same, is paused several times within a second."""
+        at, where = self.world.now, self.plan.clients - 1
+        for _ in range(self.rng.randint(2, 6)):
+            seconds = self.rng.uniform(SHORTEST_STANDSTILL, LONGEST_STANDSTILL)
+            self.world.at(at, self._stand_still, where, seconds)
+            at += seconds + 0.3 * self.rng.random()
+        self._until(at)
+
+    def _stand_still(self, where: int, seconds: float) -> None:
+        client = self.scene.clients[where]
+        if not client.actor.stopped:
+            self.note("stands still", client.name, seconds)
+            self.world.happened["standstills"] += 1
+            client.stand_still(seconds)
 
     def _blocked_loop(self) -> None:
         client, end = self.rng.choice(self.scene.clients), self._for(3 * self.plan.ttl)

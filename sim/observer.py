@@ -46,6 +46,7 @@ INVARIANTS: Final = {
         "a waiter gets the lock in time",
         (
             "user._failed",
+            "observer._majority_votes",
             "observer._free_lock_is_taken",
             "observer._handed_over_hold_is_taken",
             "queue_checks.handed_over",
@@ -78,7 +79,9 @@ class Violation(AssertionError):
 class ExpectedGuarantees:
     """Which of the invariants that depend on the faults are guaranteed."""
 
-    def __init__(self, *, exclusive: bool, ordered: bool, unique: bool, lively: bool, queues: bool, fair: bool) -> None:
+    def __init__(
+        self, *, exclusive: bool, ordered: bool, unique: bool, lively: bool, queues: bool, fair: bool, stays_open: bool
+    ) -> None:
         self.exclusive = exclusive
         self.ordered = ordered
         self.unique = unique
@@ -86,6 +89,8 @@ class ExpectedGuarantees:
         self.queues = queues
         """Waiters queue on the servers."""
         self.fair = fair
+        self.stays_open = stays_open
+        """No fault gives a reason to put a majority of nodes in quarantine."""
 
 
 class Observer:
@@ -114,6 +119,8 @@ class Observer:
         """By node, key and owner: when it voted, and how long before that it had lost its data."""
         self._joined: dict[Acquirer, None] = {}
         """Acquisitions of several names that took one name after the other."""
+        self._open = False
+        """A majority of nodes has voted."""
         self._free_since: dict[tuple[Client, Any], float] = {}
         self._given_since: dict[Hold, float] = {}
         self.granted_at: dict[bytes, float] = {}
@@ -212,10 +219,12 @@ class Observer:
 
     def renews(self, client: Client, hold: Hold) -> None:
         """A renewal begins: the hold ends at its present deadline, unless it is confirmed by that time."""
-        self.world.at(client.clock.when(hold.deadline), self._deadline_passes, hold, hold.deadline)
+        self.world.at(client.clock.when(hold.deadline), self._deadline_passes, client, hold, hold.deadline)
 
-    def _deadline_passes(self, hold: Hold, deadline: float) -> None:
-        if hold.deadline <= deadline:
+    def _deadline_passes(self, client: Client, hold: Hold, deadline: float) -> None:
+        if client.clock.now() < deadline:  # the clock stood still meanwhile
+            self.world.at(client.clock.when(deadline), self._deadline_passes, client, hold, deadline)
+        elif hold.deadline <= deadline:
             self._passed[hold] = None
 
     def renewed(self, client: Client, hold: Hold) -> None:
@@ -308,6 +317,8 @@ class Observer:
                 del self._final[hold]
         self.ledger.audit()
         self.queues.note_waiters()
+        if self.expected_guarantees.stays_open:
+            self._majority_votes()
         if self.expected_guarantees.lively and self.quiet():
             self._free_lock_is_taken()
             self._handed_over_hold_is_taken()
@@ -315,6 +326,14 @@ class Observer:
         else:
             self._free_since.clear()
             self.queues.forget_splits()
+
+    def _majority_votes(self) -> None:
+        """No client has put a majority of nodes in quarantine, so no other client is stopped."""
+        group = self.clients[0].group
+        votes = [node.index for node in self.nodes if node.may_vote(group.marker_key)]
+        if self._open and len(votes) < group.need:
+            self.complain(11, f"only {votes} of {group.n} nodes may vote, and none has lost its data")
+        self._open = len(votes) >= group.need
 
     def _handed_over_hold_is_taken(self) -> None:
         """A waiter soon takes the hold that a sibling has handed over to it."""

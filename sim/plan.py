@@ -11,7 +11,9 @@ order         as uniqueness; the tokens of a cohort are in order only while excl
 fairness      unless the lock is unfair, or the nodes' clocks, which give the tickets, disagree;
 liveness      unless a clock was set back and no client may cut a lease that has become too long, or a clock is so wrong
               that the guard suspects every node, or a client with another max_ttl may have written the markers of a
-              majority.
+              majority;
+stays open    a majority of nodes votes all the time, unless nodes lose their data or their clocks step. One client whose
+              clock stands still again and again does not change that.
 """
 
 from __future__ import annotations
@@ -83,13 +85,20 @@ FORGETTING: Final = frozenset(
         "step after restart",
     }
 )
+STANDSTILLS: Final = "standstills"
+"""Drawn in a theme of its own, see `draw`: it breaks A1 for one client."""
 BREAK: Final = "broken lock"
 """Never drawn: an operator may break any rule. tests/sim has plans with it."""
 STEPS: Final = frozenset({"step forward", "majority step", "step after restart"})
+CLOSING: Final = FORGETTING | STEPS | {"durable restart", "power cut", "step back", "wild drift", "another max_ttl"}
+"""Faults after which a node may have to wait for its quarantine."""
 SET_BACK: Final = 86400.0
 """The most seconds by which all set-backs of a clock together move it."""
 DRIFT: Final = 0.0045
 """The largest error of a clock's rate: two clocks differ by less than 1 % from each other."""
+
+
+STANDSTILL_CHANCE: Final = 0.04
 
 
 class Plan(NamedTuple):
@@ -172,7 +181,8 @@ class Plan(NamedTuple):
     def expected_guarantees(self) -> ExpectedGuarantees:
         faults = set(self.faults)
         guarded = self.guard or not self.forgetful
-        exclusive = not faults & {"wild drift", BREAK, *STEPS} and guarded
+        # A client whose clock stands still believes in its leases for too long, until it notices.
+        exclusive = not faults & {"wild drift", BREAK, STANDSTILLS, *STEPS} and guarded
         backwards = bool(faults & {"step back", "step after restart"})
         if self.nodes == 1:
             # A node with a slow clock still takes tokens from a clock that never goes back.
@@ -193,11 +203,12 @@ class Plan(NamedTuple):
         # A cohort's tokens are as old as its turn: they are in order only if no other client acquired the lock since.
         ordered = unique and (exclusive or not self.cohort)
         lively = not (stuck or suspected or disputed)
-        clocks = {"wild drift", "drift", "slow clock forgets", *STEPS} if self.nodes > 1 else set[str]()
+        clocks = {"wild drift", "drift", "slow clock forgets", STANDSTILLS, *STEPS} if self.nodes > 1 else set[str]()
         queues = not self.published and self.tries is None
         fair = queues and self.fair and not backwards and not faults & clocks
+        open_ = self.guard and self.nodes > 1 and not faults & CLOSING
         return ExpectedGuarantees(
-            exclusive=exclusive, ordered=ordered, unique=unique, lively=lively, queues=queues, fair=fair
+            exclusive=exclusive, ordered=ordered, unique=unique, lively=lively, queues=queues, fair=fair, stays_open=open_
         )
 
 
@@ -321,14 +332,25 @@ THEMES: Final = (
 )
 
 
+_NEAR_AND_FAR: Final[Mapping[str, Any]] = {
+    "guard": True, "max_ttl": 3.0, "think": 0.05, "work": 0.05, "every": 1.0, "max_hold": None,
+}  # fmt: skip
+"""Clients that read the nodes' clocks often. Q is long, so the quarantines of several standstills overlap."""
+
+
 def draw(rng: Random) -> Plan:
-    """Half of all plans are drawn at random, half have a theme."""
+    """Half of all plans are drawn at random, half have a theme. A few of them become plans with standstills."""
     plan = _draw(rng)
-    if rng.random() < 0.5:
-        return plan
-    theme = rng.choice(THEMES)
-    chosen = {*theme.faults, *rng.sample(plan.faults, len(plan.faults) // 3)} - BEYOND
-    return plan._replace(**theme.changes, faults=tuple(fault for fault in FAULTS if fault in chosen))
+    if rng.random() >= 0.5:
+        theme = rng.choice(THEMES)
+        chosen = {*theme.faults, *rng.sample(plan.faults, len(plan.faults) // 3)} - BEYOND
+        plan = plan._replace(**theme.changes, faults=tuple(fault for fault in FAULTS if fault in chosen))
+    # Draw this last: the other plans of a seed stay what they were.
+    if rng.random() < STANDSTILL_CHANCE:
+        faults = {*rng.sample(plan.faults, len(plan.faults) // 3), "distance"} - CLOSING
+        plan = plan._replace(**_NEAR_AND_FAR, nodes=rng.choice((3, 3, 5, 5, 4)))
+        plan = plan._replace(faults=(*(fault for fault in FAULTS if fault in faults), STANDSTILLS))
+    return plan
 
 
 def _draw(rng: Random) -> Plan:

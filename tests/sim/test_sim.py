@@ -26,7 +26,7 @@ from sim import run
 from sim.__main__ import main, report
 from sim.faults import SIMULATED, missing
 from sim.observer import INVARIANTS
-from sim.plan import BREAK, FAULTS, Plan, draw
+from sim.plan import BREAK, FAULTS, STANDSTILLS, Plan, draw
 
 SEEDS = 20
 """About 4 s of CPU. `make soak` runs more."""
@@ -233,6 +233,24 @@ def test_claim_that_arrives_behind_the_watchdogs_release_is_released_once_more()
     for seed in range(8, 20):
         outcome = run(seed, plan)
         assert outcome.violation is None, report(outcome)
+
+
+STANDING_STILL = QUORUM._replace(
+    clients=3, ttl=1.0, max_ttl=3.0, think=0.05, work=0.05, every=1.0, fault_seconds=10.0,
+    faults=("distance", STANDSTILLS),
+)  # fmt: skip
+"""The machine of one client is paused several times within a second, and its nodes are not equally near."""
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 5])
+def test_client_whose_clock_stands_still_again_and_again_stops_no_other(nodes: int) -> None:
+    """Without the rules in core/clocks.py, most of these seeds end with a majority of nodes in quarantine."""
+    plan = STANDING_STILL._replace(nodes=nodes)
+    assert plan.expected_guarantees.stays_open
+    for seed in range(4):
+        outcome = run(seed, plan)
+        assert outcome.violation is None, report(outcome)
+        assert outcome.happened["standstills"]
 
 
 def test_no_grant_for_Q_after_restart_of_majority_and_grants_soon_after() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handfast.core import guard
-from handfast.core.clocks import clock_stepped
+from handfast.core.clocks import clock_stepped, read_clock
 from handfast.core.guard import Marker
 from handfast.core.io import Fault
 from handfast.core.nodes import Node, NodeGroup
@@ -226,6 +226,41 @@ def test_quarantine_is_over_by_both_clocks(server_us: int, now: float, over: boo
     node = group_of(1).nodes[0]
     node.opens_at = 10.0
     assert guard._is_over(node, marker, server_us, now) is over
+
+
+# -- suspects ------------------------------------------------------------------------------------------------------
+
+
+def stepped(group: NodeGroup, index: int) -> None:
+    """A node's clock has stepped, and the node had not been asked for longer than max_ttl: nobody knows when it was."""
+    for at, ahead in ((0.0, 0.0), (100.0, 60.0 * (index + 1))):
+        read_clock(group, index, at, at, round((at + 5.0 + ahead) * US))
+
+
+@pytest.mark.parametrize(("nodes", "most"), [(1, 1), (2, 0), (3, 1), (4, 1), (5, 2)])
+def test_suspects_in_quarantine_leave_a_majority(nodes: int, most: int) -> None:
+    """With a single node there is no majority to leave."""
+    group = group_of(nodes)
+    states = {node.index: state_of(VOTER, 0) for node in group.nodes}
+    for node in group.nodes:
+        group.set_marker(node, states[node.index].raw)
+    closed = set[int]()
+    for node in group.nodes:
+        stepped(group, node.index)
+        assert node.index in group.suspects
+        if guard._to_quarantine(group, node, states[node.index], states):
+            closed.add(node.index)
+    assert closed == set(range(most))
+
+
+def test_suspect_that_may_not_go_into_quarantine_is_not_trusted_for_Q() -> None:
+    group = group_of(3)
+    stepped(group, 1)
+    raw = guard.text(b"run:replid", b"1", 30000, b"41")
+    for now, votes in ((100.0, False), (100.0 + guard.period(group) - 0.01, False), (100.0 + guard.period(group), True)):
+        guard._end_suspicions(group, now)
+        guard.adopt(group, group.nodes[1], raw, 9 * US, now)
+        assert (group.closed(group.nodes[1], now) is None) is votes
 
 
 # -- floors --------------------------------------------------------------------------------------------------------

@@ -137,6 +137,20 @@ def test_unknown_message_is_ignored() -> None:
 # -- rule 2 ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("stood_still", [False, True])
+def test_standstill_while_the_nodes_agree_on_a_token_voids_the_votes(stood_still: bool) -> None:
+    waiting = Waiting()
+    waiting.queued()
+    for node in (0, 1):
+        waiting.granted(node, stamp=9)
+    now = waiting.io.now()
+    counted = waiting.queue.counted(now)
+    if stood_still:
+        waiting.io.group.stood_still()
+    hold = run(waiting.queue.conclude(counted, now))
+    assert (hold is None, waiting.counted()) == ((True, []) if stood_still else (False, [0, 1]))
+
+
 def test_granted_vote_counts_from_the_moment_its_claim_was_sent() -> None:
     waiting = Waiting()
     waiting.queued()

@@ -2,19 +2,32 @@
 
 Nodes tell their time with votes, renewals and handshakes. Between two readings the offset between a node's clock and this
 machine's may move as far as their rates may differ. If it moves further, one of the two clocks has stepped. A vote that
-was given meanwhile does not count.
+was given meanwhile does not count. A reading bounds the offset by its round trip. A slow round trip gives wide bounds, so
+the limit from earlier readings is kept while it is lower: steps that are too short to be noticed add up.
 
-**A node's clock stepped forward** if it stepped alone. Its keys expired early, so the node has forgotten leases, and it
-goes into quarantine.
+**A node's clock stepped forward** if it stepped alone. Its keys expired early, so the node has forgotten leases. It is
+suspect, and this client puts it in quarantine.
 
 **This machine's clock stood still** if most nodes stepped alike: by the same amount, at a time that all their readings
 allow. A paused virtual machine does that. The deadlines of this client's holds are too late, so all of them are lost. The
-nodes are well: a quarantine would stop every other client. The offsets of nodes that have not told their time since are
-corrected. Otherwise these nodes would later look as if they had stepped alone.
+nodes are well, and a quarantine would stop every other client. So the suspicions are dropped, and the limits of the other
+nodes are raised: otherwise these nodes would later look as if they had stepped alone.
 
-If the clocks of most nodes really step alike at one time, this client takes it for a pause of its own. Exclusion is
-promised only while fewer than a majority of nodes are suspect, so this case is outside the promise; tokens still protect
-the data. With a single node the two cases look the same, and the node goes into quarantine.
+Several short pauses do not look alike. A near node notices a pause that a slow round trip hides, and each node may notice
+another sum of them. Two rules keep a client with such a clock from stopping the others:
+
+1. **A majority of suspects is this machine's clock as well**, whatever the amounts, if each of them stepped within
+   max_ttl. A suspect counts from its step to the end of its quarantine. Exclusion is promised only while fewer than a
+   majority of nodes are suspect (A5), so the other explanation is outside the promise; tokens still protect the data. The
+   limit on the time matters: of two nodes that this client has not asked for hours, one may have stepped hours ago and
+   be well, and the other just now. In this case the holds are lost, and the suspicions stay.
+2. **A client puts a suspect in quarantine only if M other nodes may vote.** Otherwise it tells nobody, and does not count
+   the votes of the suspect until Q has passed since its step. So only this client waits: it neither stops others nor
+   trusts a node that may have forgotten a lease. Another client that has talked to the node before notices a real step
+   by itself.
+
+With a single node the two cases look the same. Rule 2 would leave the node to clients that connect after the step and
+cannot notice it, so the node goes into quarantine.
 """
 
 from __future__ import annotations
@@ -36,10 +49,22 @@ def read_clock(group: NodeGroup, index: int, sent: float, received: float, serve
         return False
     group.suspect(index)
     if group.n > 1:
-        alike = _alike([each for each in group.nodes if each.step is not None], group.need)
-        if alike:
-            _stood_still(group, alike)
+        _attribute(group, node, received)
     return True
+
+
+def _attribute(group: NodeGroup, node: Node, now: float) -> None:
+    """Decide whether it was this machine's clock, after a step of `node` against it."""
+    alike = _alike([each for each in group.nodes if each.step is not None], group.need)
+    if alike:
+        _trust_again(group, alike, _common([each.step for each in alike if each.step is not None]))
+    elif group.suspected(now) < group.need:
+        return
+    else:
+        suspects = [group.nodes[index] for index in group.suspects]
+        if node.step is not None and all(each.step and each.step.is_within(group.policy.max_ttl) for each in suspects):
+            _trust_again(group, suspects, node.step)
+    group.stood_still()
 
 
 def clock_stepped(node: Node, sent: float, received: float, server_us: int, drift: float) -> bool:
@@ -47,19 +72,19 @@ def clock_stepped(node: Node, sent: float, received: float, server_us: int, drif
     low, high = server_us / 1e6 - received, server_us / 1e6 - sent
     known = node.clock
     if known is None:
-        node.clock = (low, high, received)
+        node.clock = (low, high, high, received, received)
         return False
-    # Between two readings the offset may move as far as the rates may differ. A slow round trip gives wide bounds, so the
-    # earlier bounds may still be better.
-    known_low, known_high, read_at = known
+    known_low, known_high, known_limit, read_at, since = known
     moved = drift * (received - read_at) if received > read_at else 0.0
-    most = known_high + moved
-    stepped = low > most + STEP_MARGIN
+    limit = known_limit + moved
+    stepped = low > limit + STEP_MARGIN
     if stepped:
-        node.step = ClockStep(low - most, high - known_low + moved, read_at, received)
-    elif most < high:
-        high = most
-    node.clock = (low, high, received)
+        # Several short steps may have added up to exceed the limit. The amount is of those since the last reading.
+        least, most = max(0.0, low - known_high - moved), high - known_low + moved
+        node.step = ClockStep(least, most, read_at, received, since)
+    if stepped or limit > high:
+        limit, since = high, received
+    node.clock = (low, high, limit, received, since)
     return stepped
 
 
@@ -74,21 +99,27 @@ def _alike(nodes: list[Node], need: int) -> list[Node]:
     return []
 
 
-def _stood_still(group: NodeGroup, alike: list[Node]) -> None:
-    """Correct the offsets and drop the suspicions: this machine's clock stood still."""
-    steps = [node.step for node in alike if node.step is not None]
-    least, most = max(step.least for step in steps), min(step.most for step in steps)
-    noticed = min(step.before for step in steps)
+def _common(steps: list[ClockStep]) -> ClockStep:
+    """The bounds of the one event that steps have in common."""
+    least, most, after, before, since = zip(*steps, strict=True)
+    return ClockStep(max(least), min(most), max(after), min(before), max(since))
+
+
+def _trust_again(group: NodeGroup, suspects: list[Node], standstill: ClockStep) -> None:
+    """Drop the suspicions, because this machine's clock stood still, and correct the offsets of the other nodes."""
     for node in group.nodes:
-        if node in alike:
+        if node in suspects:
             node.step = None
             group.cleared(node.index)
-        elif node.clock is not None and node.clock[2] < noticed:
-            low, high, at = node.clock
-            node.clock = (low + least, high + most, at)
-    group.stood_still()
+        if node.clock is not None and node.clock[3] < standstill.before:
+            low, high, _, at, _ = node.clock
+            if at <= standstill.after:  # later, it may have been read after the standstill
+                low += standstill.least
+            high += standstill.most
+            node.clock = (low, high, high, at, at)
 
 
 def known_times(group: NodeGroup, now: float) -> list[int]:
     """The present time of each node whose clock is known, in µs."""
-    return [round((now + sum(node.clock[:2]) / 2) * 1e6) for node in group.nodes if node.clock is not None]
+    known = [node.clock for node in group.nodes if node.clock is not None]
+    return [round((now + (low + limit) / 2) * 1e6) for low, _, limit, _, _ in known]

@@ -29,7 +29,8 @@ the odd client a majority.
 
 A node whose clock stepped forward has forgotten leases too: its keys expired early. So the node's time is read with the
 marker, together with votes and renewals. A client that has talked to the node before notices the step (clocks.py), does
-not count the votes, and puts the node in quarantine again.
+not count the votes, and puts the node in quarantine again. It leaves M nodes that vote, because its own clock may be the
+one that is wrong.
 """
 
 from __future__ import annotations
@@ -271,13 +272,21 @@ def floor_for(group: NodeGroup, states: dict[int, _State], ready: int) -> int | 
     return known if remember > group.n - group.need else None
 
 
+def _end_suspicions(group: NodeGroup, now: float) -> None:
+    """End the suspicions that are older than Q: every lease that such a node has forgotten is over."""
+    for index in group.suspects:
+        step = group.nodes[index].step
+        if step is not None and now >= step.before + period(group):
+            group.cleared(index)
+
+
 def _to_quarantine(group: NodeGroup, node: Node, state: _State, states: dict[int, _State]) -> bool:
     """Whether the node's quarantine must begin, or begin again."""
     if node.other_max_ttl:
         return _agreeing(group, states) >= group.need
     if state.marker is None:
         return not contradicted(group, _agreeing(group, states))
-    return node.index in group.suspects or _stuck(group, state)
+    return _stuck(group, state) or (node.index in group.suspects and group.may_quarantine(node))
 
 
 def _agreeing(group: NodeGroup, states: dict[int, _State]) -> int:
@@ -312,7 +321,9 @@ async def repair(io: IO, group: NodeGroup, until: float | None = None) -> None:
     if not io.ready:
         await io.connect(group.need, timeout())
     states, _ = await _survey(io, group, timeout())
-    _adopt_all(group, states, io.now())
+    now = io.now()
+    _end_suspicions(group, now)
+    _adopt_all(group, states, now)
     if group.config_error() is not None:
         return
     payloads: list[bytes | None] = [None] * group.n
@@ -321,7 +332,9 @@ async def repair(io: IO, group: NodeGroup, until: float | None = None) -> None:
         node, marker = group.nodes[i], state.marker
         if _to_quarantine(group, node, state, states):
             payloads[i] = quarantine(group, node, state.raw)
-        elif marker is not None and _is_over(node, marker, state.server_us, io.now()):
+            if i in group.suspects:
+                node.quarantined_until = now + period(group)
+        elif marker is not None and _is_over(node, marker, state.server_us, now):
             ready[i] = marker
     floor = floor_for(group, states, len(ready)) if ready else None
     if floor is not None:

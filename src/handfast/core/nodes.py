@@ -25,15 +25,20 @@ NOT_CONNECTED: Final = Fault("closed", "did not answer the connection in time")
 
 class ClockStep(NamedTuple):
     """A step of a node's clock against this machine's: between `least` and `most` seconds, between the times `after` and
-    `before` of this machine."""
+    `before` of this machine. Earlier steps since `since`, which were hidden by slow round trips, may have added to it."""
 
     least: float
     most: float
     after: float
     before: float
+    since: float
 
     def may_be(self, amount: float, moment: float) -> bool:
         return self.least <= amount <= self.most and self.after <= moment <= self.before
+
+    def is_within(self, seconds: float) -> bool:
+        """Whether the clock stepped at most so long before the step was noticed."""
+        return self.before - self.since <= seconds
 
 
 class Node:
@@ -53,6 +58,7 @@ class Node:
         "opens_at",
         "other_max_ttl",
         "proof",
+        "quarantined_until",
         "run_id",
         "step",
         "tracks",
@@ -89,10 +95,13 @@ class Node:
         """The max_ttl in the node's marker, in ms; 0 if it equals this client's."""
         self.floor = b"0"
         """A lower bound for fence counters that the node may have lost."""
-        self.clock: tuple[float, float, float] | None = None
-        """Bounds on (server time minus local time), and when they were computed. They show a step of the node's clock."""
+        self.clock: tuple[float, float, float, float, float] | None = None
+        """From the last reading, the bounds on (server time minus local time); the upper limit, if no clock has stepped
+        since an earlier reading; and the times of both readings. A step of the node's clock exceeds the limit."""
         self.step: ClockStep | None = None
         """The last known step of the node's clock against this machine's: see clocks.py."""
+        self.quarantined_until = 0.0
+        """The end, on the local clock, of a quarantine that this client has started because of the node's clock."""
 
 
 class Observer(Protocol):
@@ -143,7 +152,7 @@ class NodeGroup:
         self.seen_token = 0
         """The largest token that this client has seen. Its next proposal is larger."""
         self.suspects: frozenset[int] = frozenset()
-        """Nodes whose clock stepped forward. They must go into quarantine."""
+        """Nodes whose clock stepped forward, and that are not in quarantine yet. Their votes do not count."""
         self.standstills = 0
         """How often this machine's clock was found to have stood still. Earlier deadlines are not valid any more."""
         self.on_standstill: Callable[[], None] | None = None
@@ -210,6 +219,8 @@ class NodeGroup:
         if node.other_max_ttl:
             return Fault("max_ttl", self._disagreement(node))
         left = node.opens_at - now
+        if left <= 0 and node.index in self.suspects:
+            return Fault("quarantine", "its clock stepped forward against ours, no vote for now")
         if left > 0:
             return Fault("quarantine", f"restarted or new, no vote for another {left:.1f} s")
         return Fault("quarantine", "restarted, no vote until enough other nodes are up to restore its token counters")
@@ -230,6 +241,14 @@ class NodeGroup:
     def cleared(self, index: int) -> None:
         """End the suspicion: the node has a new marker."""
         self.suspects -= {index}
+
+    def suspected(self, now: float) -> int:
+        """The number of nodes that are suspect or in quarantine because this client saw their clocks step."""
+        return sum(1 for node in self.nodes if node.index in self.suspects or now < node.quarantined_until)
+
+    def may_quarantine(self, node: Node) -> bool:
+        """Whether this client may put a suspect in quarantine. It must leave a majority of nodes that vote."""
+        return self.n == 1 or sum(1 for each in self.nodes if each is not node and each.marker) >= self.need
 
     def stood_still(self) -> None:
         """Note that this machine's clock has stood still."""

@@ -230,7 +230,7 @@ class ServerQueue(NodeVotes):
             votes |= 1 << node
         deadlines.sort()
         deadline = deadlines[-self.group.need]
-        if self.io.now() >= deadline:
+        if self.io.now() >= deadline or self.standstills != self.group.standstills:
             self.uncount(counted)
             return None
         hold = make_hold(acquisition, deadline, deadline - timing.validity, votes, token, self.standstills)

@@ -30,7 +30,7 @@ LEASES: tuple[Bug, ...] = (
         (1, 5, 6, 18),
         (
             (attempt._conclude, "token is None or io.now() >= deadline or", "token is None or"),
-            (ServerQueue.conclude, "if self.io.now() >= deadline:", "if False:"),
+            (ServerQueue.conclude, "if self.io.now() >= deadline or", "if"),
         ),
     ),
     Bug(

@@ -104,7 +104,7 @@ QUEUES: tuple[Bug, ...] = (
         (
             (ServerQueue._count, "elif now >= deadline:", "elif False:"),
             (ServerQueue.counted, "if vote.deadline > now:", "if vote.deadline > 0.0:"),
-            (ServerQueue.conclude, "if self.io.now() >= deadline:", "if False:"),
+            (ServerQueue.conclude, "if self.io.now() >= deadline or", "if"),
         ),
     ),
     Bug(

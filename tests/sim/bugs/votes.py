@@ -7,6 +7,7 @@ from handfast.core import attempt, foreign, guard, release, tokens, votes
 from handfast.core.config import LockConfig, Timing
 from handfast.core.hold import Hold
 from handfast.core.local_queue import Acquisition
+from handfast.core.nodes import ClockStep, NodeGroup
 from handfast.core.queue import ServerQueue
 from tests.sim.bugs.bug import Bug
 
@@ -239,6 +240,19 @@ GUARD: tuple[Bug, ...] = (
         (1, 5, 10),
         ((guard._is_over, "server_us >= marker.ready_at and now >= node.opens_at", "server_us >= marker.ready_at"),),
         "tests/unit/test_guard_rules.py::test_quarantine_is_over_by_both_clocks",
+    ),
+    Bug(
+        "quarantine-leaves-no-majority",
+        "a client puts a suspect in quarantine though too few other nodes may vote",
+        (11,),
+        ((NodeGroup.may_quarantine, "self.n == 1 or", "True or"),),
+    ),
+    Bug(
+        "old-step-is-our-own",
+        "a client that was idle takes steps of several nodes, at times that it does not know, for its own standstill",
+        (1, 5),
+        ((ClockStep.is_within, "self.before - self.since <= seconds", "True"),),
+        "tests/unit/test_clock_steps.py::test_nodes_that_were_not_read_for_longer_than_max_ttl_stay_suspect",
     ),
 )
 
