@@ -563,6 +563,7 @@ ELSEWHERE: list[tuple[str, str]] = [
     ("core/queue.py", "is being connected"),
     ("core/queue.py", "not asked, because too few nodes answer"),
     ("core/explain.py", "had not answered yet"),
+    ("core/nodes.py", "its clock stepped forward against ours, no vote for now"),
     ("discovery/cluster.py", "no node of the cluster serves slot "),
     (
         "discovery/endpoints.py",
