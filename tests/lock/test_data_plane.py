@@ -571,10 +571,10 @@ async def test_connection_cut_inside_reply_is_reported_and_next_acquire_works(mo
 
 @both
 async def test_dead_node_is_retried_with_backoff_and_delays_nothing(mode: str, three: Servers) -> None:
-    async with connected(mode, three.urls, guard=False) as client:
+    async with connected(mode, three.urls, guard=False, node_timeout=1.0) as client:
         healthy = await durations(client, 0.2)
     with Impostor.hanging_up() as dead:
-        async with connected(mode, [*three.urls[:2], dead.url], guard=False) as client:
+        async with connected(mode, [*three.urls[:2], dead.url], guard=False, node_timeout=1.0) as client:
             await works(client)
             first = dead.accepted
             took = await durations(client, 0.8)
@@ -709,7 +709,7 @@ def _echo_twice(server: Server) -> Callable[[socket.socket], None]:
 @both
 async def test_silent_node_among_three_delays_no_caller(mode: str, three: Servers) -> None:
     with Impostor.silent() as silent:
-        async with connected(mode, [*three.urls[:2], silent.url], guard=False) as client:
+        async with connected(mode, [*three.urls[:2], silent.url], guard=False, node_timeout=1.0) as client:
             began = time.monotonic()
             await works(client)
             assert time.monotonic() - began < 1.0, "a first use waits a moment for the rest, not for their timeout"

@@ -65,6 +65,10 @@ class Script:
     def release(self, who: Identity) -> Any:
         return self.send(commands.pass_on(KEYS, b"", who, b"0", bulk(b"%d" % RETENTION)))
 
+    def endless(self) -> set[bytes]:
+        """The keys without a ttl."""
+        return {key for key in self.node.data if key not in self.node.ends}
+
     @property
     def holder(self) -> bytes | None:
         return self.node.shows(KEY)
@@ -143,6 +147,22 @@ def test_a_restored_vote_does_not_lower_the_token_of_an_explicit_owner(fenced: b
         script.release(again)
     script.send(commands.restore_vote([KEY], (), who, 10_000, known - 50 if fenced else 0, RETENTION))
     assert int(script.node.table(KEY + GENERATIONS)[b"t"]) == known
+
+
+def test_every_key_of_a_name_expires() -> None:
+    """Otherwise a name that is not used again would take memory for ever, if its last holder or waiter has died."""
+    script, first, second = Script("first", "second"), someone("first"), someone("second")
+    script.claim(first, 0)
+    script.claim(second, 0)
+    script.release(first)
+    assert script.holder == b"second"
+    assert script.endless() == set()
+    script = Script("one", "two", "early")
+    stamps = [script.claim(Identity.explicit(b"job", name), 20)[3] for name in (b"one", b"two")]
+    script.claim(someone("early"), 10)
+    script.release(someone("early"))
+    script.give_back(Identity.explicit(b"job", b"two"), stamps[1])
+    assert script.endless() == set()
 
 
 def test_an_ended_acquisition_of_an_explicit_owner_is_not_extended() -> None:

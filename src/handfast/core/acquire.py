@@ -4,7 +4,7 @@ An acquisition begins with one attempt (attempt.py). If that is refused, the cal
 process (local_queue.py), and at the head of it in the queues of the nodes (queue.py). For keys that other programs hold,
 it tracks the keys instead (foreign.py). If the nodes cannot push, or the caller limits its tries, it repeats the attempt.
 
-`take` is the only place in which a failed acquisition is taken back.
+`take` withdraws whatever an acquisition that fails has left. A loop that tries again withdraws before each try.
 """
 
 from __future__ import annotations
@@ -257,4 +257,4 @@ def _warn_about_polling(queues: WaitQueues, acquisition: Acquisition) -> None:
     for node in acquisition.request.group.nodes:
         if node.no_push is not None and node.label not in queues.warned:
             queues.warned.add(node.label)
-            queues.warn(f"{node.label}: {node.no_push.text}; waiting for locks there means asking now and then, unfairly")
+            queues.warn(f"{node.label}: {node.no_push.text}; waiters poll there, in no fair order")

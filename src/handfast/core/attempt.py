@@ -1,7 +1,7 @@
 """One attempt at a lock: a broadcast, and a hold if a majority grants it.
 
-Validity counts from the moment before the first byte is sent. A failed attempt is taken back on every node that did not
-clearly refuse, on the connections that carried it.
+Validity counts from the moment before the first byte is sent. A failed attempt is taken back on the connections that
+carried it, on every node that may have a vote or a claim of it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ OUTAGE: Final = 5.0
 contended lock for ever; to wait for ever in an outage would be a hang."""
 ARRIVAL: Final = b"0"
 """The ticket of a claim on a single node: the server uses the time of arrival."""
-SET: Final = b"OK"
-"""The reply to a published acquisition (SET NX) that was granted. It is nil if it was refused."""
 
 
 class EarlyPushes:
@@ -94,7 +92,8 @@ async def admit(io: IO, group: NodeGroup, until: float | None) -> None:
 async def attempt(io: IO, acquisition: Acquisition, channel: bytes = b"") -> Ballot | None:
     """Make one attempt. If it succeeds, set `acquisition.hold` and return None; otherwise return the ballot.
 
-    `channel`: of a single node. A refused attempt is in the node's queue at once, and the node pushes to this channel.
+    `channel`: empty on a quorum. With a channel, a refused attempt enters the queue of the single node. The node pushes
+    to that channel.
     """
     if channel:
         _listen(io, acquisition)
@@ -117,7 +116,7 @@ def _listen(io: IO, acquisition: Acquisition) -> None:
 def ask_one(io: IO, acquisition: Acquisition, channel: bytes) -> Awaitable[Any]:
     """Ask a single node without a guard for one name. `read_one` reads the reply.
 
-    `attempt` gives the same result, but takes half as long again: see docs/decisions.md, Shortcuts.
+    `attempt` gives the same result at a higher price: see docs/decisions.md, Shortcuts.
     """
     request, timing = acquisition.request, acquisition.timing
     if channel:
@@ -134,12 +133,10 @@ def ask_one(io: IO, acquisition: Acquisition, channel: bytes) -> Awaitable[Any]:
 
 
 def read_one(io: IO, acquisition: Acquisition, channel: bytes, standstills: int, reply: Any) -> Ballot | None:
-    """Read the reply to `ask_one`; returns as `attempt` does. `standstills`: the group's before the request was sent."""
+    """Read the reply to `ask_one`; returns as `attempt` does. `standstills`: the group's count before the send."""
     request, timing = acquisition.request, acquisition.timing
     group, fence = request.group, request.config.fence
-    # A plain grant is the usual case, and needs no decoding.
-    plain = type(reply) in (int, Fault) or reply == SET
-    answer = reply if plain else _read_checked(0, reply)
+    answer = reply if type(reply) is int else _read_checked(0, reply)
     if is_grant(answer):
         token = token_in(answer) if fence else 0
         deadline = acquisition.sent + timing.validity
@@ -207,7 +204,10 @@ def claim_payload(
 
 
 def _read_checked(_: int, reply: Any) -> Any:
-    """Decode a vote that needs no proof: the node has no guard, or the connection checks it behind the vote."""
+    """Decode a vote that needs no proof: the node has no guard, or the connection checks it behind the vote.
+
+    The reply to a published acquisition (SET NX) is OK, or nil if it was refused.
+    """
     if reply is None:
         return Refused(0, b"", True, 0, b"")  # the published protocol does not name the holder
     return reply if type(reply) is int else decode_vote(reply)

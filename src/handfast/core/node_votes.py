@@ -1,11 +1,13 @@
 """The votes of the nodes for one waiter: which of them count, and until when.
 
-Replies to claims and pushes bring the votes, in any order. Safety depends on the rules in this module alone: a waiter
-holds the lock if a majority of votes counts at one moment. A single node is a quorum of one.
+Replies to claims and pushes bring the votes, in any order. A waiter holds the lock if a majority of votes counts at one
+moment. A single node is a quorum of one.
 
 **Stamps** tell the votes of one node apart: each time a node gives its vote, the vote has a new stamp. A waiter that
-yields a vote first records its stamp, and never counts a vote with that stamp or a smaller one. Without this, a waiter
-could count a grant that arrives after its own yield was sent, and two clients would hold the lock.
+yields a vote first records its stamp, and does not count a vote with that stamp or a smaller one. Without this, a waiter
+could count a grant that arrives after its own yield was sent, and two clients would hold the lock. There is one
+exception: a smaller stamp in the reply to a claim that was sent after the yield is a new vote, of a node that has
+forgotten its stamps.
 
 **Validity.** The new holder did not send the command that gave it a vote, so it does not know when the ttl began. It
 knows this: it sent its claim at its own time `s`, the node answered the claim at server time `T`, and the push says
@@ -14,7 +16,7 @@ server's clock, which are at least (H - T) * (1 - drift) seconds of this machine
 s + (H - T) * (1 - drift).
 
 Each vote also has a time at which the waiter looks again (claims again), because a key expires silently: when the
-present holder's ttl is over, when the vote's own ttl needs it, after a fault, and at once after a lost connection.
+present holder's ttl is over, before its own vote or claim expires, after a fault, and at once after a lost connection.
 
 In a cluster a push is only a hint to look again: its servers forward messages to each other, but count only their own
 listeners. On a guarded node a push carries the node's marker, which the hand-over has read in the same step.
@@ -64,7 +66,7 @@ class NodeVote:
     stamp = 0
     """The stamp of the vote that counts."""
     yielded = 0
-    """The last stamp that was yielded. No vote with that stamp or a smaller one counts again."""
+    """The last stamp that was yielded. A vote with that stamp or a smaller one does not count; see Stamps above."""
     yielded_at = 0.0
     """When that was decided."""
     to_yield = 0
@@ -89,7 +91,7 @@ class NodeVotes:
     holds = False
     """The waiter has a majority and ignores inquiries from now on."""
     must_yield = False
-    """A vote must be yielded, and this was not tried yet."""
+    """A yield is due and not sent."""
     tracked = False
     """The lock's keys are tracked, because another program holds one."""
     wakes_at = NEVER
@@ -138,7 +140,7 @@ class NodeVotes:
             self._inquired(vote, answer.stamp, now)
 
     def _wake(self, vote: NodeVote, now: float) -> None:
-        """Wake the waiter if it has something to do now. Most answers of a quorum only prepare the last one."""
+        """Wake the waiter if it has something to do now. Most answers of a quorum complete no majority."""
         if vote.to_yield or vote.due < self.wakes_at or (vote.deadline and self._has_majority(now)):
             self.wakeup.set_here()
 

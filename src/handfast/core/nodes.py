@@ -239,7 +239,7 @@ class NodeGroup:
         self.suspects |= {index}
 
     def cleared(self, index: int) -> None:
-        """End the suspicion: the node has a new marker."""
+        """End the suspicion: the node is in quarantine, or the suspicion was wrong or is too old to matter."""
         self.suspects -= {index}
 
     def suspected(self, now: float) -> int:

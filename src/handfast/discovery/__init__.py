@@ -2,8 +2,9 @@
 
 urls         URLs and their options
 endpoints    all servers of one client: URLs, the environment, embedded servers, redis-py clients
-sentinel     the master that Sentinel names
+sentinel     the master that Sentinel names; sentinel_question has the words, login the login
 cluster      the slot map of a cluster
-asking       options of the redis-py clients that ask Sentinel and Cluster
+asking       timeouts of the redis-py connections that read a slot map
+redis_options  logins and TLS, from the options of redis-py clients
 connections  the open connections to servers that may move
 """

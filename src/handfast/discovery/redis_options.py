@@ -16,12 +16,12 @@ TLS_WORDS: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_req
 
 
 def tls_of(options: Mapping[str, Any]) -> Callable[[], ssl.SSLContext]:
-    """The TLS context."""
+    """Return a function that makes the TLS context."""
     return tls_context(**{word: options[word] for word in TLS_WORDS if word in options})
 
 
 def login_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """User name and password, or the function that returns them."""
+    """The login fields of an Address: user name and password, or the function that returns them."""
     provider = options.get("credential_provider")
     return {
         "username": options.get("username") or "",

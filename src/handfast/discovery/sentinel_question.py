@@ -20,7 +20,7 @@ Answer = tuple[int, HostPort]
 UNKNOWN: Final = Fault("unknown", "does not know it", lasting=True)
 SWITCH: Final = b"+switch-master"
 MOST_CHANGES: Final = 3
-"""How often a sentinel is asked because its epoch has changed between two replies, at most."""
+"""How often a sentinel is asked at most, if its epoch changes between two replies. The last reply counts as it is."""
 
 
 class Question:

@@ -57,7 +57,7 @@ class Refused(NamedTuple):
     """The remaining ttl of the holder; -1: the key has no ttl."""
     holder: bytes
     plain: bool
-    """The holder has only the key, and no record of a vote: it may be another program."""
+    """The holder is no explicit owner. Its name tells whether it is another program: see node_votes.is_foreign."""
     server_us: int
     proof: bytes
 

@@ -50,7 +50,6 @@ local function give(floor)
   local first = call('ZPOPMIN', KEYS[2])
   while first[1] do
     local heir, claim = first[1], call('HGET', KEYS[3], first[1]) or ''
-    call('HDEL', KEYS[3], heir)
     local ends, ttl, step, proposal, generation, channel, owner = string.match(claim, CLAIM)
     if owner and tonumber(ends) >= tonumber(time[1]) then
       local stamp, token = new_stamp(), '0'
@@ -59,11 +58,13 @@ local function give(floor)
         ttl = tonumber(ttl)
         take(owner, generation, ttl, token)
         set_record(generation, stamp, first[2], heir, claim)
+        call('HDEL', KEYS[3], heir) -- after the record: a hash that becomes empty loses its ttl
         if generation ~= '-' then tell_owner(owner) end
         hint(ttl)
         return heir, owner, ttl, token, stamp
       end
     end
+    call('HDEL', KEYS[3], heir)
     first = call('ZPOPMIN', KEYS[2])
   end
 end

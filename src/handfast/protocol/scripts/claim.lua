@@ -5,9 +5,10 @@
 --        5 number of tokens, of which the last is the reply (0: unfenced)  6 proposed token (0: the server's time)
 --        7 floor of the counter  8 retention of the counter in s  9 longest ttl in ms
 --        10 ticket ('': do not queue; '0': the time of arrival)  11 channel  12 1: overtake the queue if the lock is free
--- reply  an integer, the token (1 if unfenced): granted, to a claim without a ticket or on a node without a guard
---        {1, remaining ttl in ms, token, stamp, s, µs, proof, inquired}: granted; inquired: a lower ticket waits
---        {0, remaining ttl of the holder in ms (-1: none), holder, held by a plain key, s, µs, proof}: refused or queued
+-- reply  an integer, the token (1 if unfenced): a new grant, if the claim has no ticket or the node no guard
+--        {1, remaining ttl in ms, token, stamp, s, µs, proof, inquired}: any other grant; inquired: a lower ticket waits
+--        {0, remaining ttl of the holder in ms (-1: none), holder, 1 if it is no explicit owner, s, µs, proof}: refused or
+--        queued
 local call = redis.call
 local id, owner, generation, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local step, retention, ticket = tonumber(ARGV[5]), tonumber(ARGV[8]), ARGV[10]
@@ -27,7 +28,7 @@ if generation == '-' and (ticket == '' or ticket == '0')
   if step == 0 then return granted('1') end
   return granted(next_token(step, ARGV[6], tonumber(ARGV[7])))
 end
-time = time or call('TIME')
+time = call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 --@ _vote
 --@ _generation
@@ -86,11 +87,11 @@ if holder == owner then
   local stamp, given, whose = string.match(record(generation), '^(%d+) (%d+) (%S+)')
   -- On a single node the time of arrival decides: a repeated claim keeps its ticket, and yields to no other claim.
   local single = ARGV[10] == '0'
-  if whose ~= id then stamp = new_stamp() elseif single then ticket = given end
+  if whose ~= id then stamp = new_stamp() end
   local inquired = 0
   if queues then
-    -- The claim arrived earlier, not now. A vote without a record was given while the queue was empty.
-    if ARGV[10] == '0' then ticket = whose == id and given or '0' end
+    -- A repeated claim keeps its first ticket. A vote without a record was given while the queue was empty.
+    if single then ticket = whose == id and given or '0' end
     if call('ZREM', KEYS[2], id) == 1 then call('HDEL', KEYS[3], id) end
     set_record(generation, stamp, ticket, id, claim)
     keep()

@@ -1,6 +1,6 @@
 -- raise_token: lift the counters of n names to an agreed token, while the acquisition still holds all of them.
--- A counter above the token shows that the vote which the token was agreed on has ended, and that the acquisition holds a
--- newer one. Another acquisition may have got the token from this node in between, so it is no yes.
+-- A counter above the token shows that this vote was lost and won again. Another acquisition may have had the token in
+-- between, so the reply is 0.
 -- KEYS   1..n locks; then n fence counters, n generations; guarded: high-water mark
 -- ARGV   1 owner  2 generation ('-': the owner is the acquisition's own)  3 n  4 token  5 retention of the counters in s
 -- reply  1 raised, 0 the acquisition does not hold all names or a counter is above the token

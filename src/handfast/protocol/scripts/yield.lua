@@ -18,6 +18,7 @@ if free ~= nil then
   -- Also if another acquisition of an explicit owner keeps the vote: otherwise this waiter would be in no queue.
   call('ZADD', KEYS[2], ticket, id)
   call('HSET', KEYS[3], id, claim)
+  if call('PTTL', KEYS[2]) < 0 then call('PEXPIRE', KEYS[2], math.max(1, call('PTTL', KEYS[3]))) end
 end
 if free then
   local heir, new_owner, new_ttl, token, given = give(tonumber(ARGV[5]))
