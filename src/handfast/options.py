@@ -209,8 +209,8 @@ def owner_of(value: object) -> str:
     assert isinstance(value, str)
     if MADE_HERE.fullmatch(value.encode()):
         raise ConfigError(
-            f"owner={value!r} is the owner of a lease that was made without owner=, which shares its lock with no other "
-            "lease: give both locks the same owner= of your own"
+            f"owner={value!r} looks like the owner of a lease that was made without owner= (host:pid:label:32 hex "
+            "digits), which shares its lock with no other lease: give both locks the same owner= of your own"
         )
     return value
 

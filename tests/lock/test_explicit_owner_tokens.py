@@ -110,6 +110,20 @@ def test_token_of_several_names_is_counted_under_each_of_them() -> None:
             assert (later.token or 0) > (leases[-1].token or 0), "the token does not grow"
 
 
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_token_of_several_names_exceeds_that_of_a_name_held_without_token(nodes: int, three: Servers) -> None:
+    with handfast.connect(three.urls[:nodes], guard=False) as client:
+        fenced = client.lock("a", owner="job").acquire()
+        with client.lock("b", owner="other") as other:
+            token = other.token or 0
+        unfenced = client.lock("b", owner="job", fence=False).acquire()
+        for names in (["a", "b"], "b"):
+            with client.lock(names, owner="job", wait=0) as lease:
+                assert (lease.token or 0) > token, "the token is smaller than that of an earlier holder"
+        for lease in (fenced, unfenced):
+            assert lease.release()
+
+
 def test_unfenced_names_share_no_token_that_they_have_not_counted(one: Server) -> None:
     with handfast.connect(one.url) as client:
         fenced = client.lock("b", owner="job").acquire()

@@ -6,6 +6,8 @@ the next one of the same owner.
 
 from __future__ import annotations
 
+import time
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -95,22 +97,29 @@ def test_owner_of_another_lease_is_refused(one: Server) -> None:
 
 
 @both
+@pytest.mark.parametrize("owners", [("job", "job"), ("job", None, "job")], ids=["alone", "with another between them"])
 @pytest.mark.parametrize("nodes", [1, 3])
-async def test_all_waiters_of_owner_get_the_lock_together(mode: str, nodes: int, three: Servers) -> None:
+async def test_all_waiters_of_owner_get_the_lock_together(
+    mode: str, nodes: int, owners: tuple[str | None, ...], three: Servers
+) -> None:
     urls = three.urls[:nodes]
-    async with (
-        connected(mode, urls, guard=False) as holding,
-        connected(mode, urls, guard=False) as first,
-        connected(mode, urls, guard=False) as second,
-    ):
+    async with AsyncExitStack() as stack:
+        holding, *others = [
+            await stack.enter_async_context(connected(mode, urls, guard=False)) for _ in range(1 + len(owners))
+        ]
         lease = await holding.lock("a", ttl=20.0).acquire()
         waiters = []
-        for number, client in enumerate((first, second), 1):
-            waiters.append(attempt_in_background(client.lock("a", owner="job", ttl=20.0), wait=SOON))
+        for number, (client, owner) in enumerate(zip(others, owners, strict=True), 1):
+            waiters.append((owner, attempt_in_background(client.lock("a", owner=owner, ttl=20.0), wait=3 * SOON)))
             await wait_for_waiters(holding.lock("a"), number)
+        began = time.monotonic()
         assert await lease.release()
-        leases = [(await waiter).lease for waiter in waiters]
-        assert all(leases), "a waiter of the owner was not told that the owner has the lock"
+        leases = [(await waiter).lease for owner, waiter in waiters if owner == "job"]
+        assert all(leases)
+        assert time.monotonic() - began < SOON, "a waiter of the owner was not told that the owner has the lock"
         assert leases[0].token == leases[1].token
         for each in leases:
             assert await each.release()
+        for owner, waiter in waiters:
+            if owner is None:
+                assert await (await waiter).lease.release()

@@ -165,6 +165,32 @@ def test_every_key_of_a_name_expires() -> None:
     assert script.endless() == set()
 
 
+def test_next_waiter_of_another_owner_gets_push_to_look_earlier() -> None:
+    """The first waiter behind the new holder has the same owner, so it holds the lock as well."""
+    script = Script("one", "two", "holder", "other")
+    script.claim(someone("holder"), 10, 20_000)
+    for who, ticket, ttl_ms in (("one", 20, 1_000), ("two", 30, 1_000)):
+        script.claim(Identity.explicit(b"job", who.encode()), ticket, ttl_ms)
+    script.claim(someone("other"), 40, 20_000)
+    script.release(someone("holder"))
+    assert any(b"look other" in push for push in script.pushed), script.pushed
+
+
+def test_generations_end_with_the_lock_and_ended_ones_are_forgotten() -> None:
+    script = Script()
+    long, short, last = (Identity.explicit(b"job", name) for name in (b"long", b"short", b"last"))
+    script.claim(long, 0, 20_000)
+    script.claim(short, 0, 1_000)
+    script.release(long)
+    assert script.node.ends[KEY + GENERATIONS] == script.node.ends[KEY]
+    script.world.now = 0.9
+    script.claim(long, 0, 20_000)
+    script.claim(last, 0, 20_000)
+    script.world.now = 1.1
+    script.release(long)
+    assert set(script.node.table(KEY + GENERATIONS)) == {b"t", b"last", b"*last"}
+
+
 def test_an_ended_acquisition_of_an_explicit_owner_is_not_extended() -> None:
     script = Script()
     first, second = Identity.explicit(b"job", b"one"), Identity.explicit(b"job", b"two")

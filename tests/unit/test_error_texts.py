@@ -385,8 +385,9 @@ OPTIONS: list[tuple[Callable[[], Any], str]] = [
     (lambda: client().lock("orders", owner=""), "owner must not be empty"),
     (
         lambda: client().lock("orders", owner=f"host:7::{'ab' * 16}"),
-        f"owner='host:7::{'ab' * 16}' is the owner of a lease that was made without owner=, which shares its lock with "
-        "no other lease: give both locks the same owner= of your own",
+        f"owner='host:7::{'ab' * 16}' looks like the owner of a lease that was made without owner= "
+        "(host:pid:label:32 hex digits), which shares its lock with no other lease: give both locks the same owner= of "
+        "your own",
     ),
     (lambda: lock().acquire(5), "acquire() takes no positional arguments such as 5: did you mean wait=?"),
     (
@@ -571,6 +572,8 @@ ELSEWHERE: list[tuple[str, str]] = [
     ),
     ("discovery/sentinel.py", "did not answer ("),
     ("discovery/sentinel.py", "; check sentinel_username and sentinel_password in the URL"),
+    ("discovery/login.py", "a reply of more than "),
+    ("discovery/sentinel_question.py", " is no address"),
     ("discovery/sentinel_question.py", "does not know it"),
     ("discovery/sentinel_question.py", "does not answer as a sentinel does ("),
     ("net/connection.py", "does not speak Redis' protocol ("),

@@ -354,7 +354,7 @@ async def test_majority_without_channel_rights_is_polled(
     async with connected(mode, urls, **OPTIONS) as one, connected(mode, urls, **OPTIONS) as two:
         lease = await one.lock("a").acquire()
         waiting = acquire_in_background(mode, two.lock("a"))
-        await eventually_async(lambda: "waiting for locks there means asking now and then" in caplog.text)
+        await eventually_async(lambda: "waiters poll there" in caplog.text)
         assert await lease.release()
         heir = await asyncio.wait_for(waiting, SOON)
         assert heir.token > lease.token

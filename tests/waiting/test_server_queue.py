@@ -728,7 +728,7 @@ async def test_user_without_channel_rights_polls_and_is_warned(
         async with connected(mode, url, ttl=LONG) as quiet, connected(mode, server.url, ttl=LONG) as client:
             lease = await client.lock("a").acquire()
             waiting = acquire_in_background(mode, quiet.lock("a"))
-            await eventually_async(lambda: "waiting for locks there means asking now and then" in caplog.text)
+            await eventually_async(lambda: "waiters poll there" in caplog.text)
             assert queue_length(server) == 0
             assert await lease.release()
             heir = await asyncio.wait_for(waiting, SOON)
@@ -775,7 +775,7 @@ async def test_server_without_resp3_is_polled(mode: str, any_server: Server, cap
         async with connected(mode, server.url, ttl=LONG) as one, connected(mode, server.url, ttl=LONG) as two:
             lease = await one.lock("a").acquire()
             waiting = acquire_in_background(mode, two.lock("a"))
-            await eventually_async(lambda: "waiting for locks there means asking now and then" in caplog.text)
+            await eventually_async(lambda: "waiters poll there" in caplog.text)
             assert queue_length(server) == 0
             assert await lease.release()
             heir = await asyncio.wait_for(waiting, SOON)

@@ -146,9 +146,7 @@ async def _until_free(
         deaf = [node.label for node in group.nodes if not node.tracks]
         if deaf and not queues.warned.issuperset(deaf):
             queues.warned.update(deaf)
-            queues.warn(
-                f"{', '.join(deaf)}: client tracking is refused; waiting for locks there means asking now and then"
-            )
+            queues.warn(f"{', '.join(deaf)}: client tracking is refused; waiters poll there")
         again = min(again, now + policy.backoff(tried, io.random()))
     while len(tracker.changed) < group.need and waiter.given is None and io.now() < again:
         await io.wait(waiter.wakeup, min(acquisition.earlier(again), waiter.report_at))

@@ -32,6 +32,7 @@ from handfast.core.io import IO, Fault
 from handfast.core.local_queue import Acquisition
 from handfast.options import MADE_HERE
 from handfast.protocol.claims import Granted, Inquiry, Push, Refused, Yours, decode_vote
+from handfast.protocol.commands import NO_GENERATION
 
 __all__ = ["NEVER", "RETRY", "TOGETHER", "NodeVote", "NodeVotes", "is_foreign"]
 
@@ -104,6 +105,8 @@ class NodeVotes:
         self.config = acquisition.request.config
         self.group = self.config.group
         self.who = acquisition.identify(io.nonce)
+        self.shares = self.group.n > 1 and self.who.generation != NO_GENERATION
+        """The owner is explicit, so that the waiter may share the votes of a holder."""
         self.votes = [NodeVote() for _ in self.group.nodes]
         self.standstills = self.group.standstills
         """The group's count of standstills when the votes were counted; see NodeGroup."""
@@ -125,6 +128,8 @@ class NodeVotes:
         else:
             vote.deadline = 0.0
             vote.due = now + self._look_again(answer)
+        if self.shares:
+            self._answer_postponed(now)
         self._wake(vote, now)
 
     def _granted(self, vote: NodeVote, answer: Granted, sent: float, now: float) -> None:
@@ -136,8 +141,23 @@ class NodeVotes:
         # Never believe more than the requested ttl: a server whose clock was set back reports hours.
         left = ttl if answer.left_ms < 0 else min(ttl, answer.left_ms / 1000)
         self._count(vote, answer.stamp, answer.token, sent + self.config.policy.validity(left), now)
-        if answer.inquired:
+        if answer.inquired and not self._postpones(vote, answer.stamp):
             self._inquired(vote, answer.stamp, now)
+
+    def _postpones(self, vote: NodeVote, stamp: int) -> bool:
+        """Whether to answer an inquiry later. A waiter of an explicit owner that joins a holder gets a majority of shares
+        one after the other. So it waits for the other replies, and yields only if they bring no majority."""
+        if not self.shares or vote.inquired == stamp or not any(each.unanswered for each in self.votes):
+            return False
+        vote.inquired = stamp  # if the node says it again, the waiter yields
+        return True
+
+    def _answer_postponed(self, now: float) -> None:
+        """Yield the shares whose inquiries were postponed, when all claims are answered."""
+        if not any(each.unanswered for each in self.votes):
+            for vote in self.votes:
+                if vote.inquired and vote.inquired == vote.stamp:
+                    self._inquired(vote, vote.stamp, now)
 
     def _wake(self, vote: NodeVote, now: float) -> None:
         """Wake the waiter if it has something to do now. Most answers of a quorum complete no majority."""

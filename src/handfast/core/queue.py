@@ -143,6 +143,8 @@ class ServerQueue(NodeVotes):
         due = [node for node, vote in enumerate(self.votes) if vote.to_yield or now + TOGETHER >= vote.due]
         if not due:
             return
+        if self.shares:
+            due = list(range(self.group.n))  # the shares of a holder make a majority only together
         timeout = self.acquisition.timeout(self.acquisition.timing.timeout, now)
         if not all(io.channels) and any(self._unsubscribed(node) for node in due):
             await io.subscribe(timeout)

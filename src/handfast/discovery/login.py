@@ -20,6 +20,8 @@ from handfast.protocol.resp import encode
 __all__ = ["CHUNK", "Replies", "login_fault"]
 
 CHUNK: Final = 65536
+LONGEST: Final = 1 << 20
+"""Bytes. A longer reply is no answer to these questions, and would take as much memory as the server likes."""
 _NOTHING: Final = object()
 
 
@@ -33,15 +35,21 @@ class Replies:
         """The bytes to send first; empty if the server is used without a password."""
         self._logging_in = bool(self.login)
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
+        self._unread = 0
+        """Bytes since the last complete reply."""
 
     def read(self, data: bytes) -> list[Any]:
         """The replies that are complete with this data, without the login's. Raises `Rejected` for an error reply, and
         ConnectionResetError at the end of the connection."""
         if not data:
             raise ConnectionResetError(CLOSED.text)
+        self._unread += len(data)
+        if self._unread > LONGEST:
+            raise hiredis.ProtocolError(f"a reply of more than {LONGEST} bytes")
         self._reader.feed(data)
         replies: list[Any] = []
         while (reply := self._reader.gets()) is not _NOTHING:
+            self._unread = 0
             if isinstance(reply, hiredis.ReplyError):
                 raise Rejected(from_reply(str(reply)))
             if self._logging_in:

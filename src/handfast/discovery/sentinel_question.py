@@ -57,6 +57,8 @@ class Question:
             self.answer = UNKNOWN
             return
         epoch, place = _epoch(before), (address[0].decode(), int(address[1]))
+        if not place[0] or not 0 < place[1] < 65536:
+            raise ValueError(f"{place[0]}:{place[1]} is no address")
         self._tries -= 1
         if epoch == _epoch(after) or not self._tries:
             self.answer = (epoch, place)

@@ -25,12 +25,13 @@ local function push(channel, text)
   return type(heard) == 'number' and heard > 0
 end
 -- If the new holder hangs, the next waiter must look again at the end of its ttl. That waiter may expect a later end, so
--- this pushes `look` to it. A waiter that does not listen any more is skipped. `always`: without asking what it expects.
-local function hint(ttl, always)
+-- this pushes `look` to it. A waiter that does not listen any more is skipped, and so is a waiter of the new owner, which
+-- holds the lock too. `always`: without asking what it expects.
+local function hint(ttl, always, new_owner)
   if ttl < 0 or ttl >= 5000 then return end -- every waiter looks again after five seconds
   for _, waiter in ipairs(call('ZRANGE', KEYS[2], 0, 9)) do
-    local ends, its_ttl, channel = string.match(call('HGET', KEYS[3], waiter) or '', '^(%d+) (%d+) %d+ %d+ %S+ (%S+) ')
-    if ends then
+    local ends, its_ttl, _, _, _, channel, owner = string.match(call('HGET', KEYS[3], waiter) or '', CLAIM)
+    if ends and owner ~= new_owner then
       local late = always or ends - its_ttl / 1000 - 2 > time[1] + ttl / 1000
       if late and push(channel, 'look ' .. waiter) then return end
       local listeners = redis.pcall('PUBSUB', 'NUMSUB', channel) -- without the right to ask: no listeners
@@ -60,7 +61,7 @@ local function give(floor)
         set_record(generation, stamp, first[2], heir, claim)
         call('HDEL', KEYS[3], heir) -- after the record: a hash that becomes empty loses its ttl
         if generation ~= '-' then tell_owner(owner) end
-        hint(ttl)
+        hint(ttl, false, owner)
         return heir, owner, ttl, token, stamp
       end
     end

@@ -24,13 +24,13 @@ name(1)
 --@ _generation
 local id = ''
 --@ _give
-local held, token = 0, 1
+local held, token, fenced = 0, 1, true
 for i = 1, n do
   name(i)
   local holder = call('GET', KEYS[1])
   if holder == owner then
-    held = held + 1
-    token = math.max(token, tonumber(call('HGET', KEYS[5], 't') or '1'))
+    local shared = tonumber(call('HGET', KEYS[5], 't') or '1')
+    held, token, fenced = held + 1, math.max(token, shared), fenced and shared > 1
   elseif not holder and ARGV[10] ~= '1' and call('EXISTS', KEYS[2]) == 1 then
     local heir, new_owner, new_ttl = give(tonumber(ARGV[7]))
     if heir then return {0, new_ttl, new_owner, 0, time[1], time[2], proof()} end
@@ -43,17 +43,17 @@ for i = 1, n do
     return {0, left, holder, 0, time[1], time[2], proof()}
   end
 end
-if step > 0 and (held < n or token < 2) then
+local last, gone = 0, false -- the largest counter, and whether a name has none
+for i = 1, step > 0 and n or 0 do
+  name(i)
+  local count = call('GET', KEYS[4])
+  last, gone = math.max(last, tonumber(count or '0')), gone or not count
+end
+-- The owner keeps its token if it has all names with tokens, and if no name has counted beyond the largest of these.
+if step > 0 and (held < n or not fenced or token < last) then
   local now = time[1] * 1000000 + time[2]
-  local proposal = tonumber(ARGV[6])
+  local proposal, floor = tonumber(ARGV[6]), math.max(last, tonumber(ARGV[7]))
   token = proposal == 0 and now or proposal
-  local floor, gone = tonumber(ARGV[7]), false
-  for i = 1, n do
-    name(i)
-    local count = call('GET', KEYS[4])
-    gone = gone or not count
-    floor = math.max(floor, tonumber(count or '0'))
-  end
   if gone and token <= now - retention * 1000000 then token = now end
   token = math.max(token, floor + step)
   if token >= 9007199254740992 then return redis.error_reply('EXHAUSTED the fence counter has reached 2^53') end
@@ -65,8 +65,8 @@ for i = 1, n do
   if step > 0 and tonumber(call('GET', KEYS[4]) or '0') < token then set_counter(token, text) end
   if call('GET', KEYS[1]) == owner then
     if call('PTTL', KEYS[1]) < ttl then call('PEXPIRE', KEYS[1], ttl) end
-    lasts(KEYS[5], generation, ttl, tonumber(ARGV[9]))
-    if step > 0 then call('HSET', KEYS[5], 't', text) end
+    if generation ~= '-' then lasts(KEYS[5], generation, ttl, tonumber(ARGV[9])) end
+    if generation ~= '-' and step > 0 then call('HSET', KEYS[5], 't', text) end
   else
     take(owner, generation, ttl, step > 0 and text or '1')
   end
