@@ -84,6 +84,20 @@ QUEUES: tuple[Bug, ...] = (
         "tests/sim/test_node_rules.py::test_acquisitions_of_an_explicit_owner_each_yield_their_own_share",
     ),
     Bug(
+        "joined-shares-yielded-at-once",
+        "a waiter that joins a holder of its owner yields each share before the others can make a majority",
+        (),
+        ((ServerQueue._postpones, "if not self.shares or", "if True or"),),
+        "tests/lock/test_explicit_owners.py::test_all_waiters_of_owner_get_the_lock_together",
+    ),
+    Bug(
+        "hint-to-the-same-owner",
+        "a waiter that holds the lock with its owner is told to look, instead of the next one",
+        (11,),
+        ((GIVES, "if ends and owner ~= new_owner then", "if ends then"),),
+        "tests/sim/test_node_rules.py::test_next_waiter_of_another_owner_gets_push_to_look_earlier",
+    ),
+    Bug(
         "owner-not-told",
         "waiters of an explicit owner do not hear that the owner has got the vote",
         (11,),
