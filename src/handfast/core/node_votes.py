@@ -141,15 +141,16 @@ class NodeVotes:
         # Never believe more than the requested ttl: a server whose clock was set back reports hours.
         left = ttl if answer.left_ms < 0 else min(ttl, answer.left_ms / 1000)
         self._count(vote, answer.stamp, answer.token, sent + self.config.policy.validity(left), now)
-        if answer.inquired and not self._postpones(vote, answer.stamp):
+        if answer.inquired and not self._postpones(vote, answer.stamp, now):
             self._inquired(vote, answer.stamp, now)
 
-    def _postpones(self, vote: NodeVote, stamp: int) -> bool:
+    def _postpones(self, vote: NodeVote, stamp: int, now: float) -> bool:
         """Whether to answer an inquiry later. A waiter of an explicit owner that joins a holder gets a majority of shares
         one after the other. So it waits for the other replies, and yields only if they bring no majority."""
         if not self.shares or vote.inquired == stamp or not any(each.unanswered for each in self.votes):
             return False
-        vote.inquired = stamp  # if the node says it again, the waiter yields
+        # A node may not reply at all. So claim here again soon: if the node says the same, the waiter yields.
+        vote.inquired, vote.due = stamp, min(vote.due, now + RETRY)
         return True
 
     def _answer_postponed(self, now: float) -> None:
