@@ -508,3 +508,52 @@ def test_ticket_of_a_single_node_is_the_time_of_arrival() -> None:
     waiting.refused(EPOCH_US)
     assert waiting.sent() == [(0, "claim")]
     assert waiting.arguments()[0][9] == b"0"
+
+
+def _joining() -> Waiting:
+    """A waiter of an explicit owner that has just claimed on all three nodes."""
+    waiting = Waiting(owner=b"job")
+    waiting.queued()
+    for vote in waiting.queue.votes:
+        vote.unanswered = 1
+    return waiting
+
+
+def _share(waiting: Waiting, node: int) -> None:
+    """The node's vote is with another acquisition of the owner, and a lower ticket waits for it."""
+    waiting.queue.votes[node].unanswered = 0
+    waiting.granted(node, stamp=9, inquired=True)
+
+
+def _refusal(waiting: Waiting, node: int) -> None:
+    waiting.queue.votes[node].unanswered = 0
+    waiting.queue.on_reply(node, Refused(9000, SOMEBODY, False, EPOCH_US, b""), waiting.io.time)
+
+
+def test_waiter_that_joins_its_owner_on_a_majority_yields_nothing() -> None:
+    waiting = _joining()
+    for node in (0, 1):
+        _share(waiting, node)
+    assert waiting.counted() == [0, 1]
+    assert waiting.hold() is not None
+    assert not any(vote.to_yield for vote in waiting.queue.votes)
+
+
+def test_waiter_that_joins_its_owner_on_a_minority_yields_when_all_nodes_have_replied() -> None:
+    waiting = _joining()
+    _share(waiting, 0)
+    _refusal(waiting, 1)
+    assert waiting.counted() == [0]
+    _refusal(waiting, 2)
+    assert waiting.counted() == []
+    assert (0, "yield") in waiting.sent()
+
+
+def test_waiter_that_joins_its_owner_does_not_wait_long_for_a_node_without_reply() -> None:
+    waiting = _joining()
+    _share(waiting, 0)
+    _refusal(waiting, 1)
+    assert waiting.queue.votes[0].due <= waiting.io.time + 0.1
+    _share(waiting, 0)  # the reply to a repeated claim
+    assert waiting.counted() == []
+    assert (0, "yield") in waiting.sent()
