@@ -102,6 +102,16 @@ def test_a_waiter_that_yields_stays_in_the_queue() -> None:
     assert script.holder == b"late"
 
 
+def test_a_waiter_that_leaves_is_not_given_the_vote() -> None:
+    script, holder, first, second = Script("first", "second"), someone("holder"), someone("first"), someone("second")
+    script.claim(holder, 10)
+    script.claim(first, 20)
+    script.claim(second, 30)
+    assert script.release(first) == 0
+    assert script.release(holder) == 2
+    assert script.holder == b"second"
+
+
 def test_a_waiter_that_yields_its_share_stays_in_the_queue() -> None:
     """Another acquisition of its explicit owner keeps the vote."""
     script = Script("one", "two", "early")

@@ -26,6 +26,7 @@ from handfast.core.local_queue import Acquisition
 from handfast.core.release import release
 from handfast.errors import NotAcquired
 from handfast.net.push_router import PushRouter
+from handfast.net.threads import run
 from handfast.protocol.commands import Identity
 from handfast.protocol.scripts import TEXT
 from tests.support.fake_io import FakeWakeup, fake_queues, lock_request
@@ -320,3 +321,18 @@ def test_raise_that_does_not_check_the_owner_is_caught() -> None:
 def test_counter_that_is_not_kept_is_caught() -> None:
     forgetful = patched("claim", b"local count = tonumber(call('GET', KEYS[4]) or '0')", b"local count = 0")
     assert caught(out_of_order, forgetful)
+
+
+def test_node_that_could_not_be_raised_does_not_have_the_token() -> None:
+    """It says no, or nothing: in both cases too few nodes have the token."""
+
+    async def refused(payloads: Payloads, collector: Collector, timeout: float) -> None:
+        collector.add(0, 0)
+
+    async def silent(payloads: Payloads, collector: Collector, timeout: float) -> None:
+        assert payload_for(payloads, 0) is not None
+
+    who = Identity(b"host:1::a", b"host:1::a")
+    for broadcast in (refused, silent):
+        io: Any = SimpleNamespace(broadcast=broadcast)
+        assert run(tokens.agree(io, lock_request(3), who, {0: 5, 1: 7}, 1.0)) == (None, {1})

@@ -132,6 +132,7 @@ QUEUES: tuple[Bug, ...] = (
         "an acquisition that ends stays in the queue",
         (9, 11, 17),
         (("pass", "if call('ZREM', KEYS[2], id) == 1 then", "if false then"),),
+        "tests/sim/test_node_rules.py::test_a_waiter_that_leaves_is_not_given_the_vote",
     ),
     Bug(
         "yield-does-not-queue",

@@ -327,6 +327,7 @@ TOKENS: tuple[Bug, ...] = (
                 "at_token |= set(behind)",
             ),
         ),
+        "tests/unit/test_tokens.py::test_node_that_could_not_be_raised_does_not_have_the_token",
     ),
     Bug(
         "repair-from-too-few",
