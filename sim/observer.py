@@ -236,6 +236,7 @@ class Observer:
         """A node has voted for an owner, or has handed its vote over to it."""
         votes = self._votes.setdefault((node.index, key, owner), [])
         votes.append((self.world.now, self.world.now - node.forgot_at))
+        self.queues.has_its_turn(owner)
 
     def began(self, names: Iterable[str]) -> dict[str, int]:
         """An acquisition that begins now must get larger tokens than these."""

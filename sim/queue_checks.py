@@ -79,6 +79,13 @@ class QueueChecks:
         self._queued_since = queued
         self._overtaken = {each: times for each, times in self._overtaken.items() if each in queued}
 
+    def has_its_turn(self, owner: bytes) -> None:
+        """A single node has given its vote. If the network is too slow for the waiter to use it, the waiter loses its
+        place, and waits anew."""
+        if len(self._observer.nodes) == 1:
+            self._queued_since.pop(owner, None)
+            self._overtaken.pop(owner, None)
+
     def overtakes(self, client: Client, hold: Hold, asked: float) -> None:
         """An acquisition that began at `asked` was granted. It has overtaken the waiters that waited before."""
         if not self._queued_since:
