@@ -87,9 +87,9 @@ class Environment:
         return proxies
 
     def open(self, **options: Any) -> None:
-        """Open a new deployment for votes."""
+        """Open a new deployment for votes, if it has a restart guard."""
         self.options |= options
-        if self.ours and self.options.get("guard", True):
+        if self.ours and self.options.get("guard", len(self.urls) > 1):
             with handfast.connect(self._servers(self.urls), **self.options) as client:
                 said = handfast.bootstrap(client)
             assert set(said.values()) <= {"opened", "open already"}, said
