@@ -544,8 +544,11 @@ def test_waiter_that_joins_its_owner_on_a_minority_yields_when_all_nodes_have_re
     _share(waiting, 0)
     _refusal(waiting, 1)
     assert waiting.counted() == [0]
+    waiting.queue.wakes_at = waiting.io.time  # it sleeps, and nothing else is due
+    waiting.queue.wakeup.is_set = False
     _refusal(waiting, 2)
     assert waiting.counted() == []
+    assert waiting.queue.wakeup.is_set
     assert (0, "yield") in waiting.sent()
 
 

@@ -159,6 +159,8 @@ class NodeVotes:
             for vote in self.votes:
                 if vote.inquired and vote.inquired == vote.stamp:
                     self._inquired(vote, vote.stamp, now)
+            if self.must_yield:
+                self.wakeup.set_here()
 
     def _wake(self, vote: NodeVote, now: float) -> None:
         """Wake the waiter if it has something to do now. Most answers of a quorum complete no majority."""
