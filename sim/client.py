@@ -180,6 +180,9 @@ class Client(aio.Client):
     def _schedule(self, hold: Hold) -> None:
         if b"#" in hold.who.id:
             self.observer.granted_part(self, hold)
+        if hold.handovers:
+            self.world.note("hands over", self.name, hold.name, hold.token)
+            self.observer.granted(self, hold)
         super()._schedule(hold)
 
     def _hand_over(self, hold: Hold) -> bool:
@@ -187,12 +190,6 @@ class Client(aio.Client):
         if handed_over:
             self.hands_over(self)
         return handed_over
-
-    def _watch(self, hold: Hold) -> None:
-        if hold.handovers:
-            self.world.note("hands over", self.name, hold.name, hold.token)
-            self.observer.granted(self, hold)
-        super()._watch(hold)
 
 
 class Registered(Registration):

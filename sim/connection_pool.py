@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from sim.io import SimIO
 from sim.world import Task
@@ -38,17 +37,12 @@ class ConnectionPool:
         self.all.append(made)
         return made
 
-    def use(self, operation: Callable[..., Any], *args: Any) -> Awaitable[Any]:
+    def borrow(self) -> SimIO:
         """See Access."""
+        return self._take()
 
-        async def run() -> Any:
-            io = self._take()
-            try:
-                return await operation(io, *args)
-            finally:
-                self._idle.append(io)
-
-        return run()
+    def give_back(self, io: SimIO) -> None:
+        self._idle.append(io)
 
     @contextmanager
     def lend(self, wanted: SimIO | None = None) -> Iterator[SimIO]:

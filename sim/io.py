@@ -339,9 +339,10 @@ class SimIO(PushRouter):
     def caller(self) -> Task | None:
         return self.actor.world.task
 
-    def use(self, operation: Callable[..., Any], *args: Any) -> Awaitable[Any]:
-        awaited: Awaitable[Any] = operation(self, *args)
-        return awaited
+    def borrow(self) -> SimIO:
+        return self
+
+    def give_back(self, io: SimIO) -> None: ...
 
     async def wait(self, wakeup: TaskWakeup, until: float | None) -> None:
         if not wakeup.is_set:

@@ -215,7 +215,9 @@ class BaseClient(Generic[L, G]):
 
     def _check_nested(self, request: LockRequest, caller: Any) -> None:
         """See WaitQueues.check_nested."""
-        name = self._blocks.held_around(caller, request, self._now()) if request.owner is None else None
+        if request.owner is not None or not self._blocks.by_key:
+            return
+        name = self._blocks.held_around(caller, request, self._now())
         if name is not None:
             raise ConfigError(f"this {self._caller_kind} already holds {name}; use rlock()")
 
@@ -228,7 +230,9 @@ class BaseClient(Generic[L, G]):
         if not hold.handovers:  # a hold from a sibling is in the schedule already
             if hold.turn is not None:
                 self._queues.acquired(hold)
-            self._watch(hold)
+            if not hold.config.renewed_for_ever:
+                _limit_renewal(hold)
+            self._schedule(hold)
         if self._closed:  # by another thread in the meantime, which has not seen this hold
             raise ConfigError("this client was closed while it waited for the lock")
         if self._reports.listeners:
@@ -298,7 +302,9 @@ class BaseClient(Generic[L, G]):
             if passed is None:
                 return False
             self._forget(hold)
-            self._watch(passed)  # renew it even before the waiter takes it
+            if not passed.config.renewed_for_ever:
+                _limit_renewal(passed)
+            self._schedule(passed)  # renew it even before the waiter takes it
             if self._reports.listeners:
                 self._reports.ended(hold, self._who())
             return True
@@ -308,16 +314,9 @@ class BaseClient(Generic[L, G]):
                 self._abandon_lease(hold)
             raise
 
-    def _watch(self, hold: Hold) -> None:
-        """Add a new hold to the schedule, as its settings say."""
-        if not hold.config.renewed_for_ever:
-            settings = hold.config.policy
-            hold.renew_until = 0.0 if not settings.renew else hold.renew_from + (settings.max_hold or 0.0)
-        self._schedule(hold)
-
     def _schedule(self, hold: Hold) -> None:
-        """Add a hold to the schedule. `_watch` sets the end of renewal before. The parts of a hold of several names are
-        added directly, so they are renewed whatever the lock's settings are."""
+        """Add a hold to the schedule. The parts of a hold of several names are renewed whatever the lock's settings are,
+        so the callers set the end of renewal."""
         dog = self._dog or self._watchdog()
         dog.schedule.add(hold)
         if not self._group.all_nodes_vote:
@@ -379,6 +378,12 @@ class BaseClient(Generic[L, G]):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a client cannot be pickled or copied: call connect() in each process that needs one")
+
+
+def _limit_renewal(hold: Hold) -> None:
+    """Set the end of renewal, for settings that do not renew for ever."""
+    settings = hold.config.policy
+    hold.renew_until = 0.0 if not settings.renew else hold.renew_from + (settings.max_hold or 0.0)
 
 
 SHORT_NAME = 256

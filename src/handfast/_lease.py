@@ -96,27 +96,25 @@ class Blocks:
     """
 
     def __init__(self) -> None:
-        self._by_key: dict[bytes, Block] = {}
+        self.by_key: dict[bytes, Block] = {}
 
     def enter(self, block: Block) -> None:
         hold = block.hold
         for key in hold.keys if len(hold.names) > 1 else (hold.key,):
-            before = self._by_key.setdefault(key, block)
+            before = self.by_key.setdefault(key, block)
             if before is not block and before.hold.state != HELD:
-                self._by_key[key] = block
+                self.by_key[key] = block
 
     def leave(self, block: Block) -> None:
         hold = block.hold
         for key in hold.keys if len(hold.names) > 1 else (hold.key,):
-            if self._by_key.get(key) is block:
-                self._by_key.pop(key, None)
+            if self.by_key.get(key) is block:
+                self.by_key.pop(key, None)
 
     def held_around(self, caller: Any, request: LockRequest, at: float) -> str | None:
         """A requested name that the caller already holds in a block around this call, or None."""
-        if not self._by_key:
-            return None
         for name, key in zip(request.names, request.keys, strict=True):
-            block = self._by_key.get(key)
+            block = self.by_key.get(key)
             if block is not None and block.caller == caller and block.hold.held_at(at) and block.encloses_this_call():
                 return name
         return None
@@ -331,8 +329,8 @@ class BaseLock(LockRequest):
         return leases[-1]
 
     def _timing(self, ttl: object) -> Timing:
-        config = self.config
-        return config.timing if ttl is None else config.timing_for(config.policy.checked_ttl(ttl))
+        """The timing for a ttl of the caller's."""
+        return self.config.timing_for(self.config.policy.checked_ttl(ttl))
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Lock {self.name!r}>"

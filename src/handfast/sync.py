@@ -156,7 +156,7 @@ class Lock(BaseLock):
         if self._client._running_loop() is not None:
             _in_event_loop(self)
         seconds = self.config.wait if wait is ... else wait_of(wait)
-        timing = self._timing(ttl)
+        timing = self.config.timing if ttl is None else self._timing(ttl)
         client = self._client
         return client._reenter(self, timing, seconds) if self._reentrant else client._acquire(self, timing, seconds)
 
@@ -369,7 +369,8 @@ class Client(BaseClient[Lock, Lease]):
         if hold.config.cohort and self._hand_over(hold):
             return True
         try:
-            released = self._release_where_acquired(hold)
+            single = self._group.n == 1
+            released = self._pool.use(hold.key, release, hold) if single else self._release_where_acquired(hold)
         except BaseException:
             if hold.state != HELD:  # otherwise nothing was sent, and the lease is still held
                 self._abandon_lease(hold)
@@ -381,8 +382,6 @@ class Client(BaseClient[Lock, Lease]):
         """Release on the connections that carried the acquisition: on others, the release may overtake the claim at a
         slow node of a quorum. If another thread uses these connections now, the watchdog releases such nodes again."""
         pool = self._pool
-        if self._group.n == 1:
-            return pool.use(hold.key, release, hold)
         if pool.take(hold.carrier):
             return pool.use_taken(hold.carrier, release, hold)
         released = pool.use(hold.key, release, hold)

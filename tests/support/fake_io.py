@@ -237,12 +237,14 @@ class FakeIO(PushRouter):
     def caller() -> str:
         return "me"
 
-    async def use(self, operation: Callable[..., Any], *args: Any) -> Any:
+    def borrow(self) -> FakeIO:
         for each in self.on_use:
             each()
         if self._strikes():
             raise self.error
-        return await operation(self, *args)
+        return self
+
+    def give_back(self, io: FakeIO) -> None: ...
 
     # -- waiting
 

@@ -204,11 +204,9 @@ def test_start_and_end_of_wait_are_reported_once() -> None:
     queues = fake_queues(lambda *said: told.append(said))
     request = lock_request(1)
     waiter = queues.enter(Acquisition(request, request.config.timing, None, 1.0), FakeWakeup(), "me")
+    assert not waiter.announced
     queues.began(waiter)
-    queues.ended(waiter, 2.0, "acquired")
-    assert told == []
-    queues.telling = True
-    queues.began(waiter)
+    assert waiter.announced
     queues.began(waiter)
     queues.ended(waiter, 4.0, "acquired")
     assert told == [(waiter, 0.0, ""), (waiter, 3.0, "acquired")]

@@ -48,7 +48,7 @@ class Waiting:
         ballot = Ballot(len(times), len(times) // 2 + 1)
         for i, time in enumerate(times):
             ballot.add(i, Refused(9000, SOMEBODY, False, time, b"") if time else Granted(-1, 5, 0, False, 0, b""))
-        self.queue.seed(ballot, self.io.time, queued=False)
+        self.queue.seed(ballot, queued=False)
 
     def queued(self) -> None:
         """It has claimed on all nodes, and was refused there a moment ago."""
@@ -56,11 +56,11 @@ class Waiting:
         self.refused(*times)
         self.sent()
         for i, time in enumerate(times):
-            self.queue.on_reply(i, Refused(9000, SOMEBODY, False, time, b""), self.io.time)
+            self.queue.on_reply(i, Refused(9000, SOMEBODY, False, time, b""), self.io.time, self.io.time)
 
     def granted(self, node: int, stamp: int, *, left_ms: int = 1000, age: float = 0.0, inquired: bool = False) -> None:
         """A node's reply to a claim that was sent `age` seconds ago."""
-        self.queue.on_reply(node, Granted(left_ms, 7, stamp, inquired, EPOCH_US, None), self.io.time - age)
+        self.queue.on_reply(node, Granted(left_ms, 7, stamp, inquired, EPOCH_US, None), self.io.time - age, self.io.time)
 
     def yours(self, node: int, stamp: int, after_us: int = 0) -> None:
         """A push: the vote was handed over so many µs after the node's last answer."""
@@ -308,7 +308,7 @@ def test_vote_of_a_node_that_has_forgotten_does_not_count_any_more(fault: Fault)
     waiting.queued()
     waiting.granted(0, 5)
     assert waiting.counted() == [0]
-    waiting.queue.on_reply(0, fault, waiting.io.time)
+    waiting.queue.on_reply(0, fault, waiting.io.time, waiting.io.time)
     assert waiting.counted() == []
 
 
@@ -316,7 +316,7 @@ def test_vote_of_a_node_that_does_not_answer_counts_on() -> None:
     waiting = Waiting()
     waiting.queued()
     waiting.granted(0, 5)
-    waiting.queue.on_reply(0, SILENT, waiting.io.time)
+    waiting.queue.on_reply(0, SILENT, waiting.io.time, waiting.io.time)
     assert waiting.counted() == [0]
 
 
@@ -399,7 +399,7 @@ def test_vote_whose_counter_cannot_be_raised_is_claimed_again() -> None:
     waiting = Waiting()
     waiting.queued()
     waiting.granted(0, 5)
-    waiting.queue.on_reply(1, Granted(1000, 8, 5, False, EPOCH_US, None), waiting.io.time)
+    waiting.queue.on_reply(1, Granted(1000, 8, 5, False, EPOCH_US, None), waiting.io.time, waiting.io.time)
     waiting.io.silent = {0}
     assert waiting.hold() is None
     assert (0, "claim") in waiting.sent()
@@ -422,7 +422,7 @@ def test_vote_is_claimed_again_before_it_expires() -> None:
 def test_refused_claim_is_repeated_when_the_holders_ttl_is_over() -> None:
     waiting = Waiting()
     waiting.queued()
-    waiting.queue.on_reply(0, Refused(400, SOMEBODY, False, EPOCH_US, None), waiting.io.time)
+    waiting.queue.on_reply(0, Refused(400, SOMEBODY, False, EPOCH_US, None), waiting.io.time, waiting.io.time)
     waiting.io.time += 0.4
     assert waiting.sent() == [], "servers count whole milliseconds"
     waiting.io.time += 0.0011
@@ -453,7 +453,7 @@ def test_claim_is_repeated_without_reply() -> None:
 def test_claim_is_repeated_after_a_fault() -> None:
     waiting = Waiting()
     waiting.queued()
-    waiting.queue.on_reply(1, SILENT, waiting.io.time)
+    waiting.queue.on_reply(1, SILENT, waiting.io.time, waiting.io.time)
     waiting.io.time += 0.11
     assert waiting.sent() == [(1, "claim")]
 
@@ -484,7 +484,9 @@ def test_ticket_is_taken_once() -> None:
     waiting.queued()
     waiting.io.time += 20.0
     for node in range(3):
-        waiting.queue.on_reply(node, Refused(0, SOMEBODY, False, EPOCH_US + 20 * SECOND, None), waiting.io.time)
+        waiting.queue.on_reply(
+            node, Refused(0, SOMEBODY, False, EPOCH_US + 20 * SECOND, None), waiting.io.time, waiting.io.time
+        )
     waiting.io.time += 1.0
     assert len(waiting.sent()) == 3
     assert {arguments[9] for arguments in waiting.arguments()} == {b"%d" % EPOCH_US}
@@ -527,7 +529,7 @@ def _share(waiting: Waiting, node: int) -> None:
 
 def _refusal(waiting: Waiting, node: int) -> None:
     waiting.queue.votes[node].unanswered = 0
-    waiting.queue.on_reply(node, Refused(9000, SOMEBODY, False, EPOCH_US, b""), waiting.io.time)
+    waiting.queue.on_reply(node, Refused(9000, SOMEBODY, False, EPOCH_US, b""), waiting.io.time, waiting.io.time)
 
 
 def test_waiter_that_joins_its_owner_on_a_majority_yields_nothing() -> None:

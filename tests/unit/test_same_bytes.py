@@ -57,12 +57,24 @@ def _known_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "os", SimpleNamespace(urandom=bytes))
 
 
+class Borrowed(ThreadAccess):
+    """The Access to one ThreadIO."""
+
+    def __init__(self, io: ThreadIO) -> None:
+        self._io = io
+
+    def borrow(self) -> ThreadIO:
+        return self._io
+
+    def give_back(self, io: Any) -> None: ...
+
+
 async def take(
     io: Any, group: NodeGroup, *names: str, owner: bytes | None = None, wait: float = 0, **options: Any
 ) -> Hold:
     config = LockConfig(group, policy(options, group.policy), b"host:1::")
     acquisition = Acquisition(LockRequest(config, names, owner), config.timing, wait, io.now())
-    access = ThreadAccess(lambda _, operation, *args: run(operation(io, *args)), b"") if isinstance(io, ThreadIO) else io
+    access = Borrowed(io) if isinstance(io, ThreadIO) else io
     return await acquire(access, fake_queues(), acquisition)
 
 

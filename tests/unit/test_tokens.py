@@ -126,8 +126,10 @@ class Client(PushRouter):
     def caller(self) -> str:
         return "me"
 
-    async def use(self, operation: Callable[..., Any], *args: Any) -> Any:
-        return await operation(self, *args)
+    def borrow(self) -> Client:
+        return self
+
+    def give_back(self, io: Client) -> None: ...
 
     async def connect(self, need: int, within: float) -> None: ...
 

@@ -9,13 +9,17 @@ it tracks the keys instead (foreign.py). If the nodes cannot push, or the caller
 
 from __future__ import annotations
 
-from handfast.core import explain, several
-from handfast.core.attempt import OUTAGE, ask_one, attempt, prepare, read_one, withdraw
+from collections.abc import Coroutine
+from typing import Any
+
+from handfast.core import explain, several, single
+from handfast.core.attempt import OUTAGE, attempt, prepare, withdraw
 from handfast.core.foreign import look, wait_for_change
 from handfast.core.hold import Hold
 from handfast.core.io import IO, Access
 from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
 from handfast.core.queue import CopiesMissing, begin_again, can_queue, wait_in_queue
+from handfast.core.single import Refusal
 from handfast.core.votes import Ballot
 from handfast.errors import ConfigError, NotAcquired
 from handfast.protocol.claims import Refused
@@ -26,30 +30,36 @@ LOCAL_FIRST = 0.005
 """Seconds for which the head of a cohort's queue waits for its sibling before it asks a server."""
 
 
-async def acquire(access: Access, queues: WaitQueues, acquisition: Acquisition) -> Hold:
+def acquire(access: Access, queues: WaitQueues, acquisition: Acquisition) -> Coroutine[Any, Any, Hold]:
     """Acquire the lock, or raise NotAcquired."""
-    # An explicit owner may hold the lock already, and must not wait for its own waiters.
-    if not queues.has_waiters(acquisition.request) or acquisition.wait == 0 or acquisition.request.owner is not None:
-        hold = await access.use(take, access, queues, acquisition, None)
-        if hold is not None:
-            return hold  # type: ignore[no-any-return]
+    if queues.by_key and acquisition.wait != 0 and acquisition.request.owner is None:
+        # An explicit owner may hold the lock already, and must not wait for its own waiters.
+        if queues.has_waiters(acquisition.request):
+            return _wait_in_line(access, queues, acquisition)
+    return take(access, queues, acquisition, None)
+
+
+async def _wait_in_line(access: Access, queues: WaitQueues, acquisition: Acquisition) -> Hold:
+    """Wait in the queue of this process and, at its head, for the servers."""
     waiter = queues.enter(acquisition, access.wakeup(), access.caller())
     outcome = "acquired"
     try:
-        queues.began(waiter)
+        if queues.telling:
+            queues.began(waiter)
         while waiter.queue.head is not waiter:
             await access.wait(waiter.wakeup, acquisition.until)
             queues.check(waiter, access.now())
         hold = await _from_sibling(access, queues, waiter)
         if hold is None:
-            hold = await access.use(take, access, queues, acquisition, waiter)
+            hold = await take(access, queues, acquisition, waiter)
         return _keep(waiter, hold)
     except BaseException as error:
         outcome = type(error).__name__
         raise
     finally:
         leave(queues, waiter)
-        queues.ended(waiter, access.now(), outcome)
+        if waiter.announced:
+            queues.ended(waiter, access.now(), outcome)
 
 
 def _keep(waiter: Waiter, hold: Hold) -> Hold:
@@ -86,68 +96,77 @@ async def _from_sibling(access: Access, queues: WaitQueues, waiter: Waiter) -> H
     return waiter.usable(access.now())
 
 
-async def take(
-    io: IO, access: Access, queues: WaitQueues, acquisition: Acquisition, waiter: Waiter | None
-) -> Hold | None:
-    """Make an attempt, and wait if it is refused. None if this process has waiters already: the caller queues with them.
+async def take(access: Access, queues: WaitQueues, acquisition: Acquisition, waiter: Waiter | None) -> Hold:
+    """Make an attempt with borrowed connections, and wait if it is refused.
 
     `waiter`: the caller's waiter at the head of its queue; None if it is in no queue.
     """
     done = False
     request = acquisition.request
+    io = access.borrow()
     try:
         if not io.ready or not request.group.quorum_can_vote:
             await prepare(io, acquisition)
-        ballot: Ballot | None = None
-        if request.group.n == 1 or not _claims_first(io, queues, acquisition):
-            channel, one_name = b"", len(request.names) == 1
-            # On one node, a refused attempt for one name is in the queue at once.
-            if request.config.queues_on_arrival and acquisition.wait != 0 and one_name:
-                channel = io.channels[0] or await _subscribe(io, acquisition)
-            if request.config.alone and one_name and acquisition.timing.copies is None:
-                standstills = request.group.standstills
-                reply = await ask_one(io, acquisition, channel)
-                ballot = read_one(io, acquisition, channel, standstills, reply)
-            else:
-                ballot = await attempt(io, acquisition, channel)
+        failed: Ballot | Refusal | None = None
+        channel, one_name = b"", len(request.names) == 1
+        # On one node, a refused attempt for one name is in the queue at once.
+        if request.config.queues_on_arrival and acquisition.wait != 0 and one_name:
+            channel = io.channels[0] or await _subscribe(io, acquisition)
+        if request.config.alone and one_name and acquisition.timing.copies is None:
+            failed = single.read(io, acquisition, channel, await single.ask(io, acquisition, channel))
+        elif request.group.n == 1 or not _claims_first(io, queues, acquisition):
+            failed = await attempt(io, acquisition, channel)
         hold = acquisition.hold
         if hold is None:
-            hold = await _wait(io, access, queues, acquisition, waiter, ballot)
+            hold = await _wait(io, access, queues, acquisition, waiter, failed)
         if queues.closed:
             queues.check_open()
         if hold is not None and hold.who is acquisition.who:
             done = True
             acquisition.hold = hold
             hold.carrier, hold.asked = io, acquisition.touched
-        return hold
     finally:
+        _put_back(access, io, acquisition, done)
+    # Without a hold, another waiter of this process was first: the caller queues behind it.
+    return hold if hold is not None else await _wait_in_line(access, queues, acquisition)
+
+
+def _put_back(access: Access, io: IO, acquisition: Acquisition, done: bool) -> None:
+    """Give borrowed connections back. Unless the acquisition is done, take back first what it has left on the servers."""
+    try:
         if acquisition.who is not None:
             io.mailbox.pop(acquisition.who.id, None)
         if not done:
             withdraw(io, acquisition)
+    finally:
+        access.give_back(io)
 
 
 async def _wait(
-    io: IO, access: Access, queues: WaitQueues, acquisition: Acquisition, waiter: Waiter | None, ballot: Ballot | None
-) -> Hold | None:
-    """Wait after an attempt that was refused. `ballot`: its votes; None if no attempt was made."""
-    if ballot is not None and not _worth_waiting(io, acquisition, ballot):
-        raise await _named_failure(io, acquisition, ballot)
+    io: IO, access: Access, queues: WaitQueues, acquisition: Acquisition, waiter: Waiter | None,
+    failed: Ballot | Refusal | None,
+) -> Hold | None:  # fmt: skip
+    """Wait after an attempt that has failed; None if no attempt was made. Returns None if this process has waiters
+    already."""
+    if isinstance(failed, Ballot) and not _worth_waiting(io, acquisition, failed):
+        raise await _named_failure(io, acquisition, failed)
     if waiter is not None:
-        return await _wait_at_head(io, queues, waiter, ballot)
+        return await _wait_at_head(io, queues, waiter, failed)
     waiter = queues.enter_empty(acquisition, io.wakeup(), access.caller())
     if waiter is None:
         return None
     outcome = "acquired"
     try:
-        queues.began(waiter)
-        return _keep(waiter, await _wait_at_head(io, queues, waiter, ballot))
+        if queues.telling:
+            queues.began(waiter)
+        return _keep(waiter, await _wait_at_head(io, queues, waiter, failed))
     except BaseException as error:
         outcome = type(error).__name__
         raise
     finally:
         leave(queues, waiter)
-        queues.ended(waiter, io.now(), outcome)
+        if waiter.announced:
+            queues.ended(waiter, io.now(), outcome)
 
 
 def _claims_first(io: IO, queues: WaitQueues, acquisition: Acquisition) -> bool:
@@ -190,9 +209,15 @@ def failure(acquisition: Acquisition, ballot: Ballot) -> NotAcquired | ConfigErr
     return explain.not_acquired(acquisition.request, ballot.answers, timeout, decided=ballot.decided, won=ballot.won)
 
 
-async def _wait_at_head(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot | None) -> Hold:
+async def _wait_at_head(io: IO, queues: WaitQueues, waiter: Waiter, failed: Ballot | Refusal | None) -> Hold:
     """Wait for the servers, at the head of the local queue."""
     acquisition = waiter.acquisition
+    if isinstance(failed, Refusal):
+        hold = await single.wait_for_hand_over(io, waiter, failed)
+        if hold is not None and not queues.closed:
+            return hold
+        failed = failed.ballot()
+    ballot = failed
     config = acquisition.request.config
     if config.tries is not None:
         return await _retry(io, queues, waiter, ballot or Ballot(config.group.n, config.group.need))

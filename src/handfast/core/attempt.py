@@ -6,13 +6,13 @@ carried it, on every node that may have a vote or a claim of it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
 from handfast.core import guard, tokens
 from handfast.core.config import LockConfig
 from handfast.core.hold import Hold
-from handfast.core.io import IO, SILENT, Fault, Payloads, PushListener
+from handfast.core.io import IO, Fault, Payloads, PushListener
 from handfast.core.local_queue import Acquisition
 from handfast.core.nodes import Node, NodeGroup
 from handfast.core.release import take_back
@@ -26,11 +26,12 @@ __all__ = [
     "OUTAGE",
     "EarlyPushes",
     "admit",
-    "ask_one",
     "attempt",
     "claim_payload",
+    "listen",
+    "make_hold",
     "prepare",
-    "read_one",
+    "read_checked",
     "read_vote",
     "withdraw",
 ]
@@ -48,23 +49,30 @@ class EarlyPushes:
     keys: tuple[bytes, ...] = ()
 
     # Class attributes instead of __init__: most acquisitions get no early push.
-    _pushes: tuple[tuple[int, Any], ...] = ()
-    _lost: tuple[int, ...] = ()
+    pushes: tuple[tuple[int, Any], ...] = ()
+    lost: tuple[int, ...] = ()
+    """The nodes whose connections were lost."""
+    wakeup: Any = None
+    """Set by pushes and losses, if there is a waiter."""
 
     def on_push(self, node: int, push: Any) -> None:
-        self._pushes += ((node, push),)
+        self.pushes += ((node, push),)
+        if self.wakeup is not None:
+            self.wakeup.set_here()
 
     def on_change(self, node: int) -> None:
         """Never called: it tracks no keys."""
 
     def on_connection_lost(self, node: int) -> None:
-        self._lost += (node,)
+        self.lost += (node,)
+        if self.wakeup is not None:
+            self.wakeup.set_here()
 
     def repeat_to(self, listener: PushListener) -> None:
         """Give the listener the pushes that it has missed, and the lost connections: claims there must be sent again."""
-        for node, push in self._pushes:
+        for node, push in self.pushes:
             listener.on_push(node, push)
-        for node in self._lost:
+        for node in self.lost:
             listener.on_connection_lost(node)
 
 
@@ -96,7 +104,7 @@ async def attempt(io: IO, acquisition: Acquisition, channel: bytes = b"") -> Bal
     to that channel.
     """
     if channel:
-        _listen(io, acquisition)
+        listen(io, acquisition)
     acquisition.sent = sent = io.now()
     timing, standstills = acquisition.timing, acquisition.request.group.standstills
     ballot = _ballot(io, acquisition, sent, queues=bool(channel))
@@ -105,49 +113,15 @@ async def attempt(io: IO, acquisition: Acquisition, channel: bytes = b"") -> Bal
     _forget_refusals(acquisition, ballot, queued=bool(channel))
     if ballot.won:
         ballot.late = await _conclude(io, acquisition, ballot, sent, standstills)
-    return ballot if acquisition.hold is None else None
+    if acquisition.hold is not None:
+        return None
+    acquisition.answered = io.now()
+    return ballot
 
 
-def _listen(io: IO, acquisition: Acquisition) -> None:
+def listen(io: IO, acquisition: Acquisition) -> None:
     """Listen before a claim is sent: a push may come in the same packet as its reply."""
     io.mailbox[acquisition.identify(io.nonce).id] = EarlyPushes()
-
-
-def ask_one(io: IO, acquisition: Acquisition, channel: bytes) -> Awaitable[Any]:
-    """Ask a single node without a guard for one name. `read_one` reads the reply.
-
-    `attempt` gives the same result at a higher price: see docs/decisions.md, Shortcuts.
-    """
-    request, timing = acquisition.request, acquisition.timing
-    if channel:
-        _listen(io, acquisition)
-    who = acquisition.who or acquisition.identify(io.nonce)
-    acquisition.touched = 1
-    if request.config.exact and request.owner is None:
-        payload = commands.set_nx(request.key, who.owner, timing.ttl_ms)
-    else:
-        payload = claim_payload(acquisition, who, request.group.nodes[0], b"0", ARRIVAL if channel else b"", channel)
-    acquisition.sent = sent = io.now()
-    timeout = timing.timeout if acquisition.until is None else acquisition.timeout(timing.timeout, sent)
-    return io.ask(payload, timeout)
-
-
-def read_one(io: IO, acquisition: Acquisition, channel: bytes, standstills: int, reply: Any) -> Ballot | None:
-    """Read the reply to `ask_one`; returns as `attempt` does. `standstills`: the group's count before the send."""
-    request, timing = acquisition.request, acquisition.timing
-    group, fence = request.group, request.config.fence
-    answer = reply if type(reply) is int else _read_checked(0, reply)
-    if is_grant(answer):
-        token = token_in(answer) if fence else 0
-        deadline = acquisition.sent + timing.validity
-        if io.now() < deadline and group.standstills == standstills:
-            acquisition.hold = make_hold(acquisition, deadline, acquisition.sent, 1, token, standstills)
-            return None
-    ballot = Ballot(1, 1)
-    if answer is not SILENT:
-        ballot.add(0, answer)
-    _forget_refusals(acquisition, ballot, queued=bool(channel))
-    return ballot
 
 
 def _payloads(io: IO, acquisition: Acquisition, ballot: Ballot, channel: bytes, now: float) -> Payloads:
@@ -203,7 +177,7 @@ def claim_payload(
     )  # fmt: skip
 
 
-def _read_checked(_: int, reply: Any) -> Any:
+def read_checked(_: int, reply: Any) -> Any:
     """Decode a vote that needs no proof: the node has no guard, or the connection checks it behind the vote.
 
     The reply to a published acquisition (SET NX) is OK, or nil if it was refused.
@@ -216,7 +190,7 @@ def _read_checked(_: int, reply: Any) -> Any:
 def read_vote(io: IO, group: NodeGroup, sent: float) -> Callable[[int, Any], Any]:
     """Return a function that turns a node's reply to a claim into Granted, Refused or a Fault."""
     if not group.guard:
-        return _read_checked
+        return read_checked
 
     def read(node: int, reply: Any) -> Any:
         vote = decode_vote(reply)
@@ -232,7 +206,7 @@ def _ballot(io: IO, acquisition: Acquisition, sent: float, *, queues: bool) -> B
     copies, group = acquisition.timing.copies, acquisition.request.group
     # A claim that queues and a claim of several names show the node's proof. All others are checked by the connection.
     checked = group.guard and not queues and len(acquisition.request.names) == 1
-    read = _read_checked if checked else read_vote(io, group, sent)
+    read = read_checked if checked else read_vote(io, group, sent)
     if copies is None:
         ballot = Ballot(group.n, group.need, reduce=read)
     else:

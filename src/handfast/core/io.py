@@ -10,7 +10,7 @@ undoing a request needs no shield: no cancellation can interrupt it, and the byt
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final, Protocol
 
 __all__ = [
@@ -166,9 +166,12 @@ class Access(Protocol):
         """Wait without connections until the wakeup is set, or until `until`."""
         ...
 
-    def use(self, operation: Callable[..., Any], *args: Any) -> Awaitable[Any]:
-        """Run `operation(io, *args)` with a borrowed IO."""
+    def borrow(self) -> Any:
+        """Borrow an IO for an operation. `give_back` must follow."""
         ...
+
+    def give_back(self, io: Any) -> None:
+        """Give a borrowed IO back."""
 
 
 class IO(Protocol):

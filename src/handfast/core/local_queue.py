@@ -40,7 +40,20 @@ REPORT_EVERY: Final = 60.0
 class Acquisition:
     """One call of acquire: its request, the end of its wait, and where it may have left votes or claims."""
 
-    __slots__ = ("began", "hold", "left_behind", "request", "sent", "timing", "touched", "until", "wait", "who")
+    __slots__ = (
+        "answered",
+        "began",
+        "hold",
+        "left_behind",
+        "request",
+        "sent",
+        "standstills",
+        "timing",
+        "touched",
+        "until",
+        "wait",
+        "who",
+    )
 
     def __init__(self, request: LockRequest, timing: Timing, wait: float | None, began: float) -> None:
         self.request = request
@@ -55,6 +68,10 @@ class Acquisition:
         """Votes and claims that could not be taken back on the acquisition's connections. The watchdog does it."""
         self.sent = began
         """When the last attempt was sent."""
+        self.answered = began
+        """When the last attempt failed."""
+        self.standstills = 0
+        """The group's count of standstills when it was sent; see NodeGroup. Only single.py uses this."""
         self.hold: Hold | None = None
         """The hold, if the acquisition has succeeded."""
 
@@ -183,7 +200,7 @@ class WaitQueues:
         return bool(self.wanted) and request.keys in self.wanted
 
     def has_waiters(self, request: LockRequest) -> bool:
-        return bool(self.by_key) and request.keys in self.by_key
+        return request.keys in self.by_key
 
     def enter(self, acquisition: Acquisition, wakeup: Any, caller: Any) -> Waiter:
         """Add a waiter at the end of the queue."""
@@ -274,13 +291,13 @@ class WaitQueues:
 
     def began(self, waiter: Waiter) -> None:
         """Call the listeners: a wait begins."""
-        if self.telling and not waiter.announced:
+        if not waiter.announced:
             waiter.announced = True
             self.tell(waiter, 0.0, "")
 
     def ended(self, waiter: Waiter, now: float, outcome: str) -> None:
-        if waiter.announced:
-            self.tell(waiter, now - waiter.acquisition.began, outcome)
+        """Call the listeners: a wait that they were told of has ended."""
+        self.tell(waiter, now - waiter.acquisition.began, outcome)
 
     def waiting(self, request: LockRequest) -> list[Any]:
         """The threads or tasks that wait, the head first."""

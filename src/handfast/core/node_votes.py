@@ -28,13 +28,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from handfast.core import guard
+from handfast.core.config import LockConfig
 from handfast.core.io import IO, Fault
 from handfast.core.local_queue import Acquisition
 from handfast.options import MADE_HERE
 from handfast.protocol.claims import Granted, Inquiry, Push, Refused, Yours, decode_vote
 from handfast.protocol.commands import NO_GENERATION
 
-__all__ = ["NEVER", "RETRY", "TOGETHER", "NodeVote", "NodeVotes", "is_foreign"]
+__all__ = ["NEVER", "RETRY", "TOGETHER", "NodeVote", "NodeVotes", "handed_over_at", "is_foreign", "look_after"]
 
 NEVER: Final = float("inf")
 LOOK_AGAIN: Final = 5.0
@@ -54,6 +55,22 @@ KEEP_VOTE: Final = 1 / 3
 def is_foreign(answer: Any) -> bool:
     """Whether a node has answered that another program holds the lock, which does not hand over."""
     return type(answer) is Refused and answer.plain and MADE_HERE.fullmatch(answer.holder) is None
+
+
+def look_after(refusal: Refused, ttl: float) -> float:
+    """Seconds after which a refused waiter looks again: the holder's ttl is over then, or nearly the waiter's own."""
+    left = LOOK_AGAIN if refusal.left_ms < 0 else refusal.left_ms / 1000
+    return min(left, ttl, LOOK_AGAIN) + OVERDUE
+
+
+def handed_over_at(config: LockConfig, sent: float, server_us: int, push: Yours, now: float) -> float | None:
+    """The earliest local time of a hand-over, from a claim that was sent at `sent` and answered at server time
+    `server_us`; see Validity above. None if it cannot be told, so that the waiter must claim again."""
+    waited = (push.server_us - server_us) / 1e6
+    since = sent + waited * config.slowest
+    if config.group.clustered or not server_us or waited < 0 or since > now:
+        return None  # the push proves nothing, or is older than the answer, or a clock was set
+    return since
 
 
 class NodeVote:
@@ -113,9 +130,9 @@ class NodeVotes:
         self.seen_at = acquisition.sent
         """When the last answer came."""
 
-    def on_reply(self, node: int, answer: Any, sent: float) -> None:
-        """Handle the reply to a claim or a yield that was sent at `sent`."""
-        vote, now = self.votes[node], self.io.now()
+    def on_reply(self, node: int, answer: Any, sent: float, now: float) -> None:
+        """Handle the reply to a claim or a yield that was sent at `sent` and answered at `now`."""
+        vote = self.votes[node]
         if type(answer) is int:
             answer = decode_vote(answer)
         vote.answer, self.seen_at = answer, now
@@ -182,8 +199,7 @@ class NodeVotes:
             # The node has kept the vote for this explicit owner, although the waiter has yielded its share. The waiter
             # may join the holder again, or must yield the share under its present stamp.
             return RETRY
-        left = LOOK_AGAIN if refusal.left_ms < 0 else refusal.left_ms / 1000
-        return min(left, self.acquisition.timing.ttl, LOOK_AGAIN) + OVERDUE
+        return look_after(refusal, self.acquisition.timing.ttl)
 
     def on_push(self, node: int, push: Push) -> None:
         vote, now = self.votes[node], self.io.now()
@@ -196,17 +212,15 @@ class NodeVotes:
         self._wake(vote, now)
 
     def _handed_over(self, node: int, vote: NodeVote, push: Yours, now: float) -> None:
-        """Handle a hand-over at server time H; see Validity above."""
-        waited = (push.server_us - vote.server_us) / 1e6
-        since = vote.sent + waited * self.config.slowest
-        if self.group.clustered or not vote.server_us or waited < 0 or since > now:
-            # The push proves nothing, or is older than the last answer, or a clock was set: claim again.
+        since = handed_over_at(self.config, vote.sent, vote.server_us, push, now)
+        if since is None:
             vote.due = 0.0
             return
-        fault = guard.check_vote(self.group, node, push.proof, push.server_us, vote.sent, now)
-        if fault is not None:
-            self._failed(vote, fault, now)
-            return
+        if self.group.guard:
+            fault = guard.check_vote(self.group, node, push.proof, push.server_us, vote.sent, now)
+            if fault is not None:
+                self._failed(vote, fault, now)
+                return
         vote.answer, self.seen_at = push, now
         self._count(vote, push.stamp, push.token, since + self.acquisition.timing.validity, now)
 

@@ -94,7 +94,7 @@ class _ClaimReplies:
                 queue.votes[node].unanswered -= 1
             if not self._unanswered:
                 queue.requests.discard(self)
-            queue.on_reply(node, vote, self._sent)
+            queue.on_reply(node, vote, self._sent, queue.io.now())
         return False
 
     def end(self) -> None:
@@ -121,13 +121,14 @@ class ServerQueue(NodeVotes):
 
     # -- the waiter's steps
 
-    def seed(self, ballot: Ballot, sent: float, *, queued: bool) -> None:
+    def seed(self, ballot: Ballot, *, queued: bool) -> None:
         """Start from the answers to a first attempt. `queued`: the attempt was a claim as well."""
+        acquisition = self.acquisition
         if self.group.n > 1:
             self._take_ticket([a.server_us for a in ballot.answers if type(a) is Refused and a.server_us])
         for node, answer in enumerate(ballot.answers):
             if queued and answer is not None:
-                self.on_reply(node, answer, sent)
+                self.on_reply(node, answer, acquisition.sent, acquisition.answered)
             else:
                 self.votes[node].answer = answer
 
@@ -340,7 +341,7 @@ async def wait_in_queue(
     waiter.queue.explain = queue.explain
     try:
         if first is not None:
-            queue.seed(first, acquisition.sent, queued=type(early) is EarlyPushes)
+            queue.seed(first, queued=type(early) is EarlyPushes)
         if type(early) is EarlyPushes:
             early.repeat_to(queue)
         while True:

@@ -43,17 +43,14 @@ def is_grant(answer: Any) -> bool:
 class OneReply:
     """Collects the reply of a single node. Nothing has to be counted."""
 
-    __slots__ = ("decided", "over", "reply", "waiter")
-
+    # Class attributes instead of __init__: each operation on a single node makes one of these.
     width = 1
     checked = False
     until = FOREVER
-
-    def __init__(self) -> None:
-        self.decided = False
-        self.over = False
-        self.waiter: Any = None
-        self.reply: Any = None
+    decided = False
+    over = False
+    waiter: Any = None
+    reply: Any = None
 
     def add(self, node: int, reply: Any) -> bool:
         if self.decided:

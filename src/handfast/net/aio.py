@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable
 
 from handfast.net import clock
 from handfast.net.aio_connections import AioConnections
@@ -21,10 +20,11 @@ class AsyncIO(AioConnections, clock.MachineClock):
     def wait(self, wakeup: TaskWakeup, until: float | None) -> Awaitable[None]:
         return self.wait_for(wakeup, None if until is None else max(0.0, until - clock.now()))
 
-    def use(self, operation: Callable[..., Any], *args: Any) -> Awaitable[Any]:
-        """See Access.use."""
-        awaited: Awaitable[Any] = operation(self, *args)
-        return awaited
+    def borrow(self) -> AsyncIO:
+        """See Access. All tasks share the connections."""
+        return self
+
+    def give_back(self, io: AsyncIO) -> None: ...
 
     async def sleep(self, until: float) -> None:
         await asyncio.sleep(max(0.0, until - clock.now()))

@@ -7,8 +7,9 @@ pool keeps them under that one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+import time
+from collections.abc import Callable
+from typing import Any, Final
 
 from handfast.core.handshake import Steps
 from handfast.core.nodes import NodeGroup
@@ -18,12 +19,26 @@ from handfast.net.cluster_routes import MOST_KNOWN, Route, SlotRouter
 from handfast.net.cluster_threads import RedirectingIO
 from handfast.net.thread_pool import SPARE, BasePool
 from handfast.net.threads import ThreadAccess, ThreadIO
+from handfast.net.threads_connections import IDLE_CHECK
 
 __all__ = ["RoutedPool"]
 
-T = TypeVar("T")
 IN_PASSING: Final = 1.0
 """Seconds for one request (ASK) to the node to which a slot is being moved."""
+
+
+class _RouteAccess(ThreadAccess):
+    """How threads reach the nodes that have a key."""
+
+    def __init__(self, pool: RoutedPool, key: bytes) -> None:
+        self._pool = pool
+        self._key = key
+
+    def borrow(self) -> RedirectingIO:
+        return self._pool.borrow_for(self._key)
+
+    def give_back(self, io: Any) -> None:
+        self._pool.give_back(io)
 
 
 class RoutedPool(BasePool):
@@ -38,12 +53,15 @@ class RoutedPool(BasePool):
         routes.forget_when_moved(self._known)
 
     def access(self, key: bytes) -> ThreadAccess:
-        return ThreadAccess(self.use, key)
+        return _RouteAccess(self, key)
 
-    def use(self, key: bytes, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+    def borrow_for(self, key: bytes) -> RedirectingIO:
         if self.closed:
             raise self._refusal()
-        return self.use_taken(self._take_for(key), operation, *args)
+        io = self._take_for(key)
+        if time.monotonic() - io.used_at > IDLE_CHECK:
+            self.wake(io)
+        return io
 
     def _take_for(self, key: bytes) -> RedirectingIO:
         idle = self._known.get(key)

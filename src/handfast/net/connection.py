@@ -154,7 +154,10 @@ class Connection:
             while (reply := gets()) is not _NOTHING:
                 kind = type(reply)
                 if kind is _Push:
-                    self._pushed(reply)
+                    if reply[0] == b"subscribe":
+                        self.subscribed_to = reply[1]
+                    elif self.on_push is not None:
+                        self.on_push(self.index, reply)
                     continue
                 if not pending:
                     self.fail(Fault("protocol", f"sent a reply that nobody asked for: {reply!r}"[:200]))
@@ -174,12 +177,6 @@ class Connection:
         except (hiredis.ProtocolError, TypeError) as error:
             # The parser raises TypeError for a map with an unhashable key.
             self.fail(Fault("protocol", f"does not speak Redis' protocol ({error})", lasting=True))
-
-    def _pushed(self, push: Any) -> None:
-        if push[0] == b"subscribe":
-            self.subscribed_to = push[1]
-        elif self.on_push is not None:
-            self.on_push(self.index, push)
 
     def _collect(self, reply: Any) -> None:
         """Give a reply to the first collector in `pending`."""

@@ -38,20 +38,28 @@ class BasePool:
         """How an acquisition of this key reaches the nodes."""
         raise NotImplementedError
 
+    def borrow_for(self, key: bytes) -> Any:
+        """Connections to the nodes that have the key. `give_back` must follow."""
+        raise NotImplementedError
+
     def use(self, key: bytes, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """Run an operation with connections to the nodes that have the key."""
-        raise NotImplementedError
+        return self.use_taken(self.borrow_for(key), operation, *args)
 
     def use_taken(self, io: Any, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """Run an operation with connections that the caller has taken out of the pool, and give them back."""
         try:
-            tick = time.monotonic()
-            if tick - io.used_at > IDLE_CHECK:
-                io.wake()  # notice connections that the server has closed while they were idle
-            io.used_at = tick
             return run(operation(io, *args))
         finally:
             self.give_back(io)
+
+    def wake(self, io: Any) -> None:
+        """Notice connections that the server has closed while they were idle."""
+        try:
+            io.wake()
+        except BaseException:
+            self.give_back(io)
+            raise
 
     def take(self, io: ThreadIO) -> bool:
         """Take the connections of an earlier operation out of the pool. False if they cannot be had, because another
@@ -79,32 +87,39 @@ class BasePool:
         return ConfigError("this client is closed; connect() makes a new one")
 
 
-class ThreadPool(BasePool):
-    """Connections to nodes that have all names, so any ThreadIO will do for any key."""
+class ThreadPool(BasePool, ThreadAccess):
+    """Connections to nodes that have all names, so any ThreadIO will do for any key. It is its own Access."""
 
     def __init__(self, group: NodeGroup, addresses: Sequence[Address], shake: Callable[[int], Steps]) -> None:
         super().__init__(group, shake)
         self._addresses = addresses
         self._idle: list[ThreadIO] = []
-        self._access = ThreadAccess(self.use, b"")
 
     def access(self, key: bytes) -> ThreadAccess:
-        return self._access
+        return self
 
-    def use(self, key: bytes, operation: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+    def borrow(self) -> ThreadIO:
+        """See Access."""
         try:
             io = self._idle.pop()
         except IndexError:
             if self.closed:
                 raise self._refusal() from None
-            io = ThreadIO(self._group, self._addresses, self._shake)
-        return self.use_taken(io, operation, *args)
+            return ThreadIO(self._group, self._addresses, self._shake)
+        if time.monotonic() - io.used_at > IDLE_CHECK:
+            self.wake(io)
+        return io
+
+    def borrow_for(self, key: bytes) -> ThreadIO:
+        return self.borrow()
 
     def take(self, io: ThreadIO) -> bool:
         try:
             self._idle.remove(io)
         except ValueError:
             return False
+        if time.monotonic() - io.used_at > IDLE_CHECK:
+            self.wake(io)
         return True
 
     def give_back(self, io: ThreadIO) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Coroutine, Generator
 from typing import Any, Final, TypeVar
 
 from handfast.core.io import SILENT, Collector, Payloads
@@ -78,15 +78,11 @@ class ThreadIO(ThreadConnections, clock.MachineClock):
 
 
 class ThreadAccess:
-    """How threads reach the nodes that have a key: each operation borrows connections from a pool (thread_pool.py)."""
+    """How threads reach the nodes: each operation borrows connections from a pool (thread_pool.py)."""
 
     now = staticmethod(clock.now)
     wakeup = ThreadWakeup
     caller = staticmethod(threading.get_ident)
-
-    def __init__(self, use: Callable[..., Any], key: bytes) -> None:
-        self._use = use
-        self._key = key
 
     @types.coroutine
     def wait(self, wakeup: ThreadWakeup, until: float | None) -> Generator[Any, None, None]:
@@ -96,10 +92,13 @@ class ThreadAccess:
         return
         yield
 
-    @types.coroutine
-    def use(self, operation: Callable[..., Any], *args: Any) -> Generator[Any, None, Any]:
-        return self._use(self._key, operation, *args)
-        yield
+    def borrow(self) -> ThreadIO:
+        """See Access."""
+        raise NotImplementedError
+
+    def give_back(self, io: Any) -> None:
+        """See Access."""
+        raise NotImplementedError
 
 
 def run(operation: Coroutine[Any, Any, T]) -> T:

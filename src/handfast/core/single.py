@@ -1,0 +1,127 @@
+"""The usual way to a lock on a single node without a guard: one claim and, if it is refused, one hand-over.
+
+One reply decides there, and a refused claim is in the node's queue at once. So most acquisitions are one claim, and most
+waits end with one push. This module handles these cases without the ballots and votes of a quorum. In all other cases it
+gives up, and queue.py goes on with the answer and the pushes that are kept here.
+
+This is a shortcut: `attempt` and `wait_in_queue` give the same results at a higher price. See docs/decisions.md,
+Shortcuts, for what it gains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+from handfast.core import explain
+from handfast.core.attempt import ARRIVAL, EarlyPushes, claim_payload, listen, make_hold, read_checked
+from handfast.core.hold import Hold
+from handfast.core.io import IO, SILENT
+from handfast.core.local_queue import Acquisition, Waiter
+from handfast.core.node_votes import handed_over_at, is_foreign, look_after
+from handfast.core.votes import Ballot, is_grant
+from handfast.errors import ConfigError, NotAcquired
+from handfast.protocol import commands
+from handfast.protocol.claims import Refused, Yours, token_in
+
+__all__ = ["Refusal", "ask", "read", "wait_for_hand_over"]
+
+
+def ask(io: IO, acquisition: Acquisition, channel: bytes) -> Awaitable[Any]:
+    """Send the claim. `read` reads the reply. `channel`: as for `attempt`."""
+    request, timing = acquisition.request, acquisition.timing
+    if channel:
+        listen(io, acquisition)
+    who = acquisition.who or acquisition.identify(io.nonce)
+    acquisition.touched = 1
+    if request.config.exact and request.owner is None:
+        payload = commands.set_nx(request.key, who.owner, timing.ttl_ms)
+    else:
+        payload = claim_payload(acquisition, who, request.group.nodes[0], b"0", ARRIVAL if channel else b"", channel)
+    acquisition.sent = sent = io.now()
+    acquisition.standstills = request.group.standstills
+    timeout = timing.timeout if acquisition.until is None else acquisition.timeout(timing.timeout, sent)
+    return io.ask(payload, timeout)
+
+
+def read(io: IO, acquisition: Acquisition, channel: bytes, reply: Any) -> Ballot | Refusal | None:
+    """Read the reply to `ask`. A valid grant sets `acquisition.hold`; otherwise this returns why it failed."""
+    request, timing = acquisition.request, acquisition.timing
+    # An integer is the token of a grant. Other grants are OK, of a published command, and a repeated claim's list.
+    answer = reply if type(reply) is int else read_checked(0, reply)
+    if (type(answer) is int and answer > 0) or is_grant(answer):
+        token = 0 if not request.config.fence else answer if type(answer) is int else token_in(answer)
+        deadline = acquisition.sent + timing.validity
+        if io.now() < deadline and request.group.standstills == acquisition.standstills:
+            acquisition.hold = make_hold(acquisition, deadline, acquisition.sent, 1, token, acquisition.standstills)
+            return None
+    elif type(answer) is Refused:
+        if channel:
+            acquisition.answered = io.now()
+            return Refusal(acquisition, answer)
+        acquisition.touched = 0  # there is no vote and no claim to take back
+    return _ballot(answer)
+
+
+def _ballot(answer: Any) -> Ballot:
+    """The ballot that the general code would have made of the answer."""
+    ballot = Ballot(1, 1)
+    if answer is not SILENT:
+        ballot.add(0, answer)
+    return ballot
+
+
+class Refusal:
+    """A refused claim that is in the node's queue."""
+
+    __slots__ = ("acquisition", "answer")
+
+    def __init__(self, acquisition: Acquisition, answer: Refused) -> None:
+        self.acquisition = acquisition
+        self.answer = answer
+
+    def ballot(self) -> Ballot | None:
+        """The refusal as the general code knows it. None if this machine's clock has stood still since the claim was
+        sent: nothing can be counted from that time, so the waiter must claim again."""
+        stood_still = self.acquisition.request.group.standstills != self.acquisition.standstills
+        return None if stood_still else _ballot(self.answer)
+
+    def explain(self, now: float) -> NotAcquired | ConfigError:
+        """The error for a wait that ends now."""
+        acquisition = self.acquisition
+        age = now - acquisition.answered
+        return explain.not_acquired(acquisition.request, [self.answer], acquisition.timing.timeout, age=age)
+
+
+async def wait_for_hand_over(io: IO, waiter: Waiter, refusal: Refusal) -> Hold | None:
+    """Wait for the hand-over to a claim that was refused. None if anything else happens first, even the end of the wait:
+    the general code looks at it."""
+    acquisition, answer = waiter.acquisition, refusal.answer
+    assert acquisition.who is not None
+    early = io.mailbox.get(acquisition.who.id)
+    if type(early) is not EarlyPushes or acquisition.request.owner is not None or is_foreign(answer):
+        return None
+    if not early.pushes:
+        waiter.queue.explain = refusal.explain
+        early.wakeup = waiter.wakeup
+        look = acquisition.answered + look_after(answer, acquisition.timing.ttl)
+        try:
+            await io.wait(waiter.wakeup, look if acquisition.until is None else min(look, acquisition.until))
+        finally:
+            waiter.queue.explain = early.wakeup = None
+    if waiter.given is not None or early.lost or len(early.pushes) != 1:
+        return None
+    push = early.pushes[0][1]
+    return _accept(io, acquisition, answer, push) if type(push) is Yours else None
+
+
+def _accept(io: IO, acquisition: Acquisition, answer: Refused, push: Yours) -> Hold | None:
+    """The hold from a hand-over; None if the push does not prove until when it is valid."""
+    request, now = acquisition.request, io.now()
+    since = handed_over_at(request.config, acquisition.sent, answer.server_us, push, now)
+    if since is None or request.group.standstills != acquisition.standstills:
+        return None
+    deadline = since + acquisition.timing.validity
+    if now >= deadline:
+        return None
+    return make_hold(acquisition, deadline, since, 1, push.token if request.config.fence else 0, acquisition.standstills)
