@@ -329,8 +329,8 @@ class BaseLock(LockRequest):
         return leases[-1]
 
     def _timing(self, ttl: object) -> Timing:
-        """The timing for a ttl of the caller's."""
-        return self.config.timing_for(self.config.policy.checked_ttl(ttl))
+        config = self.config
+        return config.timing if ttl is None else config.timing_for(config.policy.checked_ttl(ttl))
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Lock {self.name!r}>"

@@ -156,7 +156,7 @@ class Lock(BaseLock):
         if self._client._running_loop() is not None:
             _in_event_loop(self)
         seconds = self.config.wait if wait is ... else wait_of(wait)
-        timing = self.config.timing if ttl is None else self._timing(ttl)
+        timing = self._timing(ttl)
         client = self._client
         return client._reenter(self, timing, seconds) if self._reentrant else client._acquire(self, timing, seconds)
 

@@ -32,10 +32,10 @@ LOCAL_FIRST = 0.005
 
 def acquire(access: Access, queues: WaitQueues, acquisition: Acquisition) -> Coroutine[Any, Any, Hold]:
     """Acquire the lock, or raise NotAcquired."""
-    if queues.by_key and acquisition.wait != 0 and acquisition.request.owner is None:
-        # An explicit owner may hold the lock already, and must not wait for its own waiters.
-        if queues.has_waiters(acquisition.request):
-            return _wait_in_line(access, queues, acquisition)
+    # An explicit owner may hold the lock already, and must not wait for its own waiters.
+    waits = acquisition.wait != 0 and acquisition.request.owner is None
+    if queues.by_key and waits and queues.has_waiters(acquisition.request):
+        return _wait_in_line(access, queues, acquisition)
     return take(access, queues, acquisition, None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from handfast import watchdog
 from handfast.core import attempt, renew, several
 from handfast.core.hold import Hold
+from handfast.core.node_votes import handed_over_at
 from handfast.core.queue import ServerQueue
 from handfast.core.schedule import Schedule
 from handfast.net.connection import Connection
@@ -79,8 +80,8 @@ LEASES: tuple[Bug, ...] = (
         (1, 5),
         (
             (
-                ServerQueue._handed_over,
-                "since = vote.sent + waited * self.config.slowest",
+                handed_over_at,
+                "since = sent + waited * config.slowest",
                 "since = now",
             ),
         ),
@@ -91,11 +92,11 @@ LEASES: tuple[Bug, ...] = (
         (1, 5),
         (
             (
-                ServerQueue._handed_over,
-                "since = vote.sent + waited * self.config.slowest",
-                "since = min(now, vote.sent + max(0.0, waited * self.config.slowest))",
+                handed_over_at,
+                "since = sent + waited * config.slowest",
+                "since = min(now, sent + max(0.0, waited * config.slowest))",
             ),
-            (ServerQueue._handed_over, "not vote.server_us or waited < 0 or since > now:", "not vote.server_us:"),
+            (handed_over_at, "not server_us or waited < 0 or since > now:", "not server_us:"),
         ),
         "tests/unit/test_queue_rules.py::test_hand_over_with_impossible_time_is_claimed_again",
     ),
@@ -120,9 +121,9 @@ LEASES: tuple[Bug, ...] = (
         (1, 5),
         (
             (
-                ServerQueue._handed_over,
-                "since = vote.sent + waited * self.config.slowest",
-                "since = vote.sent + waited",
+                handed_over_at,
+                "since = sent + waited * config.slowest",
+                "since = sent + waited",
             ),
         ),
     ),
