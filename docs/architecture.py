@@ -60,8 +60,7 @@ BOXES = (
     ), column=130),
     Box(20, 210, 680, 268, CORE, "core/   WHAT: algorithms without I/O, clock or randomness", "core", (
         ("acquire", "the way in: start reading here"),
-        ("attempt", "one broadcast, and a hold if a majority grants it"),
-        ("single", "the usual way on one node: one claim, one hand-over"),
+        ("attempt single", "one attempt, and a hold if a majority grants it; the usual way on one node"),
         ("local_queue", "waiting in this process, in order of arrival; the cohort"),
         ("queue node_votes", "waiting in the nodes' queues: claim, inquire, yield; which votes count"),
         ("several foreign", "several names at once; keys of other programs"),
