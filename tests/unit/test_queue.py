@@ -112,6 +112,20 @@ def test_release_between_the_claim_and_the_wait_is_noticed(count: int) -> None:
     assert scene.io.time < SLACK
 
 
+def test_hand_over_after_a_standstill_of_our_clock_is_claimed_again() -> None:
+    """The claim was sent before the standstill, so its time does not tell until when the vote is valid."""
+    scene = Scene(1)
+    scene.rival.acquire()
+
+    def stand_still_and_release() -> None:
+        scene.client.group.standstills += 1
+        scene.rival.release()
+
+    scene.io.later(0.5, stand_still_and_release)
+    scene.acquire()
+    assert len(scene.claims()) == 2
+
+
 @pytest.mark.parametrize("count", [3, 5])
 def test_hand_over_by_a_majority_is_enough(count: int) -> None:
     scene = Scene(count)

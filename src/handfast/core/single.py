@@ -38,8 +38,9 @@ def ask(io: IO, acquisition: Acquisition, channel: bytes) -> Awaitable[Any]:
         payload = commands.set_nx(request.key, who.owner, timing.ttl_ms)
     else:
         payload = claim_payload(acquisition, who, request.group.nodes[0], b"0", ARRIVAL if channel else b"", channel)
-    acquisition.sent = sent = io.now()
+    # Read the count before the clock: another thread may notice a standstill in between.
     acquisition.standstills = request.group.standstills
+    acquisition.sent = sent = io.now()
     timeout = timing.timeout if acquisition.until is None else acquisition.timeout(timing.timeout, sent)
     return io.ask(payload, timeout)
 

@@ -57,7 +57,7 @@ class BasePool:
         """Notice connections that the server has closed while they were idle."""
         try:
             io.wake()
-        except BaseException:
+        except BaseException:  # an interrupt; otherwise its sockets would stay open
             self.give_back(io)
             raise
 
