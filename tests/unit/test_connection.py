@@ -15,7 +15,7 @@ from handfast.core.io import Fault
 from handfast.net.connection import DISCARD, Connection, Subscription
 from handfast.net.forwarded import ForwardedReply
 from handfast.protocol.resp import encode
-from handfast.protocol.scripts import NAMES, SHA, load_scripts
+from handfast.protocol.scripts import SHA, load_scripts
 
 NODE = 3
 
@@ -228,16 +228,17 @@ def test_reply_without_a_request_ends_the_connection() -> None:
 # -- scripts that the server forgot ------------------------------------------------------------------------------------
 
 NOSCRIPT = b"-NOSCRIPT No matching script.\r\n"
-LOADED = b"".join(b"$40\r\n%b\r\n" % SHA[name] for name in NAMES)
+CLAIM, PASS, EXTEND = SHA["claim"], SHA["pass"], SHA["extend"]
+LOADED = b"$40\r\n%b\r\n" % CLAIM
 
 
 def test_missing_script_is_loaded_and_the_request_sent_again() -> None:
     it = connect()
-    replies = ask(it, b"EVALSHA", b"acquire")
+    replies = ask(it, b"EVALSHA", CLAIM)
     taken(it)
     it.feed(NOSCRIPT)
     assert replies.got == []
-    assert taken(it) == load_scripts() + encode(b"EVALSHA", b"acquire")
+    assert taken(it) == load_scripts(["claim"]) + encode(b"EVALSHA", CLAIM)
     it.feed(LOADED + b":7\r\n")
     assert replies.got == [7]
     assert not it.pending
@@ -246,18 +247,18 @@ def test_missing_script_is_loaded_and_the_request_sent_again() -> None:
 def test_requests_that_are_sent_again_keep_their_order() -> None:
     """So that a release still follows its acquire."""
     it = connect()
-    acquire, release = ask(it, b"EVALSHA", b"acquire"), ask(it, b"EVALSHA", b"release")
+    acquire, release = ask(it, b"EVALSHA", CLAIM), ask(it, b"EVALSHA", PASS)
     taken(it)
     it.feed(NOSCRIPT + NOSCRIPT)
     sent = taken(it)
-    assert sent.index(encode(b"EVALSHA", b"acquire")) < sent.index(encode(b"EVALSHA", b"release"))
+    assert sent.index(encode(b"EVALSHA", CLAIM)) < sent.index(encode(b"EVALSHA", PASS))
     it.feed(LOADED + b":1\r\n" + LOADED + b":2\r\n")
     assert (acquire.got, release.got) == ([1], [2])
 
 
 def test_script_that_is_missing_again_is_a_fault() -> None:
     it = connect()
-    replies = ask(it, b"EVALSHA", b"acquire")
+    replies = ask(it, b"EVALSHA", CLAIM)
     it.feed(NOSCRIPT + LOADED + NOSCRIPT)
     assert [fault.kind for fault in replies.got] == ["NOSCRIPT"]
     assert not it.pending
@@ -266,39 +267,39 @@ def test_script_that_is_missing_again_is_a_fault() -> None:
 def test_request_of_several_commands_is_sent_again_as_a_whole() -> None:
     it = connect()
     replies = Replies(2)
-    it.request(encode(b"EVALSHA", b"acquire") + encode(b"WAIT", b"1", b"40"), replies)
+    it.request(encode(b"EVALSHA", CLAIM) + encode(b"WAIT", b"1", b"40"), replies)
     taken(it)
     it.feed(NOSCRIPT + b":0\r\n")
-    assert taken(it).endswith(encode(b"EVALSHA", b"acquire") + encode(b"WAIT", b"1", b"40"))
+    assert taken(it).endswith(encode(b"EVALSHA", CLAIM) + encode(b"WAIT", b"1", b"40"))
     it.feed(LOADED + b":7\r\n:1\r\n")
     assert replies.got == [[7, 1]]
 
 
 def test_discarded_request_is_sent_again() -> None:
     it = connect()
-    it.request(b"EVALSHA release", DISCARD)
+    it.request(b"EVALSHA " + PASS, DISCARD)
     taken(it)
     it.feed(NOSCRIPT)
-    assert taken(it).endswith(b"EVALSHA release")
+    assert taken(it).endswith(b"EVALSHA " + PASS)
 
 
 def test_request_is_not_sent_again_after_its_end() -> None:
     """A renewal that gets NOSCRIPT after the end of its lease would keep the key for another ttl."""
     it = connect()
     over, goes_on = Replies(until=0.0), Replies(until=0.1)
-    it.request(encode(b"EVALSHA", b"extend"), over)
+    it.request(encode(b"EVALSHA", EXTEND), over)
     it.feed(NOSCRIPT)
     assert [fault.kind for fault in over.got] == ["NOSCRIPT"]
-    assert load_scripts() not in taken(it)
-    it.request(encode(b"EVALSHA", b"extend"), goes_on)
+    assert b"LOAD" not in taken(it)
+    it.request(encode(b"EVALSHA", EXTEND), goes_on)
     it.feed(NOSCRIPT)
     assert goes_on.got == []
-    assert taken(it).endswith(load_scripts() + encode(b"EVALSHA", b"extend"))
+    assert taken(it).endswith(load_scripts(["extend"]) + encode(b"EVALSHA", EXTEND))
 
 
 def test_connection_that_ends_while_scripts_are_loaded_answers_all_requests() -> None:
     it = connect()
-    replies = ask(it, b"EVALSHA", b"acquire")
+    replies = ask(it, b"EVALSHA", CLAIM)
     it.feed(NOSCRIPT)
     it.fail(Fault("closed", "closed the connection"))
     assert [fault.kind for fault in replies.got] == ["closed"]
@@ -308,7 +309,7 @@ def test_request_whose_caller_has_gone_is_not_sent_again() -> None:
     """Its release needs no script, so it has been carried out: sent again, the claim would leave a lock behind."""
     it = connect()
     undo = encode(b"DELIFEQ", b"key", b"owner")
-    it.request(encode(b"EVALSHA", b"claim"), Replies(waiter=Waiting(over=True)))
+    it.request(encode(b"EVALSHA", CLAIM), Replies(waiter=Waiting(over=True)))
     it.request(undo, DISCARD)
     taken(it)
     it.feed(NOSCRIPT + b":0\r\n")
@@ -317,7 +318,7 @@ def test_request_whose_caller_has_gone_is_not_sent_again() -> None:
 
 def test_request_whose_broadcast_is_over_is_not_sent_again() -> None:
     it = connect()
-    replies = ask(it, b"EVALSHA", b"claim")
+    replies = ask(it, b"EVALSHA", CLAIM)
     replies.over = True
     taken(it)
     it.feed(NOSCRIPT)
@@ -327,10 +328,10 @@ def test_request_whose_broadcast_is_over_is_not_sent_again() -> None:
 
 def test_forwarded_request_is_sent_again_where_scripts_are_missing() -> None:
     home, it, replies = connect(), connect(), Replies()
-    it.request(b"EVALSHA x", ForwardedReply(home, replies, asking=False))
+    it.request(b"EVALSHA " + CLAIM, ForwardedReply(home, replies, asking=False))
     taken(it)
     it.feed(NOSCRIPT)
-    assert taken(it) == load_scripts() + b"EVALSHA x"
+    assert taken(it) == load_scripts(["claim"]) + b"EVALSHA " + CLAIM
     it.feed(LOADED + b":7\r\n")
     assert replies.got == [7]
 
@@ -377,10 +378,11 @@ def test_an_error_needs_no_check_and_a_lost_connection_answers_for_it() -> None:
 
 def test_a_vote_that_is_sent_again_is_checked_again() -> None:
     it = connect()
-    replies = checked(it)
+    replies = Replies(checked=True)
+    it.request(b"VOTE " + CLAIM, replies)
     it.take()
     it.feed(NOSCRIPT)
-    assert it.take() == load_scripts() + b"VOTE CHECK TWICE "
+    assert it.take() == load_scripts(["claim"]) + b"VOTE " + CLAIM + b"CHECK TWICE "
     it.feed(b":1\r\n:1\r\n" + LOADED + b":5\r\n")
     assert replies.got == []
     it.feed(b":1\r\n:1\r\n")
@@ -546,7 +548,7 @@ def seen(value: Any) -> Any:
 
 def answers(pieces: Iterator[bytes], widths: list[int]) -> tuple[list[Any], Any, bytes]:
     it = connect()
-    asked = [ask(it, b"X%d" % i, width=width) for i, width in enumerate(widths)]
+    asked = [ask(it, b"EVALSHA", CLAIM, b"%d" % i, width=width) for i, width in enumerate(widths)]
     taken(it)
     for piece in pieces:
         it.feed(piece)

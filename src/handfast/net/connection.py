@@ -22,7 +22,7 @@ from handfast.core.handshake import Rejected, Steps
 from handfast.core.io import Check, Collector, Fault
 from handfast.net.faults import from_reply
 from handfast.protocol.resp import encode
-from handfast.protocol.scripts import LOAD_REPLIES, load_scripts
+from handfast.protocol.scripts import load_scripts, scripts_in
 
 __all__ = ["DISCARD", "Connection", "Discard", "Subscription"]
 
@@ -221,7 +221,10 @@ class Connection:
             self.answer(self.pending.popleft(), self.fault)
 
     def _again(self, collector: Any, payload: bytes, reply: Any) -> bool:
-        """Send a refused request again: to another node if the server redirects it; here, after the scripts, on NOSCRIPT.
+        """Send a refused request again: to another node if the server redirects it; here, after its scripts, on NOSCRIPT.
+
+        Only the scripts of the request are loaded. A server reads 16 KB at a time and serves other clients in between, so
+        somebody who flushes scripts in a loop could keep a longer request from ever running.
 
         A request whose caller has gone is not sent again, because the caller has taken it back. Nor is a request whose
         time is over.
@@ -233,11 +236,12 @@ class Connection:
             return False
         if self.redirected is not None and self.redirected(collector, payload, faults[0]):
             return True
-        if not any(fault.kind == "NOSCRIPT" for fault in faults):
+        scripts = scripts_in(payload)
+        if not scripts or not any(fault.kind == "NOSCRIPT" for fault in faults):
             return False
-        self._expect(Discard(LOAD_REPLIES))
+        self._expect(Discard(len(scripts)))
         self._expect(collector)
-        self.out += [load_scripts(), payload]
+        self.out += [load_scripts(scripts), payload]
         self.unchecked = self.unchecked or collector.checked
         return True
 

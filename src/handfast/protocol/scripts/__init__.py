@@ -6,6 +6,7 @@ A line `--@ _part` includes another file, because Lua on a server has no other w
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Final
 
 from handfast.protocol.resp import encode
@@ -15,7 +16,7 @@ try:  # hashlib imports OpenSSL, which takes longer to load than all the scripts
 except ImportError:
     from hashlib import sha1
 
-__all__ = ["BREAK", "LOAD_REPLIES", "NAMES", "SHA", "TEXT", "load_scripts", "text_of"]
+__all__ = ["BREAK", "LOAD_REPLIES", "NAMES", "SHA", "TEXT", "load_scripts", "scripts_in", "text_of"]
 
 NAMES: Final = (
     "claim", "pass", "yield", "acquire_all", "extend", "restore_vote", "raise_token", "delete_owned", "set_marker",
@@ -42,8 +43,13 @@ SHA: Final[dict[str, bytes]] = {
     name: sha1(text, usedforsecurity=False).hexdigest().encode() for name, text in TEXT.items()
 }
 LOAD_REPLIES: Final = len(NAMES)
-"""The number of replies to `load_scripts`."""
+"""The number of replies if `load_scripts` loads all of them."""
 
 
-def load_scripts() -> bytes:
-    return b"".join(encode(b"SCRIPT", b"LOAD", TEXT[name]) for name in NAMES)
+def load_scripts(names: Iterable[str] = NAMES) -> bytes:
+    return b"".join(encode(b"SCRIPT", b"LOAD", TEXT[name]) for name in names)
+
+
+def scripts_in(payload: bytes) -> list[str]:
+    """The scripts that the commands run."""
+    return [name for name in NAMES if SHA[name] in payload]
