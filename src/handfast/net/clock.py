@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from binascii import hexlify
 from collections.abc import Callable
 from functools import partial
 
@@ -37,7 +38,7 @@ def wall() -> int:
 
 def nonce() -> bytes:
     """Return 128 random bits as text."""
-    return os.urandom(16).hex().encode()
+    return hexlify(os.urandom(16))
 
 
 class MachineClock:
