@@ -134,13 +134,14 @@ class Client(aio.Client):
     async def release(self, hold: Hold) -> bool:
         if hold in self.dog.renewing:
             self.world.happened["30"] += 1
+        lease = self._lease_type(self, hold)
         if self.pool is None:
-            return await self._release(hold)
+            return await lease.release()
         # As in sync.Client: on the connections that carried the acquisition, if no other thread uses them.
         with self.pool.lend(hold.carrier) as io:
             if io is not hold.carrier:
                 self._overtaking[hold] = None
-            return await self._release(hold)
+            return await lease.release()
 
     def drop(self, hold: Hold) -> None:
         """The user drops the lease without releasing it."""

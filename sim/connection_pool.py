@@ -14,6 +14,9 @@ __all__ = ["ConnectionPool"]
 class ConnectionPool:
     """The Access of a client with threads. A thread in the local queue borrows nothing."""
 
+    ready = False
+    """Nothing can be sent before connections are borrowed."""
+
     def __init__(self, make: Callable[[], SimIO]) -> None:
         self._make = make
         self.all: list[SimIO] = []

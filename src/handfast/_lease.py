@@ -302,7 +302,7 @@ class BaseLock(LockRequest):
         self.group = config.group
         self.names = names
         self.key = config.key_of(names[0])
-        self.queue_keys = queue_keys(self.key)
+        self.queue_keys = b"" if config.exact and owner is None else queue_keys(self.key)
         self.owner = owner
         self._client = client
         self._reentrant = reentrant

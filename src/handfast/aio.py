@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpac
 from handfast._client import BaseClient, wait_of
 from handfast._lease import BaseLease, BaseLock, Reentry
 from handfast._reports import call_on_lost
-from handfast.core import guard, inspect
-from handfast.core.acquire import acquire
+from handfast.core import guard, inspect, single
+from handfast.core.acquire import acquire, put_back
 from handfast.core.config import Timing
 from handfast.core.hold import HELD, Hold
 from handfast.core.local_queue import Acquisition
@@ -59,12 +59,9 @@ class Lease(BaseLease):
         await self._client._extend(self._hold, seconds)
         self._confirm_extended()
 
-    async def release(self) -> bool:
+    def release(self) -> Coroutine[Any, Any, bool]:
         """Release the lock. True if the lease was still valid. Further calls do nothing and return False."""
-        # This must be a coroutine: it keeps the lease, which would be given up if the caller has dropped it.
-        if self._reentry is not None and not self._leave():
-            return self._was_valid
-        return await self._client._release(self._hold)
+        return self._client._release(self._hold, self)
 
     @property
     def lost(self) -> asyncio.Event:
@@ -98,10 +95,7 @@ class Lease(BaseLease):
     async def _end_block(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
         cancelled = self._body is not None and self._body.leave()
         self._leave_block()
-        if self._reentry is None:
-            await self._client._release(self._hold)
-        else:
-            await self.release()
+        await self._client._release(self._hold, self)
         reason = self._hold.reason
         if kind is None and reason:
             raise self._loss(reason)
@@ -349,22 +343,34 @@ class Client(BaseClient[Lock, Lease]):
     async def _acquire(self, lock: Lock, timing: Timing, wait: float | None) -> Lease:
         io = self._io_for(lock.key)
         acquisition = Acquisition(lock, timing, wait, self._now())
+        failed = asked = None
         try:
-            lease = self._grant(await acquire(io, self._queues, acquisition), acquisition)
+            # If nobody waits, one request is all that a single node needs: see single.py.
+            asked = single.ask_at_once(io, self._queues, acquisition)
+            if asked is not None:
+                failed = single.read(io, acquisition, await asked)
+            hold = acquisition.hold or await acquire(io, self._queues, acquisition, failed)
+            lease = self._grant(hold, acquisition)
         except BaseException as error:
+            if asked is not None and acquisition.hold is None:
+                put_back(io, io, acquisition, done=False)
             self._take_back(acquisition, error)
             raise
         if acquisition.left_behind:
             self._clear(acquisition)
         return lease
 
-    async def _release(self, hold: Hold) -> bool:
+    async def _release(self, hold: Hold, lease: Lease) -> bool:
+        # The coroutine keeps the lease: if only the caller had it, and dropped it, it would be given up here.
+        if lease._reentry is not None and not lease._leave():
+            return lease._was_valid
         if hold.state != HELD or self._closed or self._io is None:  # None after a fork: the lease belongs to the parent
             return False
         if hold.config.cohort and self._hand_over(hold):
             return True
         try:
-            released = await release(self._io_for(hold.key), hold)
+            io = self._io_for(hold.key)
+            released = await release(io, hold)
         except BaseException:
             if hold.state != HELD:  # otherwise nothing was sent, and the lease is still held
                 self._abandon_lease(hold)

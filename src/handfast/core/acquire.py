@@ -24,14 +24,21 @@ from handfast.core.votes import Ballot
 from handfast.errors import ConfigError, NotAcquired
 from handfast.protocol.claims import Refused
 
-__all__ = ["acquire"]
+__all__ = ["acquire", "put_back"]
 
 LOCAL_FIRST = 0.005
 """Seconds for which the head of a cohort's queue waits for its sibling before it asks a server."""
 
 
-def acquire(access: Access, queues: WaitQueues, acquisition: Acquisition) -> Coroutine[Any, Any, Hold]:
-    """Acquire the lock, or raise NotAcquired."""
+def acquire(
+    access: Access, queues: WaitQueues, acquisition: Acquisition, failed: Ballot | Refusal | None = None
+) -> Coroutine[Any, Any, Hold]:
+    """Acquire the lock, or raise NotAcquired.
+
+    `failed`: the attempt that the caller has made already, by single.py.
+    """
+    if failed is not None:
+        return take(access, queues, acquisition, None, failed)
     # An explicit owner may hold the lock already, and must not wait for its own waiters.
     waits = acquisition.wait != 0 and acquisition.request.owner is None
     if queues.by_key and waits and queues.has_waiters(acquisition.request):
@@ -96,26 +103,19 @@ async def _from_sibling(access: Access, queues: WaitQueues, waiter: Waiter) -> H
     return waiter.usable(access.now())
 
 
-async def take(access: Access, queues: WaitQueues, acquisition: Acquisition, waiter: Waiter | None) -> Hold:
+async def take(
+    access: Access, queues: WaitQueues, acquisition: Acquisition, waiter: Waiter | None,
+    failed: Ballot | Refusal | None = None,
+) -> Hold:  # fmt: skip
     """Make an attempt with borrowed connections, and wait if it is refused.
 
-    `waiter`: the caller's waiter at the head of its queue; None if it is in no queue.
+    `waiter`: the caller's waiter at the head of its queue; None if it is in no queue. `failed`: see `acquire`.
     """
     done = False
-    request = acquisition.request
     io = access.borrow()
     try:
-        if not io.ready or not request.group.quorum_can_vote:
-            await prepare(io, acquisition)
-        failed: Ballot | Refusal | None = None
-        channel, one_name = b"", len(request.names) == 1
-        # On one node, a refused attempt for one name is in the queue at once.
-        if request.config.queues_on_arrival and acquisition.wait != 0 and one_name:
-            channel = io.channels[0] or await _subscribe(io, acquisition)
-        if request.config.alone and one_name and acquisition.timing.copies is None:
-            failed = single.read(io, acquisition, channel, await single.ask(io, acquisition, channel))
-        elif request.group.n == 1 or not _claims_first(io, queues, acquisition):
-            failed = await attempt(io, acquisition, channel)
+        if failed is None:
+            failed = await _first_attempt(io, queues, acquisition)
         hold = acquisition.hold
         if hold is None:
             hold = await _wait(io, access, queues, acquisition, waiter, failed)
@@ -126,12 +126,29 @@ async def take(access: Access, queues: WaitQueues, acquisition: Acquisition, wai
             acquisition.hold = hold
             hold.carrier, hold.asked = io, acquisition.touched
     finally:
-        _put_back(access, io, acquisition, done)
+        put_back(access, io, acquisition, done=done)
     # Without a hold, another waiter of this process was first: the caller queues behind it.
     return hold if hold is not None else await _wait_in_line(access, queues, acquisition)
 
 
-def _put_back(access: Access, io: IO, acquisition: Acquisition, done: bool) -> None:
+async def _first_attempt(io: IO, queues: WaitQueues, acquisition: Acquisition) -> Ballot | Refusal | None:
+    """Make the first attempt, if one is worth making. Returns why it failed; None if it was not made, or has set
+    `acquisition.hold`."""
+    request, channel = acquisition.request, b""
+    if not io.ready or not request.group.quorum_can_vote:
+        await prepare(io, acquisition)
+    one_name = len(request.names) == 1
+    # On one node, a refused attempt for one name is in the queue at once.
+    if request.config.queues_on_arrival and acquisition.wait != 0 and one_name:
+        channel = io.channels[0] or await _subscribe(io, acquisition)
+    if acquisition.timing.one_claim and one_name:
+        return single.read(io, acquisition, await single.ask(io, acquisition, channel))
+    if request.group.n == 1 or not _claims_first(io, queues, acquisition):
+        return await attempt(io, acquisition, channel)
+    return None
+
+
+def put_back(access: Access, io: IO, acquisition: Acquisition, *, done: bool) -> None:
     """Give borrowed connections back. Unless the acquisition is done, take back first what it has left on the servers."""
     try:
         if acquisition.who is not None:

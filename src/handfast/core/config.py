@@ -47,9 +47,9 @@ SERVER_TIMER: Final = 0.12
 class Timing:
     """The values that follow from a ttl: how long a grant is valid, how long to wait for a node, which copies to need."""
 
-    __slots__ = ("claim_terms", "copies", "timeout", "ttl", "ttl_ms", "validity")
+    __slots__ = ("claim_terms", "copies", "one_claim", "timeout", "ttl", "ttl_ms", "validity")
 
-    def __init__(self, policy: Policy, ttl: float, nodes: int) -> None:
+    def __init__(self, policy: Policy, ttl: float, nodes: int, *, guard: bool) -> None:
         self.ttl = ttl
         self.ttl_ms = b"%d" % round(ttl * 1000)
         self.claim_terms = commands.claim_terms(self.ttl_ms, 1 + policy.cohort if policy.fence else 0)
@@ -66,6 +66,8 @@ class Timing:
         if policy.replicas or policy.durable:
             self.copies = Copies(policy.replicas, policy.durable, max(1, round(timeout * 1000)))
             self.timeout += SERVER_TIMER
+        self.one_claim = nodes == 1 and not guard and self.copies is None
+        """The reply to one claim decides: there is a single node, without a guard and without copies."""
 
 
 class LockConfig:
@@ -133,12 +135,14 @@ class LockConfig:
         self._key_start = policy.prefix.encode() + b"{"
 
     def key_of(self, name: str) -> bytes:
-        if "{" in name or name[0] == "}" or self.exact:
-            return keys.key_of(self.policy.prefix, name, exact=self.exact)
+        if self.exact:
+            return name.encode()
+        if "{" in name or name[0] == "}":
+            return keys.key_of(self.policy.prefix, name, exact=False)
         return self._key_start + name.encode() + b"}"
 
     def timing_for(self, ttl: float) -> Timing:
-        return Timing(self.policy, ttl, self.group.n)
+        return Timing(self.policy, ttl, self.group.n, guard=self.group.guard)
 
 
 class LockKeys:
@@ -153,7 +157,8 @@ class LockKeys:
         self.key = config.key_of(names[0])
         """The key of the first name. It decides which node of a cluster has the lock."""
         self.queue_keys = keys.queue_keys(self.key)
-        """The five keys of the first name, as arguments of a command."""
+        """The five keys of the first name, as arguments of a command. A lock that uses the published protocol, which has
+        no queue, may leave this empty."""
 
     @property
     def name(self) -> str:

@@ -125,7 +125,7 @@ class Hold(LockKeys):
         self.slot = 0
         """The slot in the schedule. Only the schedule uses it."""
         self.state = HELD
-        self._permit = [True]
+        self._permit = bytearray(1)
         self.carrier: Any = None
         """The connections that carried the acquisition. A release on others may overtake a request that is under way."""
         self.asked = 0

@@ -43,6 +43,7 @@ class Acquisition:
     __slots__ = (
         "answered",
         "began",
+        "channel",
         "hold",
         "left_behind",
         "request",
@@ -72,6 +73,8 @@ class Acquisition:
         """When the last attempt failed."""
         self.standstills = 0
         """The group's count of standstills when it was sent; see NodeGroup. Only single.py uses this."""
+        self.channel = b""
+        """The channel on which the claim waits for a hand-over, if it has one. Only single.py uses this."""
         self.hold: Hold | None = None
         """The hold, if the acquisition has succeeded."""
 

@@ -17,20 +17,40 @@ from handfast.core import explain
 from handfast.core.attempt import ARRIVAL, EarlyPushes, claim_payload, listen, make_hold, read_checked
 from handfast.core.hold import Hold
 from handfast.core.io import IO, SILENT
-from handfast.core.local_queue import Acquisition, Waiter
+from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
 from handfast.core.node_votes import handed_over_at, is_foreign, look_after
 from handfast.core.votes import Ballot, is_grant
 from handfast.errors import ConfigError, NotAcquired
 from handfast.protocol import commands
 from handfast.protocol.claims import Refused, Yours, token_in
 
-__all__ = ["Refusal", "ask", "read", "wait_for_hand_over"]
+__all__ = ["Refusal", "ask", "ask_at_once", "read", "wait_for_hand_over"]
+
+
+def ask_at_once(io: IO, queues: WaitQueues, acquisition: Acquisition) -> Awaitable[Any] | None:
+    """Send the claim now, if this process has no waiters for the lock and nothing has to be awaited before. Otherwise
+    return None. `read` reads the reply; if it is no hold, `acquire` goes on.
+
+    This is for a driver that shares its connections, and needs not borrow them.
+    """
+    request = acquisition.request
+    if not acquisition.timing.one_claim or len(request.names) > 1 or not io.ready:
+        return None
+    if queues.by_key and queues.has_waiters(request):
+        return None
+    if request.config.queues_on_arrival and acquisition.wait != 0:
+        channel = io.channels[0]
+        if not channel:
+            return None
+        return ask(io, acquisition, channel)
+    return ask(io, acquisition, b"")
 
 
 def ask(io: IO, acquisition: Acquisition, channel: bytes) -> Awaitable[Any]:
     """Send the claim. `read` reads the reply. `channel`: as for `attempt`."""
     request, timing = acquisition.request, acquisition.timing
     if channel:
+        acquisition.channel = channel
         listen(io, acquisition)
     who = acquisition.who or acquisition.identify(io.nonce)
     acquisition.touched = 1
@@ -41,11 +61,11 @@ def ask(io: IO, acquisition: Acquisition, channel: bytes) -> Awaitable[Any]:
     # Read the count before the clock: another thread may notice a standstill in between.
     acquisition.standstills = request.group.standstills
     acquisition.sent = sent = io.now()
-    timeout = timing.timeout if acquisition.until is None else acquisition.timeout(timing.timeout, sent)
+    timeout = acquisition.timeout(timing.timeout, sent) if acquisition.wait else timing.timeout
     return io.ask(payload, timeout)
 
 
-def read(io: IO, acquisition: Acquisition, channel: bytes, reply: Any) -> Ballot | Refusal | None:
+def read(io: IO, acquisition: Acquisition, reply: Any) -> Ballot | Refusal | None:
     """Read the reply to `ask`. A valid grant sets `acquisition.hold`; otherwise this returns why it failed."""
     request, timing = acquisition.request, acquisition.timing
     # An integer is the token of a grant. Other grants are OK, of a published command, and a repeated claim's list.
@@ -54,10 +74,14 @@ def read(io: IO, acquisition: Acquisition, channel: bytes, reply: Any) -> Ballot
         token = 0 if not request.config.fence else answer if type(answer) is int else token_in(answer)
         deadline = acquisition.sent + timing.validity
         if io.now() < deadline and request.group.standstills == acquisition.standstills:
-            acquisition.hold = make_hold(acquisition, deadline, acquisition.sent, 1, token, acquisition.standstills)
+            hold = make_hold(acquisition, deadline, acquisition.sent, 1, token, acquisition.standstills)
+            hold.carrier, hold.asked = io, 1
+            if acquisition.channel and acquisition.who is not None:
+                io.mailbox.pop(acquisition.who.id, None)
+            acquisition.hold = hold
             return None
     elif type(answer) is Refused:
-        if channel:
+        if acquisition.channel:
             acquisition.answered = io.now()
             return Refusal(acquisition, answer)
         acquisition.touched = 0  # there is no vote and no claim to take back

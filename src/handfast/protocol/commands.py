@@ -44,16 +44,21 @@ class Identity:
     An acquisition of several names has an id for each of them, so that a push shows which name it concerns.
     """
 
-    __slots__ = ("generation", "id", "owner", "words")
+    __slots__ = ("generation", "id", "owner")
 
     def __init__(self, id: bytes, owner: bytes, generation: bytes = NO_GENERATION) -> None:  # noqa: A002
         self.id = id
         self.owner = owner
         self.generation = generation
-        self.words = b"$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
-            len(id), id, len(owner), owner, len(generation), generation,
-        )  # fmt: skip
+
+    @property
+    def words(self) -> bytes:
         """Id, owner and generation, as arguments of a command."""
+        owner, generation = self.owner, self.generation
+        if self.id is owner:  # as in most acquisitions
+            word = b"$%d\r\n%b\r\n" % (len(owner), owner)
+            return word + word + b"$1\r\n-\r\n"
+        return bulk(self.id) + bulk(owner) + bulk(generation)
 
     @classmethod
     def explicit(cls, owner: bytes, generation: bytes) -> Identity:
