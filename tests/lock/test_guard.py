@@ -21,6 +21,7 @@ from handfast.testing.clock import Clock, missing
 from handfast.testing.proxy import Proxy
 from tests.support.eventually import eventually
 from tests.support.sync_and_async import both, connected
+from tests.support.topologies import KINDS, binary
 
 MAX_TTL = 0.8
 Q = MAX_TTL * 1.02 + 0.1
@@ -357,9 +358,11 @@ def test_first_replica_locks_clients_of_guarded_node_out_for_one_quarantine_at_m
             eventually(lambda: all([works(late), works(early)]), within=end - time.monotonic())
 
 
-def test_node_demoted_and_promoted_on_live_connection_does_not_vote_at_once() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_node_demoted_and_promoted_on_live_connection_does_not_vote_at_once(kind: str) -> None:
     """The node now has the data of the other server, without the lock; the marker in it is still the node's own."""
-    with Server() as node, Server() as other, opened(node.url, guard=True, max_ttl=3.0) as client:
+    server = binary(kind)
+    with Server(server) as node, Server(server) as other, opened(node.url, guard=True, max_ttl=3.0) as client:
         take(client, "warm")
         other.command("REPLICAOF", "127.0.0.1", str(node.port))
         eventually(lambda: other.command("GET", "handfast:guard") == node.command("GET", "handfast:guard"), within=5)
@@ -373,6 +376,22 @@ def test_node_demoted_and_promoted_on_live_connection_does_not_vote_at_once() ->
         with pytest.raises(NotAcquired):
             client.lock("a", renew=False).acquire(wait=0)
         assert first.valid
+
+
+def test_node_that_missed_votes_while_demoted_does_not_vote_when_promoted_again() -> None:
+    """It was cut off from its new master, so it has dropped no data, and its marker is still its own."""
+    with Server() as node, Server() as other, opened(node.url, guard=True) as client:
+        take(client, "warm")
+        other.command("REPLICAOF", "127.0.0.1", str(node.port))
+        eventually(lambda: other.command("GET", "handfast:guard") == node.command("GET", "handfast:guard"), within=5)
+        other.command("REPLICAOF", "NO", "ONE")
+        node.command("REPLICAOF", "127.0.0.1", "1")
+        with handfast.connect(other.url, guard=True, **QUICK) as moved:
+            first = moved.lock("a", renew=True).acquire(wait=2 * Q + 1)
+            node.command("REPLICAOF", "NO", "ONE")
+            with pytest.raises(NotAcquired):
+                client.lock("a", renew=False).acquire(wait=0)
+            first.check()
 
 
 def test_demotion_is_noticed_on_busy_connection() -> None:

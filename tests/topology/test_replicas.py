@@ -155,20 +155,21 @@ async def test_extension_without_confirmation_of_replica_does_not_count(
 @on_one_kind
 @both
 async def test_lease_ends_at_deadline_while_replica_is_frozen(mode: str, master: Server, replica: Server) -> None:
-    async with connected(mode, master.url, replicas=1, ttl=0.8, node_timeout=0.15) as client:
+    async with connected(mode, master.url, replicas=1, ttl=2.0, node_timeout=0.15) as client:
         lease = await client.lock("a").acquire(wait=0)
         lost = lease.lost
         await eventually_async(renewal_of(lease))
+        tried = calls(master, "wait")
         replica.pause()
         # A renewal that was under way may still have been confirmed; from here on none is.
-        eventually(lambda: lease._hold.retrying or lost.is_set(), within=3)
+        eventually(lambda: lease._hold.retrying or lost.is_set(), within=5)
         deadline = lease._hold.deadline
-        tried = calls(master, "wait")
-        await eventually_async(lost.is_set, within=3)
+        await eventually_async(lost.is_set, within=5)
         assert lease._hold.deadline == deadline
         assert clock.now() - deadline < 0.5
         assert not lease.valid
-        assert calls(master, "wait") > tried, "it was tried again until the deadline"
+        # One renewal may have been under way, and one failed first.
+        assert calls(master, "wait") > tried + 2, "it was tried again until the deadline"
         with pytest.raises(handfast.LeaseLost, match="no majority confirmed a renewal"):
             lease.check()
         assert await lease.release() is False

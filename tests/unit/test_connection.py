@@ -57,10 +57,19 @@ def no_handshake() -> Steps:
 
 
 class Equal:
-    """A check that passes if the server says `1` to both of its commands."""
+    """A check that passes if the server says `1` to both of its commands. Its confirmation is the reply `1`."""
 
-    payload = b"CHECK TWICE "
-    width = 2
+    confirmation = b"CONFIRM "
+    confirmed_for = 1.0
+    emptied = Fault("UNREADY", "all data is gone")
+
+    def question(self, node: int) -> tuple[bytes, int]:
+        assert node == NODE
+        return b"CHECK TWICE ", 2
+
+    def refuted(self, node: int, reply: Any) -> Fault | None:
+        assert node == NODE
+        return None if reply == 1 else FAILED
 
     def fault(self, node: int, replies: list[Any], sent: float, received: float) -> Fault | None:
         assert node == NODE
@@ -362,6 +371,41 @@ def test_a_write_without_votes_has_no_check() -> None:
     it = connect()
     ask(it, b"GET", b"k")
     assert b"CHECK" not in it.take()
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_confirmation_precedes_request_if_the_last_one_is_old(checked: bool) -> None:
+    clock = [0.0]
+    it = Connection(NODE, no_handshake(), lambda: clock[0], Equal())
+    sent = []
+    for clock[0] in (0.9, 1.0, 1.9, 2.1, 3.0):
+        sent.append(it.request_now(b"GET k ", Replies(checked=checked)))
+    check = b"CHECK TWICE " * checked
+    assert [each == b"CONFIRM GET k " + check for each in sent] == [False, True, False, True, False]
+    assert [each == b"GET k " + check for each in sent] == [True, False, True, False, True]
+
+
+@pytest.mark.parametrize("reply", [b":0\r\n", b"-ERR no such command\r\n"])
+def test_connection_ends_when_its_server_is_not_the_same_any_more(reply: bytes) -> None:
+    clock = [0.0]
+    it = Connection(NODE, no_handshake(), lambda: clock[0], Equal())
+    early, late = Replies(), Replies(checked=True)
+    it.request(b"early ", early)
+    clock[0] = 1.0
+    it.request(b"late ", late)
+    assert it.take() == b"early CONFIRM late CHECK TWICE "
+    it.feed(b":7\r\n" + reply + b":7\r\n:1\r\n:1\r\n")
+    assert early.got == [7]
+    assert it.fault is not None
+    assert late.got == [it.fault]
+
+
+def test_connection_ends_when_its_server_has_deleted_all_data() -> None:
+    it = connect()
+    replies = checked(it)
+    it.feed(b">2\r\n$10\r\ninvalidate\r\n_\r\n:7\r\n:1\r\n:1\r\n")
+    assert replies.got == [Equal.emptied]
+    assert it.fault is Equal.emptied
 
 
 def test_an_error_needs_no_check_and_a_lost_connection_answers_for_it() -> None:

@@ -209,12 +209,25 @@ def test_hand_over_of_a_guarded_node_counts_with_its_proof_only() -> None:
     node = waiting.io.group.nodes[0]
     waiting.queued()
     waiting.io.group.set_marker(node, MARKER)
-    for proof in (b"", b"0 ", b"0 1 run:0 5 1000 -"):
+    for proof in (b"", b"0", b"1 run:0 5 1000 -"):
         waiting.queue.on_push(0, Yours(waiting.queue.who.id, 5, 7, EPOCH_US, proof))
         assert waiting.counted() == [], proof
         waiting.io.group.set_marker(node, MARKER)
-    waiting.queue.on_push(0, Yours(waiting.queue.who.id, 6, 7, EPOCH_US, node.proof))
+    waiting.queue.on_push(0, Yours(waiting.queue.who.id, 6, 7, EPOCH_US, node.marker))
     assert waiting.counted() == [0]
+
+
+@pytest.mark.parametrize(("age", "counted"), [(0.1, [0]), (0.6, [])], ids=["a recent claim", "an old claim"])
+def test_hand_over_of_a_guarded_node_counts_for_a_recent_claim_only(age: float, counted: list[int]) -> None:
+    """The node may have been demoted and promoted again since, and may have missed votes of another master."""
+    waiting = Waiting(guard=True, max_ttl=TTL)
+    waiting.queued()
+    waiting.io.group.set_marker(waiting.io.group.nodes[0], MARKER)
+    waiting.io.time += age
+    passed = round(age * SECOND)
+    waiting.queue.on_push(0, Yours(waiting.queue.who.id, 5, 7, EPOCH_US + passed, MARKER))
+    assert waiting.counted() == counted
+    assert (0, "claim") in waiting.sent() or counted
 
 
 def test_hand_over_before_any_reply_is_claimed_again() -> None:

@@ -1,13 +1,22 @@
 """The restart guard: a node that has lost data must not vote until every lease that it may have forgotten has expired.
 
 Each node has a marker: `1 <incarnation> <ready-at, server µs> <max_ttl ms> <floor>`. The incarnation is the server's
-run_id and its last promotion. A connection reads both when it is made, and the promotion again after a rest. A marker of
-another incarnation, or none (FLUSHALL), starts a quarantine of Q = max_ttl * (1 + 2*drift) + margin. The floor is a
+run_id and its last promotion. A connection reads both when it is made. A marker of another incarnation, or none
+(FLUSHALL), starts a quarantine of Q = max_ttl * (1 + 2*drift) + margin. The floor is a
 number once the node's counters are repaired, and only such a marker lets a node vote. Before that, the floor is
 - `-` if the node had no marker, so it has forgotten for certain (an empty restart, FLUSHALL);
 - `?` if the node still had a marker of an earlier incarnation, so it kept its data, perhaps without the last writes (a
   restart from an append-only file or a snapshot, a promotion).
 The marker is read together with each vote. So a loss of data on a live connection shows: the marker is gone, or another.
+
+There is one exception: a master that is demoted and promoted again. It keeps its connections, and the marker that it
+copies from the other master may be its own. Two things show this.
+- If it drops its data for a copy, it first sends an invalidation of everything to all connections that use client
+  tracking, ahead of every later reply. A guarded connection ends with this push. The next one reads the incarnation.
+- If it keeps its data, it may miss votes of the other master. That one was promoted too, so it gives none for Q. A
+  connection asks for role and promotion again before a request, if the last answer is older than Q/4. A hand-over does
+  not count if its claim is older than Q/2.
+If a server refuses tracking, each vote is followed by the question for the promotion, and no waiter queues there.
 
 Waiting heals locks, but not counters. After Q, before the node's first vote, the largest token that enough other nodes
 know becomes the floor of its counters. The promise is that tokens stay in order while fewer than M nodes forget. M nodes
@@ -46,6 +55,7 @@ from handfast.protocol import commands
 from handfast.protocol.resp import encode
 
 __all__ = [
+    "REPLICA",
     "Marker",
     "adopt",
     "bootstrap",
@@ -53,6 +63,7 @@ __all__ = [
     "contradicted",
     "incarnation",
     "install",
+    "is_recent",
     "quarantine",
     "repair",
     "server_time",
@@ -190,50 +201,67 @@ STEPPED: Final = Fault(
     "clock", "its clock stepped forward against ours, so it may have ended leases early; no vote until it is checked"
 )
 
+REPLICA: Final = Fault("replica", "is a replica, not a master, so it cannot vote: name its master")
+
 
 def check_vote(group: NodeGroup, index: int, proof: bytes, server_us: int, sent: float, received: float) -> Fault | None:
-    """Why a vote does not count, or None. The node has shown `proof` when it gave the vote, or later."""
+    """Why a vote does not count, or None. The node has shown the marker `proof` when it gave the vote, or later."""
     if not group.guard:
         return None
     node = group.nodes[index]
-    if not proof or proof != node.proof:
+    if not proof or proof != node.marker:
         group.set_marker(node, b"")
         return UNREADY
     return STEPPED if read_clock(group, index, sent, received, server_us) else None
 
 
-class VoteCheck:
-    """The check behind the votes of one write: the node still has its marker and its promotion, and its clock has not
-    stepped. It comes after the votes, so a node that had forgotten a lease before one of them would show it."""
+def is_recent(group: NodeGroup, sent: float, now: float) -> bool:
+    """Whether a hand-over may count for a claim that was sent at `sent`. The confirmation before the claim was sent up
+    to Q/4 earlier."""
+    return not group.guard or now - sent < period(group) / 2
 
-    width = 3
+
+class VoteCheck:
+    """The check behind the votes of one write: the node still has its marker, and its clock has not stepped. It comes
+    after the votes, so a node that had forgotten a lease before one of them would show it.
+
+    A node that refuses client tracking must also show that it was not promoted. INFO takes a server longer than a vote.
+    """
+
+    emptied = UNREADY
+    confirmation = commands.INFO_REPLICATION
 
     def __init__(self, group: NodeGroup) -> None:
         self._group = group
-        self.payload = encode(b"GET", group.marker_key) + encode(b"TIME") + commands.INFO_REPLICATION
+        self.confirmed_for = min(1.0, period(group) / 4)
+        self._short = encode(b"GET", group.marker_key) + encode(b"TIME")
+
+    def refuted(self, node: int, reply: bytes) -> Fault | None:
+        """Why the server may have missed votes: it is a replica, or was promoted again."""
+        state = self._group.nodes[node]
+        if b"role:master" not in reply:
+            return REPLICA
+        return None if incarnation(state.run_id, reply) == state.incarnation else UNREADY
+
+    def question(self, node: int) -> tuple[bytes, int]:
+        if self._group.nodes[node].tracks:
+            return self._short, 2
+        return self._short + commands.INFO_REPLICATION, 3
 
     def fault(self, node: int, replies: list[Any], sent: float, received: float) -> Fault | None:
         for reply in replies:
             if type(reply) is Fault:
                 return reply
-        marker, time, info = replies
-        proof = promotion(info) + b" " + (marker or b"")
-        return check_vote(self._group, node, proof, server_time(time), sent, received)
+        state = self._group.nodes[node]
+        proof = replies[0] or b""
+        if len(replies) > 2 and incarnation(state.run_id, replies[2]) != state.incarnation:
+            proof = b""
+        return check_vote(self._group, node, proof, server_time(replies[1]), sent, received)
 
 
 def install(group: NodeGroup) -> None:
     """Let a check follow every vote of this guarded group."""
     group.check = VoteCheck(group)
-
-
-NEVER_PROMOTED: Final = b"master_replid2:" + b"0" * 40
-
-
-def promotion(info: bytes) -> bytes:
-    """The replication id that a server took when it was promoted; b"0" if it never was. `info`: of INFO replication."""
-    if NEVER_PROMOTED in info:
-        return b"0"
-    return incarnation("", info)[1:]
 
 
 def incarnation(run_id: str, info: bytes) -> bytes:

@@ -20,6 +20,7 @@ from handfast.protocol.scripts import LOAD_REPLIES, load_scripts
 __all__ = ["Login", "Rejected", "Steps", "handshake", "is_old", "knows"]
 
 NO_RESP3: Final = Fault("RESP2", "speaks RESP2 only, so it cannot push to waiters")
+NO_TRACKING: Final = Fault("tracking", "refuses client tracking, so its pushes do not show whether it has lost its data")
 Steps = Generator[tuple[bytes, int], list[Any], None]
 """Yields (commands, number of replies), and receives that many replies."""
 
@@ -73,7 +74,7 @@ def handshake(
     probe = group.marker_key + b":probe"
     # Try the commands instead of guessing from a version. The key does not exist, so nothing is deleted.
     questions = encode(b"DELIFEQ", probe, b"-") + encode(b"DELEX", probe, b"IFEQ", b"-")
-    # For waiters. Tracking costs nothing until a read asks for it.
+    # For waiters and for the guard. Tracking costs nothing until a read asks for it, or all data is deleted.
     questions += encode(b"CLIENT", b"TRACKING", b"ON", b"OPTIN")
     replies = yield questions + load_scripts() + ABOUT, 3 + LOAD_REPLIES + ABOUT_REPLIES
     about = replies[-ABOUT_REPLIES:]
@@ -81,11 +82,13 @@ def handshake(
     eviction.note(node, info, warn)
     node.deletes_by = "delifeq" if knows(replies[0]) else "delex" if knows(replies[1]) else ""
     node.tracks = node.no_push is None and type(replies[2]) is not Fault
+    if group.guard and not node.tracks and node.no_push is None:
+        node.no_push = NO_TRACKING
     _refuse(replies[3:-ABOUT_REPLIES])
     if moves:
         (role,) = yield encode(b"ROLE"), 1
         if type(role) is list and role[0] != b"master":
-            raise Rejected(Fault("replica", "is a replica, not a master, so it cannot vote: name its master"))
+            raise Rejected(guard.REPLICA)
         # A user without the right to ask gets the replica's errors later.
     if group.n > 1 or group.guard:
         _refuse(about)
@@ -104,7 +107,7 @@ def _identify(group: NodeGroup, node: Node, run_id: str, now: Callable[[], float
     replies = yield asked, 1 + 2 * group.guard
     _refuse(replies)
     if eviction.fields(replies[:1]).get("role") != "master":
-        raise Rejected(Fault("replica", "is a replica, not a master, so it cannot vote: name its master"))
+        raise Rejected(guard.REPLICA)
     # Store first and compare afterwards: of two connections at the same time, at least one sees the other.
     node.run_id = run_id
     for other in group.nodes:

@@ -106,11 +106,24 @@ class Check(Protocol):
     """
 
     @property
-    def payload(self) -> bytes: ...
+    def confirmation(self) -> bytes:
+        """A command that a connection sends before a request, at the latest every `confirmed_for` seconds."""
+        ...
 
     @property
-    def width(self) -> int:
-        """The number of replies to the payload."""
+    def confirmed_for(self) -> float: ...
+
+    def refuted(self, node: int, reply: Any) -> Fault | None:
+        """Why a connection must end after the reply to the confirmation, or None."""
+        ...
+
+    @property
+    def emptied(self) -> Fault:
+        """The fault of a connection whose server has deleted or replaced all its data. Such a connection ends."""
+        ...
+
+    def question(self, node: int) -> tuple[bytes, int]:
+        """The commands, and the number of their replies."""
         ...
 
     def fault(self, node: int, replies: list[Any], sent: float, received: float) -> Fault | None:

@@ -213,7 +213,7 @@ class NodeVotes:
 
     def _handed_over(self, node: int, vote: NodeVote, push: Yours, now: float) -> None:
         since = handed_over_at(self.config, vote.sent, vote.server_us, push, now)
-        if since is None:
+        if since is None or not guard.is_recent(self.group, vote.sent, now):
             vote.due = 0.0
             return
         if self.group.guard:

@@ -57,7 +57,6 @@ class Node:
         "no_push",
         "opens_at",
         "other_max_ttl",
-        "proof",
         "quarantined_until",
         "run_id",
         "step",
@@ -84,9 +83,7 @@ class Node:
         self.incarnation = b""
         """The run_id and the last promotion. Another value means that the node may have lost data."""
         self.marker = b""
-        """The guard's marker; empty while the node may not vote."""
-        self.proof = b""
-        """The last promotion and the marker, as the node must show them with each vote; empty while it may not vote."""
+        """The guard's marker, which the node must show with each vote; empty while it may not vote."""
         self.opens_at = 0.0
         """The end of the node's quarantine on the local clock."""
         self.waiting = b""
@@ -172,7 +169,6 @@ class NodeGroup:
         # Set the floor first: a thread that reads the marker must find the floor that belongs to it.
         node.floor = floor
         node.marker = marker
-        node.proof = node.incarnation.partition(b":")[2] + b" " + marker if marker else b""
         self.has_token_floors = any(each.floor != b"0" for each in self.nodes)
         self.all_nodes_vote = not self.guard or all(each.marker for each in self.nodes)
         self._judge()

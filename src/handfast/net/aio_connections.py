@@ -261,6 +261,7 @@ class AioConnections(AioConnecting, RequestTimeouts):
         if self._shared:
             for link in self.links:
                 if link.connection is not None:
+                    link.connection.confirm()
                     link.connection.pending.extend(self._collectors)
                     link.connection.sent.extend(self._shared)
                     link.connection.out += self._shared
@@ -281,6 +282,8 @@ class AioConnections(AioConnecting, RequestTimeouts):
                 continue
             idle = not link.asked_at
             data = shared
+            if collectors:
+                connection.confirm()
             connection.pending.extend(collectors)
             connection.sent.extend(self._shared)
             if connection.out or self._unchecked:

@@ -6,7 +6,9 @@ long after the caller has gone. No request is sent before the handshake has ende
 follows its claim.
 
 Replies to requests that must be checked are kept back. Behind the last of them in a write, `take` adds the check's
-commands; when these are answered, the kept replies are given to their collectors, or a fault instead.
+commands; when these are answered, the kept replies are given to their collectors, or a fault instead. A connection with a
+check also asks the server from time to time whether it is still the same, and ends if it is not, or if the server deletes
+or replaces all its data: the replies that follow would prove nothing.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ class Connection:
     """The state of one connection to node number `index`."""
 
     __slots__ = (
+        "_confirmed_at",
         "_kept",
         "_partial",
         "_steps",
@@ -106,10 +109,13 @@ class Connection:
         """The pub/sub channel on which the node reaches this connection alone; empty without a subscription."""
         self.subscribed_to = b""
         """The channel whose subscription the server has confirmed last."""
+        self._confirmed_at = now()
+        """When the last confirmation was sent. Every later reply comes after its answer. The handshake is one, too."""
         self._steps = steps
         self._step(None)
 
     def request(self, payload: bytes, collector: Collector) -> None:
+        self.confirm()
         self.pending.append(collector)
         self.sent.append(payload)
         self.out.append(payload)
@@ -118,12 +124,19 @@ class Connection:
 
     def request_now(self, payload: bytes, collector: Collector) -> bytes:
         """Like `request` and `take`, for a transport that writes each request at once."""
-        if self.out or collector.checked:
+        if self.out or self.check is not None:
             self.request(payload, collector)
             return self.take()
         self.pending.append(collector)
         self.sent.append(payload)
         return payload
+
+    def confirm(self) -> None:
+        """Let a confirmation precede the next request, unless the last one is recent."""
+        if self.check is not None and (now := self.now()) - self._confirmed_at >= self.check.confirmed_for:
+            self._confirmed_at = now
+            self._expect(_Confirmation(self, self.check))
+            self.out.append(self.check.confirmation)
 
     def take(self) -> bytes:
         """Take the bytes to write now. The transport calls this once for each write."""
@@ -138,8 +151,9 @@ class Connection:
         """Let a check follow the requests that must be checked."""
         assert self.check is not None
         self.unchecked = False
-        self._expect(_CheckReplies(self, self.check))
-        self.out.append(self.check.payload)
+        payload, width = self.check.question(self.index)
+        self._expect(_CheckReplies(self, self.check, width))
+        self.out.append(payload)
 
     def _expect(self, collector: Collector) -> None:
         """Expect replies to bytes that must not be sent again: the handshake, or SCRIPT LOAD."""
@@ -156,6 +170,9 @@ class Connection:
                 if kind is _Push:
                     if reply[0] == b"subscribe":
                         self.subscribed_to = reply[1]
+                    elif self.check is not None and reply[0] == b"invalidate" and reply[1] is None:
+                        self.fail(self.check.emptied)
+                        return
                     elif self.on_push is not None:
                         self.on_push(self.index, reply)
                     continue
@@ -239,6 +256,7 @@ class Connection:
         scripts = scripts_in(payload)
         if not scripts or not any(fault.kind == "NOSCRIPT" for fault in faults):
             return False
+        self.confirm()
         self._expect(Discard(len(scripts)))
         self._expect(collector)
         self.out += [load_scripts(scripts), payload]
@@ -301,8 +319,8 @@ class _CheckReplies(Discard):
 
     __slots__ = ("_check", "_connection", "_sent")
 
-    def __init__(self, connection: Connection, check: Check) -> None:
-        super().__init__(check.width)
+    def __init__(self, connection: Connection, check: Check, width: int) -> None:
+        super().__init__(width)
         self._connection = connection
         self._check = check
         self._sent = connection.now()
@@ -311,6 +329,23 @@ class _CheckReplies(Discard):
         connection = self._connection
         fault = reply if type(reply) is Fault else self._check.fault(node, reply, self._sent, connection.now())
         connection.end_check(fault)
+        return False
+
+
+class _Confirmation(Discard):
+    """The collector of a confirmation."""
+
+    __slots__ = ("_check", "_connection")
+
+    def __init__(self, connection: Connection, check: Check) -> None:
+        super().__init__()
+        self._connection = connection
+        self._check = check
+
+    def add(self, node: int, reply: Any) -> bool:
+        fault = reply if type(reply) is Fault else self._check.refuted(node, reply)
+        if fault is not None:
+            self._connection.fail(fault)
         return False
 
 

@@ -6,7 +6,7 @@ server time at which the claim is valid, `ttl` is in milliseconds, `step` is the
 because it may contain spaces. The record of a given vote is `stamp ticket id claim`.
 
 A push is one of these. The id names the acquisition.
-- `yours id stamp token s µs [promotion marker]`: the acquisition has this node's vote since server time s, µs.
+- `yours id stamp token s µs [marker]`: the acquisition has this node's vote since server time s, µs.
 - `inquire id stamp`: a lower ticket waits for the vote with this stamp.
 - `look id`: claim again, because the new holder's vote ends sooner than the node has said.
 
@@ -47,7 +47,7 @@ class Granted(NamedTuple):
     server_us: int
     """The node's time in µs; 0 if it did not tell it."""
     proof: bytes
-    """The promotion and the marker that a guarded node shows with a vote; empty without a guard. See core/guard.py."""
+    """The marker that a guarded node shows with a vote; empty without a guard. See core/guard.py."""
 
 
 class Refused(NamedTuple):

@@ -181,7 +181,7 @@ QUEUES: tuple[Bug, ...] = (
         "next-is-not-told",
         "a release leaves the lock free, and tells nobody",
         (11,),
-        (("pass", "if give(floor) then return 2 end", ""),),
+        (("pass", "heir, _, _, token = give(floor)", ""),),
     ),
     Bug(
         "claim-sent-again",

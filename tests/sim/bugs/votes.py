@@ -9,6 +9,7 @@ from handfast.core.hold import Hold
 from handfast.core.local_queue import Acquisition
 from handfast.core.nodes import ClockStep, NodeGroup
 from handfast.core.queue import ServerQueue
+from handfast.net.connection import Connection
 from tests.sim.bugs.bug import Bug
 
 __all__ = ["GUARD", "TOKENS", "VOTES"]
@@ -52,8 +53,8 @@ VOTES: tuple[Bug, ...] = (
         (
             (
                 "pass",
-                "if call('GET', KEYS[1]) ~= owner then return 0 end\nlocal free",
-                "if not call('GET', KEYS[1]) then return 0 end\nlocal free",
+                "if call('GET', KEYS[1]) == owner then free, shorter",
+                "if call('GET', KEYS[1]) then free, shorter",
             ),
             (
                 "pass",
@@ -161,14 +162,28 @@ GUARD: tuple[Bug, ...] = (
         (
             (guard.quarantine, "group.max_ttl_ms, memory(seen))", 'group.max_ttl_ms, b"0")'),
             (guard.period, "return group.policy.max_ttl * (1 + 2 * group.policy.drift) + MARGIN", "return 0.0"),
-            (guard.check_vote, "if not proof or proof != node.proof:", "if False:"),
+            (guard.check_vote, "if not proof or proof != node.marker:", "if False:"),
         ),
     ),
     Bug(
         "flush-unnoticed",
         "the marker behind the votes is not compared: FLUSHALL on a live connection goes unseen",
         (1, 2, 3, 4, 5, 10),
-        ((guard.check_vote, "if not proof or proof != node.proof:", "if False:"),),
+        ((guard.check_vote, "if not proof or proof != node.marker:", "if False:"),),
+    ),
+    Bug(
+        "promotion-unnoticed",
+        "a connection never asks again whether its server was demoted and promoted",
+        (1, 2, 3, 4, 5, 10),
+        ((Connection.confirm, "self.check is not None and", "False and self.check is not None and"),),
+        "tests/unit/test_connection.py::test_confirmation_precedes_request_if_the_last_one_is_old",
+    ),
+    Bug(
+        "hand-over-after-promotion",
+        "a hand-over counts however long ago its server was asked whether it was promoted",
+        (1, 2, 3, 4, 5, 10),
+        ((guard.is_recent, "return not group.guard or now - sent < period(group) / 2", "return True"),),
+        "tests/unit/test_queue_rules.py::test_hand_over_of_a_guarded_node_counts_for_a_recent_claim_only",
     ),
     Bug(
         "any-incarnation",

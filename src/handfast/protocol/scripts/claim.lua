@@ -62,10 +62,13 @@ if ticket == '0' then
   ticket = string.format('%.0f', math.max(time[1] * 1000000 + time[2], tonumber(last) + 1))
 end
 local function keep()
-  -- The queue must outlive every claim in it. Extending it rarely, but by more, saves commands.
+  -- The queue must outlive every claim in it. Extending it rarely, but by more, saves commands. The claims live as long
+  -- as the queue or longer: a new queue has no ttl, and both get theirs together.
   local least = math.max(300000, left + ttl + 3000)
-  if call('PTTL', KEYS[2]) < least then call('PEXPIRE', KEYS[2], 2 * least) end
-  if call('PTTL', KEYS[3]) < least then call('PEXPIRE', KEYS[3], 2 * least) end
+  if call('PTTL', KEYS[2]) < least then
+    call('PEXPIRE', KEYS[2], 2 * least)
+    call('PEXPIRE', KEYS[3], 2 * least)
+  end
 end
 if holder == owner then
   -- This owner has the vote already: by an earlier claim, or by another acquisition of the same explicit owner.
@@ -87,7 +90,7 @@ if holder == owner then
   local stamp, given, whose = string.match(record(generation), '^(%d+) (%d+) (%S+)')
   -- On a single node the time of arrival decides: a repeated claim keeps its ticket, and yields to no other claim.
   local single = ARGV[10] == '0'
-  if whose ~= id then stamp = new_stamp() end
+  if whose ~= id then stamp = new_stamp(call('HGET', KEYS[3], '*')) end
   local inquired = 0
   if queues then
     -- A repeated claim keeps its first ticket. A vote without a record was given while the queue was empty.
@@ -116,10 +119,11 @@ local function inquire(text)
   local stamp, given, whose, channel = string.match(text or '', '^(%d+) (%d+) (%S+) %d+ %d+ %d+ %d+ %S+ (%S+) ')
   if stamp and tonumber(ticket) < tonumber(given) then push(channel, 'inquire ' .. whose .. ' ' .. stamp) end
 end
-local plain, last = 1 - call('EXISTS', KEYS[5]), call('HGET', KEYS[3], '*')
-if queues and plain == 1 then
-  inquire(last)
-elseif queues then
+local plain = 1 - call('EXISTS', KEYS[5])
+local by_arrival = ARGV[10] == '0' -- no vote was given to a later arrival
+if queues and plain == 1 and not by_arrival then
+  inquire(call('HGET', KEYS[3], '*'))
+elseif queues and not by_arrival then
   local shares = call('HGETALL', KEYS[5])
   for i = 1, #shares, 2 do
     if string.sub(shares[i], 1, 1) == '*' then inquire(shares[i + 1]) end

@@ -22,12 +22,18 @@ if call('ZREM', KEYS[2], id) == 1 then
   call('HDEL', KEYS[3], id)
   hint(call('PTTL', KEYS[1])) -- perhaps only this waiter would have looked in time
 end
-if floor > 0 and tonumber(call('GET', KEYS[4]) or '0') < floor then set_counter(floor) end
-if call('GET', KEYS[1]) ~= owner then return 0 end
-local free, shorter = leave(generation)
+local function raise_counter()
+  if floor > 0 and tonumber(call('GET', KEYS[4]) or '0') < floor then set_counter(floor) end
+end
+local free, shorter
+if call('GET', KEYS[1]) == owner then free, shorter = leave(generation) end
 if shorter then hint(call('PTTL', KEYS[1]), true) end
-if not free then return free == nil and 0 or 1 end
-id = ''
-if give(floor) then return 2 end
-call('DEL', KEYS[1], KEYS[3])
-return 1
+local heir, token, _
+if free then
+  id = ''
+  heir, _, _, token = give(floor)
+end
+if not token or token == '0' then raise_counter() end -- the token of a new holder is above the floor
+if heir then return 2 end
+if free then call('DEL', KEYS[1], KEYS[3]) end
+return free == nil and 0 or 1
