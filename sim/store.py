@@ -244,10 +244,6 @@ class Store:
         table = self._hash(words[1])
         return None if table is None else table.get(words[2])
 
-    def _hmget(self, words: Sequence[bytes]) -> Any:
-        table = self._hash(words[1]) or {}
-        return [table.get(field) for field in words[2:]]
-
     def _hexists(self, words: Sequence[bytes]) -> Any:
         table = self._hash(words[1])
         return int(table is not None and words[2] in table)
@@ -393,7 +389,6 @@ class Store:
         b"PEXPIRE": _pexpire,
         b"HSET": _hset,
         b"HGET": _hget,
-        b"HMGET": _hmget,
         b"HEXISTS": _hexists,
         b"HGETALL": _hgetall,
         b"HDEL": _hdel,

@@ -178,10 +178,10 @@ async def test_correct_password_is_accepted_and_wrong_password_is_reported(mode:
 
 # The smallest rights that suffice, found by leaving out each in turn (see the test behind these). HELLO, AUTH and
 # SETNAME need none. DELIFEQ is a convenience of Valkey: without the right to it releases are scripts.
-COMMANDS = ("script|load", "evalsha", "get", "set", "del", "exists", "pexpire", "pttl", "time", "hget")
+COMMANDS = ("script|load", "evalsha", "get", "set", "del", "exists", "pexpire", "pttl", "time")
 GUARDED = (*COMMANDS, "info")
-PLAIN = ("script|load", "evalsha", "get", "set", "del", "exists", "pexpire", "pttl", "time", "hget")
-"""With fence=False; pttl and hget are only for the error that names the holder."""
+PLAIN = ("script|load", "evalsha", "get", "set", "del", "exists", "pexpire", "pttl", "time")
+"""With fence=False; pttl is only for the error that names the holder."""
 
 
 def allow(server: Server, commands: tuple[str, ...], keys: str = "~handfast:*") -> None:

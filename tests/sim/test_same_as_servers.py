@@ -110,10 +110,10 @@ def claim(draw: st.DrawFn) -> Step:
     limits = commands.limits(draw(retentions), draw(st.sampled_from([LONGEST, 1 << 52])))
     ticket = draw(st.sampled_from([b"", b"0", b"0", b"100", b"200", b"300"]))
     channel = draw(st.sampled_from([CHANNEL, CHANNEL, CHANNEL + b"-gone"])) if ticket else b""
-    proposal, floor = b"%d" % draw(small), b"%d" % draw(small)
+    proposal = b"%d" % draw(small)
     return say(
         commands.claim(
-            keys.queue_keys(draw(locks)), joined(draw(guards)), draw(acquisitions), terms, proposal, floor, limits,
+            keys.queue_keys(draw(locks)), joined(draw(guards)), draw(acquisitions), terms, proposal, limits,
             ticket, channel, draw(st.booleans()),
         )
     )  # fmt: skip
@@ -136,7 +136,6 @@ class Yield(NamedTuple):
     guard_keys: tuple[bytes, ...]
     who: Identity
     real: bool
-    floor: bytes
     retention: int
 
     def __call__(self, play: Play) -> None:
@@ -144,9 +143,7 @@ class Yield(NamedTuple):
         retention = bulk(b"%d" % self.retention)
         play.send(
             *(
-                commands.yield_vote(
-                    keys.queue_keys(self.lock), joined(self.guard_keys), self.who, stamp, self.floor, retention
-                )
+                commands.yield_vote(keys.queue_keys(self.lock), joined(self.guard_keys), self.who, stamp, retention)
                 for stamp in stamps
             )
         )
@@ -172,9 +169,7 @@ class Break(NamedTuple):
 
 
 breaks = st.builds(Break, locks, guards, acquisitions, st.sampled_from([True, True, True, False]), retentions)
-yields = st.builds(
-    Yield, locks, guards, acquisitions, st.sampled_from([True, True, False]), small.map(b"%d".__mod__), retentions
-)
+yields = st.builds(Yield, locks, guards, acquisitions, st.sampled_from([True, True, False]), retentions)
 
 
 @st.composite
@@ -182,7 +177,7 @@ def acquire_all(draw: st.DrawFn) -> Step:
     return say(
         commands.acquire_all(
             draw(several), draw(guards), draw(acquisitions), draw(ttls), draw(steps_wanted), b"%d" % draw(small),
-            b"%d" % draw(small), draw(retentions), LONGEST, draw(st.booleans()),
+            draw(retentions), LONGEST, draw(st.booleans()),
         )
     )  # fmt: skip
 
@@ -213,7 +208,7 @@ def published(draw: st.DrawFn) -> Step:
 @st.composite
 def marker(draw: st.DrawFn) -> Step:
     # Not `@`, which stands for the time: another test compares it.
-    ready, floor = st.sampled_from([b"7", b"8"]), st.sampled_from([b"0", b"1"])
+    ready, floor = st.sampled_from([b"7", b"8"]), st.sampled_from([b"-", b"0", b"1", b"300"])
     made = [guard.text(b"life", draw(ready), LONGEST, draw(floor)) for _ in "12"]
     return say(commands.set_marker(GUARD[0], draw(st.sampled_from([b"", made[0]])), made[1], 0))
 

@@ -786,7 +786,7 @@ def test_fake_nodes_reply_like_servers() -> None:
 
     def claim(who: Identity, ticket: bytes = b"", channel: bytes = b"-", barge: bool = False) -> bytes:
         terms = config.timing.claim_terms
-        return commands.claim(request.queue_keys, b"", who, terms, b"0", b"0", config.limits, ticket, channel, barge)
+        return commands.claim(request.queue_keys, b"", who, terms, b"0", config.limits, ticket, channel, barge)
 
     def leave(who: Identity) -> bytes:
         return commands.pass_on(request.queue_keys, b"", who, b"0", config.retention_arg)
@@ -798,7 +798,7 @@ def test_fake_nodes_reply_like_servers() -> None:
         *[claim(b, b"70", b"alive"), leave(e), commands.extend(request.keys, a, b"30000", b"99999"), leave(a)],
         *[claim(b, b"70", b"alive"), claim(c, b"50", b"alive"), claim(e, barge=True), leave(b), leave(b), leave(c)],
         *[leave(d), claim(one), claim(two), leave(one), leave(one), claim(a, b"0", b"alive"), leave(two), leave(a)],
-        commands.acquire_all((request.key, request.key + b"2"), (), a, b"20000", 1, b"0", b"0", 60, 1 << 52, False),
+        commands.acquire_all((request.key, request.key + b"2"), (), a, b"20000", 1, b"0", 60, 1 << 52, False),
         commands.raise_token((request.key, request.key + b"2"), (), a, 1 << 52, 60),
         commands.restore_vote((request.key,), (), a, 30000, 1 << 52, 60),
         commands.restore_vote((request.key,), (), b, 30000, 1 << 52, 60),

@@ -489,7 +489,7 @@ def test_ticket_is_the_median_of_the_refusing_nodes_times() -> None:
     waiting = Waiting(5)
     waiting.refused(EPOCH_US + 7, EPOCH_US + 2, EPOCH_US + 9, 0, 0)
     waiting.sent()
-    assert {arguments[9] for arguments in waiting.arguments()} == {b"%d" % (EPOCH_US + 7)}
+    assert {arguments[8] for arguments in waiting.arguments()} == {b"%d" % (EPOCH_US + 7)}
 
 
 def test_ticket_is_taken_once() -> None:
@@ -502,7 +502,7 @@ def test_ticket_is_taken_once() -> None:
         )
     waiting.io.time += 1.0
     assert len(waiting.sent()) == 3
-    assert {arguments[9] for arguments in waiting.arguments()} == {b"%d" % EPOCH_US}
+    assert {arguments[8] for arguments in waiting.arguments()} == {b"%d" % EPOCH_US}
 
 
 def test_ticket_is_sent_to_all_nodes_including_granting_ones() -> None:
@@ -515,14 +515,14 @@ def test_ticket_comes_from_clocks_of_nodes_without_refusals() -> None:
     waiting = Waiting()
     names = [name for _, name in waiting.sent()]
     assert names == ["time"] * 3 + ["claim"] * 3
-    assert {words[3 + int(words[2]) + 9] for _, _, words in waiting.io.sent if len(words) > 3} == {b"%d" % EPOCH_US}
+    assert {words[3 + int(words[2]) + 8] for _, _, words in waiting.io.sent if len(words) > 3} == {b"%d" % EPOCH_US}
 
 
 def test_ticket_of_a_single_node_is_the_time_of_arrival() -> None:
     waiting = Waiting(1)
     waiting.refused(EPOCH_US)
     assert waiting.sent() == [(0, "claim")]
-    assert waiting.arguments()[0][9] == b"0"
+    assert waiting.arguments()[0][8] == b"0"
 
 
 def _joining() -> Waiting:

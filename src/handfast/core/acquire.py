@@ -4,7 +4,7 @@ An acquisition begins with one attempt (attempt.py). If that is refused, the cal
 process (local_queue.py), and at the head of it in the queues of the nodes (queue.py). For keys that other programs hold,
 it tracks the keys instead (foreign.py). If the nodes cannot push, or the caller limits its tries, it repeats the attempt.
 
-`take` withdraws whatever an acquisition that fails has left. A loop that tries again withdraws before each try.
+`take` withdraws whatever an acquisition that fails has left. A loop that tries again calls `start_over` before each try.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from handfast.core import explain, several, single
-from handfast.core.attempt import OUTAGE, attempt, prepare, withdraw
+from handfast.core.attempt import OUTAGE, attempt, prepare, start_over, withdraw
 from handfast.core.foreign import look, wait_for_change
 from handfast.core.hold import Hold
 from handfast.core.io import IO, Access
@@ -268,7 +268,7 @@ async def _retry(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot) -> 
         waiter.queue.explain = lambda now, last=ballot: failure(acquisition, last)
         now = io.now()
         silent_since = _outage_since(acquisition, ballot, silent_since, now)
-        withdraw(io, acquisition)
+        start_over(io, queues, acquisition)
         await io.wait(waiter.wakeup, acquisition.earlier(now + config.policy.backoff(tried, io.random())))
         queues.check(waiter, io.now())
         given = waiter.usable(io.now())

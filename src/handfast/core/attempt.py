@@ -13,8 +13,8 @@ from handfast.core import guard, tokens
 from handfast.core.config import LockConfig
 from handfast.core.hold import Hold
 from handfast.core.io import IO, Fault, Payloads, PushListener
-from handfast.core.local_queue import Acquisition
-from handfast.core.nodes import Node, NodeGroup
+from handfast.core.local_queue import Acquisition, WaitQueues
+from handfast.core.nodes import NodeGroup
 from handfast.core.release import take_back
 from handfast.core.votes import Ballot, MultiReplyBallot, is_grant
 from handfast.errors import ConfigError
@@ -27,6 +27,7 @@ __all__ = [
     "EarlyPushes",
     "admit",
     "attempt",
+    "start_over",
     "claim_payload",
     "listen",
     "make_hold",
@@ -129,14 +130,12 @@ def _payloads(io: IO, acquisition: Acquisition, ballot: Ballot, channel: bytes, 
     request, copies = acquisition.request, acquisition.timing.copies
     group, who = request.group, acquisition.identify(io.nonce)
     proposal = proposal_for(io, request.config)
-
-    def payload_of(node: Node) -> bytes:
-        payload = _attempt_payload(acquisition, who, node, proposal, channel)
-        return payload if copies is None else payload + copies.command
-
-    if group.all_nodes_vote and not group.has_token_floors:
+    payload = _attempt_payload(acquisition, who, proposal, channel)
+    if copies is not None:
+        payload += copies.command
+    if group.all_nodes_vote:
         acquisition.touched = (1 << group.n) - 1
-        return payload_of(group.nodes[0])
+        return payload
     payloads: list[bytes | None] = [None] * group.n
     for node in group.nodes:
         closed = group.closed(node, now)
@@ -144,7 +143,7 @@ def _payloads(io: IO, acquisition: Acquisition, ballot: Ballot, channel: bytes, 
             ballot.add(node.index, closed)
         else:
             acquisition.touched |= 1 << node.index
-            payloads[node.index] = payload_of(node)
+            payloads[node.index] = payload
     return payloads
 
 
@@ -154,25 +153,23 @@ def proposal_for(io: IO, config: LockConfig) -> bytes:
     return b"%d" % group.proposal(io.wall()) if config.fence and group.n > 1 else b"0"
 
 
-def _attempt_payload(acquisition: Acquisition, who: Identity, node: Node, proposal: bytes, channel: bytes) -> bytes:
+def _attempt_payload(acquisition: Acquisition, who: Identity, proposal: bytes, channel: bytes) -> bytes:
     request, timing = acquisition.request, acquisition.timing
     config = request.config
     if config.exact and len(request.names) == 1 and request.owner is None:
         return commands.set_nx(request.key, who.owner, timing.ttl_ms)
     if len(request.names) > 1:
         return commands.acquire_all(
-            request.keys, config.guard_key_list, who, timing.ttl_ms, config.step, proposal, node.floor,
+            request.keys, config.guard_key_list, who, timing.ttl_ms, config.step, proposal,
             config.retention, config.longest_ms, not config.policy.fair,
         )  # fmt: skip
-    return claim_payload(acquisition, who, node, proposal, ARRIVAL if channel else b"", channel)
+    return claim_payload(acquisition, who, proposal, ARRIVAL if channel else b"", channel)
 
 
-def claim_payload(
-    acquisition: Acquisition, who: Identity, node: Node, proposal: bytes, ticket: bytes, channel: bytes
-) -> bytes:
+def claim_payload(acquisition: Acquisition, who: Identity, proposal: bytes, ticket: bytes, channel: bytes) -> bytes:
     config, timing = acquisition.request.config, acquisition.timing
     return commands.claim(
-        acquisition.request.queue_keys, config.guard_keys, who, timing.claim_terms, proposal, node.floor, config.limits,
+        acquisition.request.queue_keys, config.guard_keys, who, timing.claim_terms, proposal, config.limits,
         ticket, channel, not config.policy.fair,
     )  # fmt: skip
 
@@ -278,3 +275,12 @@ def withdraw(io: IO, acquisition: Acquisition) -> None:
         # Use a new identity from now on. A server may carry this out after a later claim that comes on another
         # connection. With the old identity, that claim or its vote would be taken back.
         acquisition.who = None
+
+
+def start_over(io: IO, queues: WaitQueues, acquisition: Acquisition) -> None:
+    """Withdraw before another try. What could not be taken back goes to the watchdog now, and not only at the end of the
+    wait: a vote whose reply was lost would block the next try."""
+    withdraw(io, acquisition)
+    while acquisition.left_behind:
+        queues.abandon(acquisition.left_behind[0])
+        acquisition.left_behind = acquisition.left_behind[1:]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from handfast.core import explain
-from handfast.core.attempt import OUTAGE, attempt, prepare, withdraw
+from handfast.core.attempt import OUTAGE, attempt, prepare, start_over
 from handfast.core.hold import Hold
 from handfast.core.io import IO, Fault
 from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
@@ -64,7 +64,7 @@ async def wait_for_change(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ba
     try:
         while True:
             # Withdraw before any pause: clients that keep their votes meanwhile could block each other for ever.
-            withdraw(io, acquisition)
+            start_over(io, queues, acquisition)
             # A missing answer may be a vote that came after the decision.
             split = any(answer is None or is_grant(answer) for answer in ballot.answers)
             if split or renewed > CALM:

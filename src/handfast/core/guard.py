@@ -19,8 +19,9 @@ copies from the other master may be its own. Two things show this.
 If a server refuses tracking, each vote is followed by the question for the promotion, and no waiter queues there.
 
 Waiting heals locks, but not counters. After Q, before the node's first vote, the largest token that enough other nodes
-know becomes the floor of its counters. The promise is that tokens stay in order while fewer than M nodes forget. M nodes
-have stored each token, so N-M+1 nodes that remember are enough: one of them has it. Of the nodes that answer:
+know becomes the floor of its counters. The scripts read it in the marker, so no client can use an old one. The promise
+is that tokens stay in order while fewer than M nodes forget. M nodes have stored each token, so N-M+1 nodes that remember
+are enough: one of them has it. Of the nodes that answer:
 - a node that votes remembers;
 - a node with `-` has forgotten;
 - of the nodes with `?` as many may have forgotten as the promise allows beside those with `-`. A durable restart
@@ -143,7 +144,7 @@ def adopt(group: NodeGroup, node: Node, raw: bytes | None, server_us: int, now: 
         node.opens_at = now + (marker.ready_at - server_us) / 1e6
         node.waiting = raw
     if marker.votes and node.index not in group.suspects:
-        group.set_marker(node, raw, marker.floor)
+        group.set_marker(node, raw)
     else:
         group.set_marker(node, b"")
     return True

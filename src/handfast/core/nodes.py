@@ -49,7 +49,6 @@ class Node:
         "deletes_by",
         "eviction",
         "fault",
-        "floor",
         "incarnation",
         "index",
         "label",
@@ -90,8 +89,6 @@ class Node:
         """The marker to whose quarantine `opens_at` belongs."""
         self.other_max_ttl = 0
         """The max_ttl in the node's marker, in ms; 0 if it equals this client's."""
-        self.floor = b"0"
-        """A lower bound for fence counters that the node may have lost."""
         self.clock: tuple[float, float, float, float, float] | None = None
         """From the last reading, the bounds on (server time minus local time); the upper limit, if no clock has stepped
         since an earlier reading; and the times of both readings. A step of the node's clock exceeds the limit."""
@@ -154,8 +151,6 @@ class NodeGroup:
         """How often this machine's clock was found to have stood still. Earlier deadlines are not valid any more."""
         self.on_standstill: Callable[[], None] | None = None
         """Called at a standstill, in the thread that notices it: the holds of this client are lost."""
-        self.has_token_floors = False
-        """A node has a floor for its counters, so each node gets its own payload."""
         self.all_nodes_vote = not guard
         """As far as is known, every node may vote."""
         self.check: Check | None = None
@@ -164,12 +159,9 @@ class NodeGroup:
         self.bootstrap_call = "handfast.bootstrap(client)"
         """The call that opens a new deployment, for error messages."""
 
-    def set_marker(self, node: Node, marker: bytes, floor: bytes = b"0") -> None:
+    def set_marker(self, node: Node, marker: bytes) -> None:
         """Set the marker that the node must show with each vote; empty: it may not vote."""
-        # Set the floor first: a thread that reads the marker must find the floor that belongs to it.
-        node.floor = floor
         node.marker = marker
-        self.has_token_floors = any(each.floor != b"0" for each in self.nodes)
         self.all_nodes_vote = not self.guard or all(each.marker for each in self.nodes)
         self._judge()
         if self.observer is not None:

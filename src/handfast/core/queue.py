@@ -30,7 +30,7 @@ from handfast.core.attempt import (
     make_hold,
     proposal_for,
     read_vote,
-    withdraw,
+    start_over,
 )
 from handfast.core.clocks import known_times
 from handfast.core.hold import Hold
@@ -213,9 +213,9 @@ class ServerQueue(NodeVotes):
         if vote.to_yield:
             stamp, vote.to_yield = vote.to_yield, 0
             keys = self.acquisition.request.queue_keys
-            return commands.yield_vote(keys, config.guard_keys, self.who, stamp, state.floor, config.retention_arg)
+            return commands.yield_vote(keys, config.guard_keys, self.who, stamp, config.retention_arg)
         channel = self.io.channels[node]
-        return claim_payload(self.acquisition, self.who, state, self.proposal, self.ticket, channel)
+        return claim_payload(self.acquisition, self.who, self.proposal, self.ticket, channel)
 
     async def conclude(self, counted: list[int], now: float) -> Hold | None:
         """Make the hold with a majority of votes, if the nodes agree on a token."""
@@ -376,7 +376,7 @@ async def begin_again(io: IO, queues: WaitQueues, waiter: Waiter, missing: Copie
     """Pass the votes on, and pause. `since` is when copies were first missing; it is returned."""
     acquisition, now = waiter.acquisition, io.now()
     since = now if since is None else since
-    withdraw(io, acquisition)
+    start_over(io, queues, acquisition)
     if acquisition.until is None and now >= since + OUTAGE:
         raise missing.explain(now)
     waiter.queue.explain = missing.explain

@@ -7,7 +7,7 @@ renewed. In the end the parts become one hold with one token, which is larger th
 
 from __future__ import annotations
 
-from handfast.core.attempt import make_hold, withdraw
+from handfast.core.attempt import make_hold, start_over
 from handfast.core.config import LockRequest
 from handfast.core.hold import HELD, Hold
 from handfast.core.io import IO
@@ -22,7 +22,7 @@ __all__ = ["wait_for_each"]
 async def wait_for_each(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot | None) -> Hold:
     """Queue for one name after another. `ballot`: the answers to the attempt at all names."""
     acquisition = waiter.acquisition
-    withdraw(io, acquisition)
+    start_over(io, queues, acquisition)
     missing_since: float | None = None
     while True:
         parts: list[Hold] = []
@@ -53,7 +53,7 @@ async def wait_for_each(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ball
                     # The release must follow the restored vote on the watchdog's connections, too.
                     queues.abandon(part_hold)
         if missing is None:
-            withdraw(io, acquisition)  # a part is lost: begin again
+            start_over(io, queues, acquisition)  # a part is lost: begin again
         else:
             missing_since = await begin_again(io, queues, waiter, missing, missing_since)
 

@@ -57,7 +57,7 @@ def ask(io: IO, acquisition: Acquisition, channel: bytes) -> Awaitable[Any]:
     if request.config.exact and request.owner is None:
         payload = commands.set_nx(request.key, who.owner, timing.ttl_ms)
     else:
-        payload = claim_payload(acquisition, who, request.group.nodes[0], b"0", ARRIVAL if channel else b"", channel)
+        payload = claim_payload(acquisition, who, b"0", ARRIVAL if channel else b"", channel)
     # Read the count before the clock: another thread may notice a standstill in between.
     acquisition.standstills = request.group.standstills
     acquisition.sent = sent = io.now()

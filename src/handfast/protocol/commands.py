@@ -80,9 +80,9 @@ def _head(name: str, args: int) -> tuple[bytes, bytes]:
     return start % (3 + 5 + args, SHA[name], 5), start % (3 + 7 + args, SHA[name], 7)
 
 
-_CLAIM: Final = _head("claim", 12)
+_CLAIM: Final = _head("claim", 11)
 _PASS: Final = _head("pass", 5)
-_YIELD: Final = _head("yield", 6)
+_YIELD: Final = _head("yield", 5)
 
 
 def claim_terms(ttl_ms: bytes, step: int) -> bytes:
@@ -101,7 +101,6 @@ def claim(
     who: Identity,
     terms: bytes,
     proposal: bytes,
-    floor: bytes,
     limit: bytes,
     ticket: bytes = b"",
     channel: bytes = b"",
@@ -109,24 +108,22 @@ def claim(
 ) -> bytes:
     """Take the vote or, with a ticket, enter the queue. `keys`: see `keys.queue_keys`. `guard`: the guard's keys as
     arguments; empty without a guard."""
-    return b"%b%b%b%b%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n$1\r\n%d\r\n" % (
-        _CLAIM[guard != b""], keys, guard, who.words, terms, len(proposal), proposal, len(floor), floor,
-        limit, len(ticket), ticket, len(channel), channel, barge,
+    return b"%b%b%b%b%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n$1\r\n%d\r\n" % (
+        _CLAIM[guard != b""], keys, guard, who.words, terms, len(proposal), proposal, limit,
+         len(ticket), ticket, len(channel), channel, barge,
     )  # fmt: skip
 
 
-def pass_on(keys: bytes, guard: bytes, who: Identity, floor: bytes, retention: bytes) -> bytes:
+def pass_on(keys: bytes, guard: bytes, who: Identity, token: bytes, retention: bytes) -> bytes:
     """End an acquisition: leave the queue, hand the vote over."""
     return b"%b%b%b%b$%d\r\n%b\r\n%b" % (
-        _PASS[guard != b""], keys, guard, who.words, len(floor), floor, retention,
+        _PASS[guard != b""], keys, guard, who.words, len(token), token, retention,
     )  # fmt: skip
 
 
-def yield_vote(keys: bytes, guard: bytes, who: Identity, stamp: int, floor: bytes, retention: bytes) -> bytes:
+def yield_vote(keys: bytes, guard: bytes, who: Identity, stamp: int, retention: bytes) -> bytes:
     """Give the vote with this stamp back to the queue."""
-    return b"%b%b%b%b%b%b%b" % (
-        _YIELD[guard != b""], keys, guard, who.words, bulk(b"%d" % stamp), bulk(floor), retention,
-    )  # fmt: skip
+    return b"%b%b%b%b%b%b" % (_YIELD[guard != b""], keys, guard, who.words, bulk(b"%d" % stamp), retention)
 
 
 def acquire_all(
@@ -136,7 +133,6 @@ def acquire_all(
     ttl_ms: bytes,
     step: int,
     proposal: bytes,
-    floor: bytes,
     retention: int,
     longest_ms: int,
     barge: bool,
@@ -144,7 +140,7 @@ def acquire_all(
     """Take the votes for several names, all or none."""
     all_keys = [*keys, *names.with_suffix(keys, names.QUEUE, names.CLAIMS, names.FENCE, names.GENERATIONS), *guard]
     return script(
-        "acquire_all", all_keys, who.owner, who.generation, ttl_ms, b"%d" % len(keys), b"%d" % step, proposal, floor,
+        "acquire_all", all_keys, who.owner, who.generation, ttl_ms, b"%d" % len(keys), b"%d" % step, proposal,
         b"%d" % retention, b"%d" % longest_ms, b"%d" % barge,
     )  # fmt: skip
 

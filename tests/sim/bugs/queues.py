@@ -37,8 +37,8 @@ QUEUES: tuple[Bug, ...] = (
         (
             (
                 GIVES,
-                "local function give(floor)\n  local first = call('ZPOPMIN', KEYS[2])",
-                "local function give(floor)\n  local first = call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')\n"
+                "local function give(last)\n  local first = call('ZPOPMIN', KEYS[2])",
+                "local function give(last)\n  local first = call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')\n"
                 "  if first[1] then call('ZREM', KEYS[2], first[1]) end",
             ),
         ),
@@ -181,7 +181,7 @@ QUEUES: tuple[Bug, ...] = (
         "next-is-not-told",
         "a release leaves the lock free, and tells nobody",
         (11,),
-        (("pass", "heir, _, _, token = give(floor)", ""),),
+        (("pass", "heir, _, _, token = give(last)", ""),),
     ),
     Bug(
         "claim-sent-again",

@@ -150,7 +150,7 @@ VOTES: tuple[Bug, ...] = (
         "published-keeps-votes",
         "a waiter for a key that other programs share keeps the votes that were not enough",
         (9, 11),
-        ((foreign.wait_for_change, "withdraw(io, acquisition)", "pass"),),
+        ((foreign.wait_for_change, "start_over(io, queues, acquisition)", "pass"),),
     ),
 )
 
@@ -227,7 +227,7 @@ GUARD: tuple[Bug, ...] = (
         "set-back-clock",
         "a key that lasts for hours because its server's clock was set back is left there",
         (9, 11, 17),
-        (("claim acquire_all", "if left > tonumber(ARGV[9]) then", "if false then"),),
+        (("claim acquire_all", "if left > tonumber(ARGV[8]) then", "if false then"),),
     ),
     Bug(
         "forgetful-vote-stays-counted",
@@ -308,7 +308,7 @@ TOKENS: tuple[Bug, ...] = (
         "floor-unused",
         "a repaired node does not use the floor that it was given",
         (2, 3, 4),
-        ((GIVES, "local least = math.max(count, floor) + step", "local least = count + step"),),
+        ((GIVES, "math.max(last, floor_in(call('GET', KEYS[6])))", "last"),),
     ),
     Bug(
         "cohort-keeps-token",

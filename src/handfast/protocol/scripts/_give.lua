@@ -4,7 +4,7 @@
 -- an explicit owner share a vote, and each of them has a record of its own in the generations: each yields its own share.
 -- KEYS   1 lock  2 queue (sorted set of ids by ticket)  3 claims (hash by id)  5 generations
 -- needs  call, time, now_ms, id (the caller, which needs no push), take, next_token, proof
--- after  give(floor) returns the claim's id, owner, ttl, token ('0': unfenced) and stamp; nil if there is no waiter
+-- after  give(last) returns the claim's id, owner, ttl, token ('0': unfenced) and stamp; nil if there is no waiter
 local CLAIM = '^(%d+) (%d+) (%d+) (%d+) (%S+) (%S+) (.*)$'
 -- `last`: the record of the last vote, or false.
 local function new_stamp(last)
@@ -48,15 +48,14 @@ local function tell_owner(owner)
     if whose == owner then push(channel, 'look ' .. waiter) end
   end
 end
-local function give(floor)
+local function give(last)
   local first = call('ZPOPMIN', KEYS[2])
   while first[1] do
-    local heir, found = first[1], call('HMGET', KEYS[3], first[1], '*')
-    local claim = found[1] or ''
+    local heir, claim = first[1], call('HGET', KEYS[3], first[1]) or ''
     local ends, ttl, step, proposal, generation, channel, owner = string.match(claim, CLAIM)
     if owner and tonumber(ends) >= tonumber(time[1]) then
-      local stamp, token = new_stamp(found[2]), '0'
-      if step ~= '0' then token = next_token(tonumber(step), proposal, floor) end
+      local stamp, token = new_stamp(call('HGET', KEYS[3], '*')), '0'
+      if step ~= '0' then token = next_token(tonumber(step), proposal, last) end
       if heir == id or push(channel, table.concat({'yours', heir, stamp, token, time[1], time[2], proof()}, ' ')) then
         ttl = tonumber(ttl)
         take(owner, generation, ttl, token)

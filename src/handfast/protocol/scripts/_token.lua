@@ -2,24 +2,29 @@
 -- A counter expires one retention after the time of its token. So when it is gone, the server's clock is past every
 -- token that it gave, and the server's time is a safe start. A proposal that is older than the retention may be older
 -- than an expired counter: the server's time replaces it.
--- KEYS   4 fence counter  7 high-water mark (guarded only)
+-- A guarded node's marker ends with a floor for all counters once the node may vote: it may have lost counters.
+-- KEYS   4 fence counter  guarded: 6 marker  7 high-water mark
 -- needs  call, time (nil: not asked yet), retention (seconds)
 local function set_counter(token, text)
   text = text or string.format('%.0f', token)
   call('SET', KEYS[4], text, 'EXAT', math.floor(token / 1000000) + retention + 1)
-  local mark = KEYS[7]
-  if mark and token > tonumber(call('GET', mark) or '0') then call('SET', mark, text) end
+  if KEYS[7] and token > tonumber(call('GET', KEYS[7]) or '0') then call('SET', KEYS[7], text) end
   return text
 end
-local function next_token(step, proposal, floor)
+local function floor_in(marker)
+  return tonumber(string.match(marker or '', ' (%d+)$') or '0')
+end
+-- `last`: a token that the next one must exceed.
+local function next_token(step, proposal, last)
   local count = tonumber(call('GET', KEYS[4]) or '0')
+  if KEYS[6] then last = math.max(last, floor_in(call('GET', KEYS[6]))) end
   local token, text = tonumber(proposal), proposal
   if token == 0 or count == 0 then
     time = time or call('TIME')
     local now = time[1] * 1000000 + time[2]
     if token == 0 or token <= now - retention * 1000000 then token, text = now, nil end
   end
-  local least = math.max(count, floor) + step
+  local least = math.max(count, last) + step
   if token < least then token, text = least, nil end
   -- Lua numbers are doubles: above 2^53 they do not count by ones.
   if token >= 9007199254740992 then error('EXHAUSTED the fence counter has reached 2^53', 0) end

@@ -2,13 +2,13 @@
 -- waiters is given to the first of them.
 -- KEYS   1..n locks; then n queues, n claims, n fence counters, n generations; guarded: marker, high-water mark
 -- ARGV   1 owner  2 generation ('-': the owner is new)  3 ttl in ms  4 n  5 tokens wanted (0: unfenced)
---        6 proposed token (0: the server's time)  7 floor of the counters  8 retention of the counters in s
---        9 longest ttl in ms  10 1: overtake the queues
+--        6 proposed token (0: the server's time)  7 retention of the counters in s  8 longest ttl in ms
+--        9 1: overtake the queues
 -- reply  {1, ttl, token, '0', s, µs, proof, 0}: granted
 --        {0, remaining ttl in ms (-1: none), holder, 0, s, µs, proof}: refused; ttl and holder of the first held name
 local call = redis.call
 local names, owner, generation, ttl, n = KEYS, ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local step, retention = tonumber(ARGV[5]), tonumber(ARGV[8])
+local step, retention = tonumber(ARGV[5]), tonumber(ARGV[7])
 local time = call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 -- The shared parts work on one name.
@@ -31,13 +31,13 @@ for i = 1, n do
   if holder == owner then
     local shared = tonumber(call('HGET', KEYS[5], 't') or '1')
     held, token, fenced = held + 1, math.max(token, shared), fenced and shared > 1
-  elseif not holder and ARGV[10] ~= '1' and call('EXISTS', KEYS[2]) == 1 then
-    local heir, new_owner, new_ttl = give(tonumber(ARGV[7]))
+  elseif not holder and ARGV[9] ~= '1' and call('EXISTS', KEYS[2]) == 1 then
+    local heir, new_owner, new_ttl = give(0)
     if heir then return {0, new_ttl, new_owner, 0, time[1], time[2], proof()} end
   elseif holder then
     local left = call('PTTL', KEYS[1])
-    if left > tonumber(ARGV[9]) then
-      left = tonumber(ARGV[9])
+    if left > tonumber(ARGV[8]) then
+      left = tonumber(ARGV[8])
       call('PEXPIRE', KEYS[1], left)
     end
     return {0, left, holder, 0, time[1], time[2], proof()}
@@ -52,7 +52,7 @@ end
 -- The owner keeps its token if it has all names with tokens, and if no name has counted beyond the largest of these.
 if step > 0 and (held < n or not fenced or token < last) then
   local now = time[1] * 1000000 + time[2]
-  local proposal, floor = tonumber(ARGV[6]), math.max(last, tonumber(ARGV[7]))
+  local proposal, floor = tonumber(ARGV[6]), math.max(last, KEYS[6] and floor_in(call('GET', KEYS[6])) or 0)
   token = proposal == 0 and now or proposal
   if gone and token <= now - retention * 1000000 then token = now end
   token = math.max(token, floor + step)
@@ -65,7 +65,7 @@ for i = 1, n do
   if step > 0 and tonumber(call('GET', KEYS[4]) or '0') < token then set_counter(token, text) end
   if call('GET', KEYS[1]) == owner then
     if call('PTTL', KEYS[1]) < ttl then call('PEXPIRE', KEYS[1], ttl) end
-    if generation ~= '-' then lasts(KEYS[5], generation, ttl, tonumber(ARGV[9])) end
+    if generation ~= '-' then lasts(KEYS[5], generation, ttl, tonumber(ARGV[8])) end
     if generation ~= '-' and step > 0 then call('HSET', KEYS[5], 't', text) end
   else
     take(owner, generation, ttl, step > 0 and text or '1')

@@ -1,13 +1,13 @@
 -- pass: an acquisition ends. It leaves the queue, and a vote that it holds goes to the next waiter. Repeatable.
 -- KEYS   as claim
 -- ARGV   1 id of the acquisition  2 owner  3 generation ('-': the id is the owner)
---        4 its token, a floor for the next ones (0: none)  5 retention of the counter in s
+--        4 its token, which the next one must exceed (0: none)  5 retention of the counter in s
 -- reply  2 it held this vote, and a waiter has it now; 1 it held this vote; 0 it did not
 local call = redis.call
-local id, owner, generation, floor, retention = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local id, owner, generation, last, retention = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 -- The usual case: there are no waiters, and the counter is not behind. The claims have only the record of the vote.
 if generation == '-' and call('EXISTS', KEYS[2]) == 0
-    and (floor == 0 or tonumber(call('GET', KEYS[4]) or '0') >= floor) then
+    and (last == 0 or tonumber(call('GET', KEYS[4]) or '0') >= last) then
   if call('GET', KEYS[1]) ~= owner then return 0 end
   call('DEL', KEYS[1], KEYS[3])
   return 1
@@ -23,7 +23,7 @@ if call('ZREM', KEYS[2], id) == 1 then
   hint(call('PTTL', KEYS[1])) -- perhaps only this waiter would have looked in time
 end
 local function raise_counter()
-  if floor > 0 and tonumber(call('GET', KEYS[4]) or '0') < floor then set_counter(floor) end
+  if last > 0 and tonumber(call('GET', KEYS[4]) or '0') < last then set_counter(last) end
 end
 local free, shorter
 if call('GET', KEYS[1]) == owner then free, shorter = leave(generation) end
@@ -31,9 +31,9 @@ if shorter then hint(call('PTTL', KEYS[1]), true) end
 local heir, token, _
 if free then
   id = ''
-  heir, _, _, token = give(floor)
+  heir, _, _, token = give(last)
 end
-if not token or token == '0' then raise_counter() end -- the token of a new holder is above the floor
+if not token or token == '0' then raise_counter() end -- the token of a new holder is larger
 if heir then return 2 end
 if free then call('DEL', KEYS[1], KEYS[3]) end
 return free == nil and 0 or 1

@@ -1,9 +1,9 @@
 -- yield: a waiter gives the vote with this stamp back to the queue, because a lower ticket waits there.
 -- KEYS   as claim
--- ARGV   1 id  2 owner  3 generation ('-': the id is the owner)  4 stamp  5 floor of the counter  6 retention in s
+-- ARGV   1 id  2 owner  3 generation ('-': the id is the owner)  4 stamp  5 retention in s
 -- reply  as claim: {1, ...} if the vote came back with a new stamp, {0, ...} if not
 local call = redis.call
-local id, owner, generation, retention = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[6])
+local id, owner, generation, retention = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[5])
 local time = call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 --@ _token
@@ -21,7 +21,7 @@ if free ~= nil then
   if call('PTTL', KEYS[2]) < 0 then call('PEXPIRE', KEYS[2], math.max(1, call('PTTL', KEYS[3]))) end
 end
 if free then
-  local heir, new_owner, new_ttl, token, given = give(tonumber(ARGV[5]))
+  local heir, new_owner, new_ttl, token, given = give(0)
   if heir == id then return {1, new_ttl, token, given, time[1], time[2], proof(), 0} end
   if heir then return {0, new_ttl, new_owner, 0, time[1], time[2], proof()} end
   -- The waiter's own claim has expired too.
