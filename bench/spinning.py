@@ -1,20 +1,25 @@
-"""`python -m bench.spinning`: what spinning before sleeping (handfast/net/spinning.py) gains, and what it costs others.
+"""`python -m bench.spinning`: what two ways to wait gain, and what they cost others.
 
-Each row is measured with and without spinning, in turns, on one server. The first row is a pair: an acquire and a release
-by one thread. The second row is the work of a thread that computes while another thread of its process acquires a lock
-again and again. The third row is the hand-overs of one lock among eight processes.
+Each row is measured with and without, in turns, on one server. The first three rows are of spinning before sleeping
+(handfast/net/spinning.py). A pair is an acquire and a release by one thread. The next row is the work of a thread that
+computes while another thread of its process acquires a lock again and again. The third row is the hand-overs of one lock
+among eight processes. The other rows are of stepping aside (handfast/net/step_aside.py): the hand-overs among eight
+processes on one CPU, alone and beside a process that computes there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import statistics
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 from unittest import mock
 
 import handfast
@@ -26,6 +31,7 @@ from bench.waiting_candidates import handfast_lock
 from bench.worker import Taking, WaitingCandidate
 from bench.workers import Workers
 from handfast.net.spinning import Spinner
+from handfast.net.step_aside import StepAside
 
 ROUNDS = 7
 SECONDS = 1.0
@@ -80,16 +86,39 @@ def computed(url: str) -> float:
     return steps / SECONDS
 
 
-def handed_over(url: str, on: bool) -> float:
+def _keep_the_cpu(_: StepAside) -> None: ...
+
+
+@contextlib.contextmanager
+def one_of_eight_on_one_cpu(url: str, name: str, on: bool) -> Iterator[Taking]:
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    aside = contextlib.nullcontext() if on else mock.patch.object(StepAside, "once", _keep_the_cpu)
+    with aside, handfast_lock(url, name, {}, None) as taking:
+        yield taking
+
+
+@contextlib.contextmanager
+def computing() -> Iterator[None]:
+    """A process that computes on the CPU that the eight processes share."""
+    loop = f"import os\nos.sched_setaffinity(0, {{{max(os.sched_getaffinity(0))}}})\nwhile True: pass"
+    process = subprocess.Popen([sys.executable, "-c", loop])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def handed_over(url: str, on: bool, opened: Callable[..., Any] = one_of_eight) -> float:
     """Hand-overs per second among eight processes."""
-    candidate = WaitingCandidate("handfast", partial(one_of_eight, on=on), peer=False)
+    candidate = WaitingCandidate("handfast", partial(opened, on=on), peer=False)
     with Workers(candidate, 8, url, f"bench:spinning:{on}") as workers:
         workers.work(0.1, 0.0)
         return Round.of(*workers.work(SECONDS, 0.0)).handoffs / SECONDS
 
 
 def in_turns(measure: Callable[[bool], float]) -> tuple[float, float]:
-    """The medians without and with spinning."""
+    """The medians without and with."""
     figures: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(ROUNDS):
         for on in figures:
@@ -109,11 +138,15 @@ def rows(urls: Urls) -> Iterator[tuple[str, float, float]]:
     yield "a pair, µs", *in_turns(_with(pair, urls[0]))
     yield "steps/s of a thread that computes", *in_turns(_with(computed, urls[0]))
     yield "hand-overs/s of eight processes", *in_turns(partial(handed_over, urls[0]))
+    on_one_cpu = partial(handed_over, urls[0], opened=one_of_eight_on_one_cpu)
+    yield "the same on one CPU, stepping aside", *in_turns(on_one_cpu)
+    with computing():
+        yield "the same beside one that computes", *in_turns(on_one_cpu)
 
 
 def main() -> int:
     with servers.running(1) as running:
-        print(f"{'':36}{'sleeps':>12}{'spins':>12}{'ratio':>8}")
+        print(f"{'':36}{'without':>12}{'with':>12}{'ratio':>8}")
         for name, without, with_it in rows(running.urls):
             print(f"{name:36}{without:12,.0f}{with_it:12,.0f}{with_it / without:8.2f}", flush=True)
     return 0

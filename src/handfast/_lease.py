@@ -100,14 +100,14 @@ class Blocks:
 
     def enter(self, block: Block) -> None:
         hold = block.hold
-        for key in hold.keys if len(hold.names) > 1 else (hold.key,):
+        for key in hold.keys:
             before = self.by_key.setdefault(key, block)
             if before is not block and before.hold.state != HELD:
                 self.by_key[key] = block
 
     def leave(self, block: Block) -> None:
         hold = block.hold
-        for key in hold.keys if len(hold.names) > 1 else (hold.key,):
+        for key in hold.keys:
             if self.by_key.get(key) is block:
                 self.by_key.pop(key, None)
 
@@ -302,6 +302,7 @@ class BaseLock(LockRequest):
         self.group = config.group
         self.names = names
         self.key = config.key_of(names[0])
+        self.keys = (self.key,) if len(names) == 1 else tuple([config.key_of(name) for name in names])
         self.queue_keys = b"" if config.exact and owner is None else queue_keys(self.key)
         self.owner = owner
         self._client = client

@@ -166,7 +166,7 @@ class Lock(BaseLock):
         if args or others:
             raise refused_words(args, others)
         seconds = self.config.wait if wait is ... else wait_of(wait)
-        timing = self._timing(ttl)
+        timing = self.config.timing if ttl is None else self._timing(ttl)
         client = self._client
         return client._reenter(self, timing, seconds) if self._reentrant else client._acquire(self, timing, seconds)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 
@@ -118,6 +119,35 @@ def test_thread_that_keeps_the_interpreter_ends_spinning(spinner: Spinner, monke
     for _ in range(MISSES):
         server.ask(spinner)
     assert not server.ask(spinner)
+
+
+def test_threads_that_compute_end_spinning(spinner: Spinner, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = near(monkeypatch)
+    monkeypatch.setattr(spinning, "_cpu_of_process", lambda: 0.5 * server.time)
+    monkeypatch.setattr(spinning, "_cpu_of_thread", lambda: 0.25 * server.time)
+    for _ in range(3):  # also after each pause
+        server.ask(spinner)
+        server.time += LONGEST_PAUSE
+        assert not server.ask(spinner)
+
+
+def test_idle_threads_do_not_end_spinning(spinner: Spinner, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = near(monkeypatch)
+    monkeypatch.setattr(spinning, "_cpu_of_process", lambda: 0.95 * server.time)
+    monkeypatch.setattr(spinning, "_cpu_of_thread", lambda: 0.9 * server.time)
+    for _ in range(100):
+        assert server.ask(spinner)
+        server.time += PAUSE
+
+
+def test_another_thread_begins_a_new_look(spinner: Spinner, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = near(monkeypatch)
+    monkeypatch.setattr(spinning, "_cpu_of_process", lambda: server.time)
+    monkeypatch.setattr(spinning, "_cpu_of_thread", lambda: 0.0)
+    assert server.ask(spinner)
+    server.time += PAUSE
+    monkeypatch.setattr(threading, "get_ident", lambda: -1)
+    assert server.ask(spinner)
 
 
 def test_contended_lock_ends_spinning_for_a_moment(spinner: Spinner, monkeypatch: pytest.MonkeyPatch) -> None:

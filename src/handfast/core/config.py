@@ -148,7 +148,7 @@ class LockConfig:
 class LockKeys:
     """One name or several, with the settings that apply to them."""
 
-    __slots__ = ("config", "group", "key", "names", "queue_keys")
+    __slots__ = ("config", "group", "key", "keys", "names", "queue_keys")
 
     def __init__(self, config: LockConfig, names: tuple[str, ...]) -> None:
         self.config = config
@@ -156,6 +156,7 @@ class LockKeys:
         self.names = names
         self.key = config.key_of(names[0])
         """The key of the first name. It decides which node of a cluster has the lock."""
+        self.keys = (self.key,) if len(names) == 1 else tuple([config.key_of(name) for name in names])
         self.queue_keys = keys.queue_keys(self.key)
         """The five keys of the first name, as arguments of a command. A lock that uses the published protocol, which has
         no queue, may leave this empty."""
@@ -164,10 +165,6 @@ class LockKeys:
     def name(self) -> str:
         """The name. Several names are joined by commas."""
         return self.names[0] if len(self.names) == 1 else ", ".join(self.names)
-
-    @property
-    def keys(self) -> tuple[bytes, ...]:
-        return (self.key,) if len(self.names) == 1 else tuple([self.config.key_of(name) for name in self.names])
 
 
 class LockRequest(LockKeys):

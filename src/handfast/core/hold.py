@@ -110,6 +110,7 @@ class Hold(LockKeys):
         self.group = target.group
         self.names = target.names
         self.key = target.key
+        self.keys = target.keys
         self.queue_keys = target.queue_keys
         self.who = who
         self.ttl = ttl

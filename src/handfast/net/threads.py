@@ -51,6 +51,7 @@ class ThreadIO(ThreadConnections, clock.MachineClock):
         """See IO.ask."""
         collected = OneReply()
         self.round_trip(payload, collected, timeout)
+        self._step_aside.once()
         return collected.reply if collected.decided else SILENT
         yield
 
@@ -66,6 +67,7 @@ class ThreadIO(ThreadConnections, clock.MachineClock):
         wakeup.wake_socket = None
         wakeup.is_set = False
         self._spinner.rest()
+        self._step_aside.waited()
         return
         yield
 

@@ -30,6 +30,7 @@ from handfast.net.link import CONNECT_TIMEOUT, GRACE, NOT_CONNECTED, NodeLink
 from handfast.net.push_router import PushRouter
 from handfast.net.sockets import converse, hang_up
 from handfast.net.spinning import Spinner
+from handfast.net.step_aside import StepAside
 from handfast.net.wakeup import wake_up
 
 __all__ = ["ThreadConnections", "ThreadLink"]
@@ -81,6 +82,7 @@ class ThreadConnections(PushRouter):
         self._by_fd: dict[int, ThreadLink] = {}
         self._poller = select.poll()
         self._spinner = Spinner()
+        self._step_aside = StepAside()
         # Sockets rather than a pipe: a late thread finds a closed object, not a file descriptor that is in use again.
         self._woken_socket, self._wake_socket = socket.socketpair()
         self._woken_socket.setblocking(False)

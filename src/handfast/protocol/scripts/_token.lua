@@ -12,7 +12,8 @@ local function set_counter(token, text)
   return text
 end
 local function floor_in(marker)
-  return tonumber(string.match(marker or '', ' (%d+)$') or '0')
+  if not marker or string.sub(marker, -2) == ' 0' then return 0 end -- the usual case
+  return tonumber(string.match(marker, ' (%d+)$') or '0')
 end
 -- `last`: a token that the next one must exceed.
 local function next_token(step, proposal, last)

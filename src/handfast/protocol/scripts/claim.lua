@@ -24,7 +24,7 @@ end
 -- The usual case: the lock is free and has no waiters, and the owner is not explicit.
 local overtakes = ARGV[11] == '1'
 if generation == '-' and (ticket == '' or ticket == '0')
-    and (overtakes or call('EXISTS', KEYS[2]) == 0) and call('SET', KEYS[1], owner, 'NX', 'PX', ttl) then
+    and (overtakes or call('EXISTS', KEYS[2]) == 0) and call('SET', KEYS[1], owner, 'NX', 'PX', ARGV[4]) then
   if step == 0 then return granted('1') end
   return granted(next_token(step, ARGV[6], 0))
 end
