@@ -268,7 +268,7 @@ def test_suspect_that_may_not_go_into_quarantine_is_not_trusted_for_Q() -> None:
 
 def state_of(kind: str, mark: int) -> guard._State:
     raw = guard.text(b"run:replid", b"0", 30000, b"0" if kind == VOTER else b"-")
-    return guard._State(raw, Marker.parse(raw), mark, 0)
+    return guard._State(raw, Marker.parse(raw), mark, 0, 0.0)
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 5])

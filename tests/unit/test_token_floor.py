@@ -43,7 +43,7 @@ def group_of(nodes: int) -> NodeGroup:
 
 def state(case: Case, stored: bool) -> _State:
     raw = text(INCARNATION, b"1", 30_000, case.floor)
-    return _State(raw, Marker.parse(raw), TOKEN if stored and case.remembers else 0, 2)
+    return _State(raw, Marker.parse(raw), TOKEN if stored and case.remembers else 0, 2, 0.0)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5])

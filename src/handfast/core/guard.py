@@ -158,6 +158,8 @@ class _State(NamedTuple):
     """The marker, if it is of the node's present incarnation; else None."""
     mark: int
     server_us: int
+    asked_at: float
+    """When the question was sent."""
 
     @property
     def votes(self) -> bool:
@@ -189,7 +191,7 @@ async def _survey(io: IO, group: NodeGroup, timeout: float = TIMEOUT) -> tuple[d
         known = max(int(mark or 0), int(marker.floor) if marker and marker.votes else 0)
         server_us = server_time(time)
         read_clock(group, index, sent, io.now(), server_us)
-        states[index] = _State(raw or b"", marker, known, server_us)
+        states[index] = _State(raw or b"", marker, known, server_us, sent)
         return 1
 
     poll = AllReplies(group.n, 4, judge)
@@ -338,7 +340,10 @@ def _is_over(node: Node, marker: Marker, server_us: int, now: float) -> bool:
 
 def _adopt_all(group: NodeGroup, states: dict[int, _State], now: float) -> None:
     for i, state in states.items():
-        adopt(group, group.nodes[i], state.raw, state.server_us, now)
+        # Skip a reply from before this client's last change: it may have two repairs under way, and the older one would
+        # make a node in quarantine look as if it voted.
+        if state.asked_at >= group.nodes[i].marker_changed_at:
+            adopt(group, group.nodes[i], state.raw, state.server_us, now)
 
 
 async def repair(io: IO, group: NodeGroup, until: float | None = None) -> None:
@@ -384,6 +389,8 @@ async def _write(
     asked = [i for i, payload in enumerate(payloads) if payload is not None]
     if asked:
         poll = Ballot(group.n, len(asked), len(asked))
+        for i in asked:
+            group.nodes[i].marker_changed_at = io.now()
         await io.broadcast(payloads, poll, timeout)
         for i in asked:
             if type(poll.answers[i]) is bytes:

@@ -53,6 +53,7 @@ class Node:
         "index",
         "label",
         "marker",
+        "marker_changed_at",
         "no_push",
         "opens_at",
         "other_max_ttl",
@@ -83,6 +84,8 @@ class Node:
         """The run_id and the last promotion. Another value means that the node may have lost data."""
         self.marker = b""
         """The guard's marker, which the node must show with each vote; empty while it may not vote."""
+        self.marker_changed_at = float("-inf")
+        """When this client last sent a change of the marker."""
         self.opens_at = 0.0
         """The end of the node's quarantine on the local clock."""
         self.waiting = b""
