@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from handfast.core.config import retention_of
 from handfast.core.hold import HELD, Hold
 from handfast.core.renew import RENEW_AT
 from handfast.core.votes import majority
@@ -317,7 +318,7 @@ class FaultSchedule:
         hold, client = self.rng.choice(held)
         nodes = [node for node in self.scene.nodes if node.up and self.rng.random() < 0.9]
         self.note("broken", hold.name, hold.who.owner, [node.index for node in nodes])
-        config, retention = hold.config, round(self.plan.token_memory)
+        config, retention = hold.config, retention_of(self.plan.token_memory)
         for node in nodes:
             said = [node.break_lock(key, hold.who.owner, config.guard_key_list, retention) for key in hold.keys]
             self.world.happened["broken"] += any(said)

@@ -20,7 +20,7 @@ from handfast.watchdog import LATE_ARRIVAL
 from sim import lua
 from sim.net import TcpConnection
 from sim.node import Node
-from sim.resp import commands_in
+from sim.resp import commands_in, identity_in
 
 if TYPE_CHECKING:
     from sim.client import Client
@@ -30,8 +30,6 @@ __all__ = ["Acquirer", "Ledger", "acquirer"]
 
 UNDONE: Final = 0.1
 """Seconds within which a running watchdog sends its releases."""
-_QUEUES: Final = frozenset({"claim", "pass", "yield"})
-"""Scripts about one name, whose first argument is the id of an acquisition."""
 _ONLY_HELD: Final = frozenset({"extend", "restore_vote", "raise_token"})
 """Scripts that may be sent only for a hold, or for an acquisition under way."""
 
@@ -68,10 +66,11 @@ def _meanings(words: list[bytes]) -> Iterator[_Meaning]:
     elif words[0] == b"EVALSHA":
         script, count = lua.NAMES[words[1]], 3 + int(words[2])
         args = words[count:]
+        who = identity_in(script, args)
         if script == "delete_owned":
             yield _Meaning("leaves", words[3], (args[0], NO_GENERATION), b"")
-        elif script in _QUEUES:
-            yield _Meaning("leaves" if script == "pass" else "takes", words[3], (args[1], args[2]), args[0])
+        elif who is not None:
+            yield _Meaning("leaves" if script == "pass" else "takes", words[3], acquirer(who), who.id)
         elif script == "acquire_all":
             for key in words[3 : 3 + int(args[3])]:
                 yield _Meaning("takes", key, (args[0], args[1]), b"")

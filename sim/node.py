@@ -21,7 +21,7 @@ from handfast.protocol.keys import FENCE, GENERATIONS
 from sim import lua
 from sim.lua import ReplyError
 from sim.net import Net, TcpConnection
-from sim.resp import commands_in, encoded
+from sim.resp import commands_in, encoded, identity_in
 from sim.store import Store, is_lock
 from sim.world import Actor, Clock, World
 
@@ -31,8 +31,6 @@ NEVER: Final = float("-inf")
 _SHA: Final = {text: scripts.SHA[name] for name, text in scripts.TEXT.items()}
 _VOTES: Final = frozenset({"claim", "acquire_all"})
 _GIVES_BACK: Final = frozenset({"pass", "yield", scripts.BREAK})
-_OWNER: Final = {name: 1 if name in ("claim", "pass", "yield") else 0 for name in scripts.TEXT}
-"""By script: which of its arguments is the owner."""
 _WRITES: Final = frozenset({b"SET", b"EVALSHA", b"DEL", b"DELIFEQ"})
 _CALM: Final = frozenset({b"PING", b"HELLO", b"CLIENT", b"SCRIPT", b"INFO", b"SUBSCRIBE"})
 """Commands that a server answers even while it refuses the others."""
@@ -224,7 +222,7 @@ class Node(Store):
             self.world.happened["25 NOSCRIPT"] += 1
             return "-NOSCRIPT No matching script. Please use EVAL."
         script, keys = lua.NAMES[words[1]], int(words[2])
-        owner = words[3 + keys + _OWNER[script]] if script != "set_marker" else b""
+        owner = words[3 + keys] if script != "set_marker" else b""
         if script in _VOTES:
             for key in words[3 : 3 + (int(words[3 + keys + 3]) if script == "acquire_all" else 1)]:
                 self._witness.voted(self, key, owner)
@@ -244,7 +242,8 @@ class Node(Store):
         ):
             self.forgetting(self)
         if holds and (waiting or script == "yield"):
-            self._witness.handed_over(self, words[3], words[3 + keys], waiting, claims)
+            who = identity_in(script, words[3 + keys :])
+            self._witness.handed_over(self, words[3], owner if who is None else who.id, waiting, claims)
         return reply
 
     def _set(self, words: Sequence[bytes]) -> Any:

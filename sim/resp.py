@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["commands_in", "encoded"]
+from handfast.protocol.commands import Identity
+
+__all__ = ["commands_in", "encoded", "identity_in"]
+
+_IDENTITY: Final = {"claim": 9, "pass": 3, "yield": 3}
+"""By script about one name: where in its arguments id and generation are, if the id is not the owner."""
 
 
 @lru_cache(maxsize=256)
@@ -25,6 +31,14 @@ def commands_in(payload: bytes) -> list[list[bytes]]:
         found.append(parts[at + 2 : end : 2])
         at = end
     return found
+
+
+def identity_in(script: str, args: Sequence[bytes]) -> Identity | None:
+    """The acquisition on whose behalf a script about one name runs; None for other scripts."""
+    at = _IDENTITY.get(script)
+    if at is None:
+        return None
+    return Identity(args[at], args[0], args[at + 1]) if len(args) > at else Identity(args[0], args[0])
 
 
 def encoded(reply: Any) -> bytes:

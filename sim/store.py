@@ -184,6 +184,8 @@ class Store:
         end: int | None = None
         if b"PX" in options:
             end = self.millis() + _integer(options[options.index(b"PX") + 1])
+        elif b"EX" in options:
+            end = self.millis() + 1000 * _integer(options[options.index(b"EX") + 1])
         elif b"EXAT" in options:
             end = 1000 * _integer(options[options.index(b"EXAT") + 1])
         if b"NX" in options and self.find(key) is not None:
@@ -243,6 +245,10 @@ class Store:
     def _hget(self, words: Sequence[bytes]) -> Any:
         table = self._hash(words[1])
         return None if table is None else table.get(words[2])
+
+    def _hmget(self, words: Sequence[bytes]) -> Any:
+        table = self._hash(words[1]) or _NOTHING
+        return [table.get(field) for field in words[2:]]
 
     def _hexists(self, words: Sequence[bytes]) -> Any:
         table = self._hash(words[1])
@@ -389,6 +395,7 @@ class Store:
         b"PEXPIRE": _pexpire,
         b"HSET": _hset,
         b"HGET": _hget,
+        b"HMGET": _hmget,
         b"HEXISTS": _hexists,
         b"HGETALL": _hgetall,
         b"HDEL": _hdel,

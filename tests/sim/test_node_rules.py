@@ -22,7 +22,7 @@ KEY = b"handfast:{a}"
 KEYS = queue_keys(KEY)
 RETENTION = 1000
 LONGEST = b"60000"
-LIMITS = commands.limits(RETENTION, int(LONGEST))
+RULES = commands.claim_rules(int(LONGEST), overtakes=False)
 
 
 class Nobody:
@@ -56,8 +56,8 @@ class Script:
         return reply
 
     def claim(self, who: Identity, ticket: int, ttl_ms: int = 10_000) -> Any:
-        terms = commands.claim_terms(b"%d" % ttl_ms, 0)
-        return self.send(commands.claim(KEYS, b"", who, terms, b"0", LIMITS, b"%d" % ticket, who.id))
+        terms = commands.claim_terms(b"%d" % ttl_ms, 0, RETENTION)
+        return self.send(commands.claim(KEYS, b"", who, terms, b"%d" % ticket, who.id, rules=RULES))
 
     def give_back(self, who: Identity, stamp: bytes) -> Any:
         return self.send(commands.yield_vote(KEYS, b"", who, int(stamp), bulk(b"%d" % RETENTION)))
@@ -151,7 +151,8 @@ def test_a_new_vote_of_an_explicit_owner_is_told_to_its_other_waiters() -> None:
 @pytest.mark.parametrize("fenced", [True, False])
 def test_a_restored_vote_does_not_lower_the_token_of_an_explicit_owner(fenced: bool) -> None:
     script, who, again = Script(), Identity.explicit(b"job", b"one"), Identity.explicit(b"job", b"two")
-    script.send(commands.claim(KEYS, b"", again, commands.claim_terms(b"10000", 1), b"200", LIMITS))
+    terms = commands.claim_terms(b"10000", 1, RETENTION)
+    script.send(commands.claim(KEYS, b"", again, terms, proposal=b"200", rules=RULES))
     known = int(script.send(encode(b"GET", KEY + FENCE)))
     if fenced:  # the owner has released it, and only the counter remembers its token
         script.release(again)
@@ -228,7 +229,7 @@ def test_a_lock_of_an_explicit_owner_ends_with_its_last_acquisition() -> None:
     "late",
     [
         lambda who: commands.extend([KEY], who, b"1000", LONGEST),
-        lambda who: commands.claim(KEYS, b"", who, commands.claim_terms(b"1000", 0), b"0", LIMITS),
+        lambda who: commands.claim(KEYS, b"", who, commands.claim_terms(b"1000", 0, RETENTION), rules=RULES),
         lambda who: commands.acquire_all([KEY], (), who, b"1000", 0, b"0", RETENTION, int(LONGEST), False),
         lambda who: commands.restore_vote([KEY], (), who, 1000, 0, RETENTION),
     ],

@@ -106,15 +106,16 @@ def joined(guard_keys: tuple[bytes, ...]) -> bytes:
 
 @st.composite
 def claim(draw: st.DrawFn) -> Step:
-    terms = commands.claim_terms(draw(ttls), draw(steps_wanted))
-    limits = commands.limits(draw(retentions), draw(st.sampled_from([LONGEST, 1 << 52])))
+    terms = commands.claim_terms(draw(ttls), draw(steps_wanted), draw(retentions))
+    longest = draw(st.sampled_from([LONGEST, commands.UNLIMITED, commands.UNLIMITED]))
+    rules = commands.claim_rules(longest, overtakes=draw(st.sampled_from([False, False, True])))
     ticket = draw(st.sampled_from([b"", b"0", b"0", b"100", b"200", b"300"]))
     channel = draw(st.sampled_from([CHANNEL, CHANNEL, CHANNEL + b"-gone"])) if ticket else b""
-    proposal = b"%d" % draw(small)
+    proposal = b"%d" % draw(st.one_of(st.just(0), small))
     return say(
         commands.claim(
-            keys.queue_keys(draw(locks)), joined(draw(guards)), draw(acquisitions), terms, proposal, limits,
-            ticket, channel, draw(st.booleans()),
+            keys.queue_keys(draw(locks)), joined(draw(guards)), draw(acquisitions), terms, ticket, channel, proposal,
+            rules,
         )
     )  # fmt: skip
 

@@ -409,8 +409,8 @@ class Rival:
             channel = self.channel
         for i in only or range(len(self.nodes)):
             payload = commands.claim(
-                self.request.queue_keys, config.guard_keys, self.who, self.terms, b"0", config.limits, ticket, channel,
-                barge,
+                self.request.queue_keys, config.guard_keys, self.who, self.terms, ticket, channel,
+                rules=commands.claim_rules(config.longest_ms, overtakes=barge),
             )  # fmt: skip
             self.votes[i] = decode_vote(self.nodes[i].run(payload)[0])
 

@@ -192,6 +192,8 @@ class FakeNode:
         self.data[key] = value
         if b"PX" in options:
             self.ends[key] = self.now_us() // 1000 + int(options[options.index(b"PX") + 1])
+        elif b"EX" in options:
+            self.ends[key] = self.now_us() // 1000 + 1000 * int(options[options.index(b"EX") + 1])
         elif b"EXAT" in options:
             self.ends[key] = 1000 * int(options[options.index(b"EXAT") + 1])
         self.touch(key)
@@ -233,6 +235,10 @@ class FakeNode:
     def _hget(self, key: bytes, field: bytes) -> bytes | None:
         found: bytes | None = self._typed(key, dict).get(field)
         return found
+
+    def _hmget(self, key: bytes, *fields: bytes) -> list[bytes | None]:
+        found = self._typed(key, dict)
+        return [found.get(field) for field in fields]
 
     def _hexists(self, key: bytes, field: bytes) -> int:
         return int(field in self._typed(key, dict))

@@ -786,7 +786,8 @@ def test_fake_nodes_reply_like_servers() -> None:
 
     def claim(who: Identity, ticket: bytes = b"", channel: bytes = b"-", barge: bool = False) -> bytes:
         terms = config.timing.claim_terms
-        return commands.claim(request.queue_keys, b"", who, terms, b"0", config.limits, ticket, channel, barge)
+        rules = commands.claim_rules(config.longest_ms, overtakes=barge)
+        return commands.claim(request.queue_keys, b"", who, terms, ticket, channel, rules=rules)
 
     def leave(who: Identity) -> bytes:
         return commands.pass_on(request.queue_keys, b"", who, b"0", config.retention_arg)

@@ -253,7 +253,7 @@ def test_vote_that_was_yielded_never_counts_and_is_yielded_again(again: str, sta
         waiting.yours(0, stamp)
     assert waiting.counted() == []
     assert waiting.sent() == [(0, "yield")]
-    assert waiting.arguments()[0][3] == b"%d" % stamp
+    assert waiting.arguments()[0][2] == b"%d" % stamp
 
 
 @pytest.mark.parametrize(("age", "counted"), [(0.1, [0]), (0.3, [])], ids=["sent after the yield", "sent before it"])
@@ -345,7 +345,7 @@ def test_inquired_vote_is_uncounted_before_it_is_yielded() -> None:
     waiting.granted(1, 5)
     assert waiting.hold() is None
     assert waiting.sent() == [(0, "yield")]
-    assert waiting.arguments()[0][3] == b"5"
+    assert waiting.arguments()[0][2] == b"5"
 
 
 def test_inquiry_in_the_reply_to_a_claim_is_obeyed() -> None:
@@ -489,7 +489,7 @@ def test_ticket_is_the_median_of_the_refusing_nodes_times() -> None:
     waiting = Waiting(5)
     waiting.refused(EPOCH_US + 7, EPOCH_US + 2, EPOCH_US + 9, 0, 0)
     waiting.sent()
-    assert {arguments[8] for arguments in waiting.arguments()} == {b"%d" % (EPOCH_US + 7)}
+    assert {arguments[4] for arguments in waiting.arguments()} == {b"%d" % (EPOCH_US + 7)}
 
 
 def test_ticket_is_taken_once() -> None:
@@ -502,7 +502,7 @@ def test_ticket_is_taken_once() -> None:
         )
     waiting.io.time += 1.0
     assert len(waiting.sent()) == 3
-    assert {arguments[8] for arguments in waiting.arguments()} == {b"%d" % EPOCH_US}
+    assert {arguments[4] for arguments in waiting.arguments()} == {b"%d" % EPOCH_US}
 
 
 def test_ticket_is_sent_to_all_nodes_including_granting_ones() -> None:
@@ -515,14 +515,14 @@ def test_ticket_comes_from_clocks_of_nodes_without_refusals() -> None:
     waiting = Waiting()
     names = [name for _, name in waiting.sent()]
     assert names == ["time"] * 3 + ["claim"] * 3
-    assert {words[3 + int(words[2]) + 8] for _, _, words in waiting.io.sent if len(words) > 3} == {b"%d" % EPOCH_US}
+    assert {words[3 + int(words[2]) + 4] for _, _, words in waiting.io.sent if len(words) > 3} == {b"%d" % EPOCH_US}
 
 
 def test_ticket_of_a_single_node_is_the_time_of_arrival() -> None:
     waiting = Waiting(1)
     waiting.refused(EPOCH_US)
     assert waiting.sent() == [(0, "claim")]
-    assert waiting.arguments()[0][8] == b"0"
+    assert waiting.arguments()[0][4] == b"0"
 
 
 def _joining() -> Waiting:

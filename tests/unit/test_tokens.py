@@ -321,7 +321,7 @@ def test_raise_that_does_not_check_the_owner_is_caught() -> None:
 
 
 def test_counter_that_is_not_kept_is_caught() -> None:
-    forgetful = patched("claim", b"local count = tonumber(call('GET', KEYS[4]) or '0')", b"local count = 0")
+    forgetful = patched("claim", b"count = call('GET', KEYS[4])\n", b"count = nil\n")
     assert caught(out_of_order, forgetful)
 
 

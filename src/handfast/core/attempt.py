@@ -169,8 +169,8 @@ def _attempt_payload(acquisition: Acquisition, who: Identity, proposal: bytes, c
 def claim_payload(acquisition: Acquisition, who: Identity, proposal: bytes, ticket: bytes, channel: bytes) -> bytes:
     config, timing = acquisition.request.config, acquisition.timing
     return commands.claim(
-        acquisition.request.queue_keys, config.guard_keys, who, timing.claim_terms, proposal, config.limits,
-        ticket, channel, not config.policy.fair,
+        acquisition.request.queue_keys, config.guard_keys, who, timing.claim_terms, ticket, channel, proposal,
+        config.claim_rules,
     )  # fmt: skip
 
 

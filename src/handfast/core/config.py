@@ -10,7 +10,7 @@ from handfast.options import Policy
 from handfast.protocol import commands, keys
 from handfast.protocol.resp import bulk, encode
 
-__all__ = ["Copies", "LockConfig", "LockKeys", "LockRequest", "Timing"]
+__all__ = ["Copies", "LockConfig", "LockKeys", "LockRequest", "Timing", "retention_of"]
 
 
 class Copies:
@@ -44,6 +44,11 @@ SERVER_TIMER: Final = 0.12
 """Seconds. An idle server checks the timeouts of WAIT ten times a second."""
 
 
+def retention_of(token_memory: float) -> int:
+    """The seconds for which a counter outlives its token. One more than asked for: a token has fractions of a second."""
+    return round(token_memory) + 1
+
+
 class Timing:
     """The values that follow from a ttl: how long a grant is valid, how long to wait for a node, which copies to need."""
 
@@ -52,8 +57,10 @@ class Timing:
     def __init__(self, policy: Policy, ttl: float, nodes: int, *, guard: bool) -> None:
         self.ttl = ttl
         self.ttl_ms = b"%d" % round(ttl * 1000)
-        self.claim_terms = commands.claim_terms(self.ttl_ms, 1 + policy.cohort if policy.fence else 0)
-        """The ttl and the number of tokens, as arguments of a claim."""
+        self.claim_terms = commands.claim_terms(
+            self.ttl_ms, 1 + policy.cohort if policy.fence else 0, retention_of(policy.token_memory)
+        )
+        """The ttl, the number of tokens and the retention of counters, as arguments of a claim."""
         self.validity = policy.validity(ttl)
         """How long after the send a grant may be believed, if clock rates differ by less than `drift`."""
         timeout = policy.node_timeout
@@ -76,6 +83,7 @@ class LockConfig:
     __slots__ = (
         "_key_start",
         "alone",
+        "claim_rules",
         "cohort",
         "exact",
         "fence",
@@ -83,7 +91,6 @@ class LockConfig:
         "group",
         "guard_key_list",
         "guard_keys",
-        "limits",
         "longest_ms",
         "mark_keys",
         "owner_start",
@@ -123,10 +130,10 @@ class LockConfig:
         self.mark_keys = (group.mark_key,) if group.guard and policy.fence else ()
         # Only the guard makes sure that all clients of a namespace have the same max_ttl. Without it, and for keys that
         # other programs share, any ttl is allowed.
-        self.longest_ms = group.max_ttl_ms if group.guard and policy.prefix else 1 << 52
-        self.retention = round(policy.token_memory)
+        self.longest_ms = group.max_ttl_ms if group.guard and policy.prefix else commands.UNLIMITED
+        self.retention = retention_of(policy.token_memory)
         self.retention_arg = bulk(b"%d" % self.retention)
-        self.limits = commands.limits(self.retention, self.longest_ms)
+        self.claim_rules = commands.claim_rules(self.longest_ms, overtakes=not policy.fair)
         self.timing = self.timing_for(policy.ttl)
         self.queues_on_arrival = group.n == 1 and not self.exact and policy.tries is None and self.timing.copies is None
         """An attempt is a claim as well: there is a single node, and the ticket is the time of arrival there."""

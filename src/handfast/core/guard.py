@@ -19,7 +19,8 @@ copies from the other master may be its own. Two things show this.
 If a server refuses tracking, each vote is followed by the question for the promotion, and no waiter queues there.
 
 Waiting heals locks, but not counters. After Q, before the node's first vote, the largest token that enough other nodes
-know becomes the floor of its counters. The scripts read it in the marker, so no client can use an old one. The promise
+know becomes the floor of its counters. They know it from their high-water marks, which may be a little too high: a floor
+that is too high only skips tokens. The scripts read the floor in the marker, so no client can use an old one. The promise
 is that tokens stay in order while fewer than M nodes forget. M nodes have stored each token, so N-M+1 nodes that remember
 are enough: one of them has it. Of the nodes that answer:
 - a node that votes remembers;

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from handfast.core.config import retention_of
 from handfast.core.io import Fault
 from handfast.operate.locks import AUDIT_LENGTH, LockInfo, look
 from handfast.operate.servers import Deployment, Link, Node
@@ -88,7 +89,7 @@ def _break_on(deployment: Deployment, node: Node, seen: LockInfo, token: int | N
         if type(entry) is Fault:
             return f"not broken, because the audit line could not be written: {entry.text}"
         shown = b"%d" % token if token is not None else b""
-        retention = round(deployment.settings.token_memory)
+        retention = retention_of(deployment.settings.token_memory)
         terms = break_terms(key, _guard_keys(deployment, node), _owner(link, key, seen), shown, retention)
         reply: Any = link.run_script(TEXT[BREAK], *terms)
         if reply in (1, 2):

@@ -16,13 +16,14 @@ from handfast.protocol.scripts import SHA
 __all__ = [
     "INFO_REPLICATION",
     "NO_GENERATION",
+    "UNLIMITED",
     "Identity",
     "acquire_all",
     "claim",
+    "claim_rules",
     "claim_terms",
     "delete_owned",
     "extend",
-    "limits",
     "pass_on",
     "peek",
     "queue",
@@ -36,6 +37,8 @@ __all__ = [
 ]
 
 NO_GENERATION: Final = b"-"
+UNLIMITED: Final = 1 << 52
+"""The longest ttl in ms, if there is no limit. A double still counts such numbers by ones."""
 
 
 class Identity:
@@ -53,12 +56,8 @@ class Identity:
 
     @property
     def words(self) -> bytes:
-        """Id, owner and generation, as arguments of a command."""
-        owner, generation = self.owner, self.generation
-        if self.id is owner:  # as in most acquisitions
-            word = b"$%d\r\n%b\r\n" % (len(owner), owner)
-            return word + word + b"$1\r\n-\r\n"
-        return bulk(self.id) + bulk(owner) + bulk(generation)
+        """Id and generation, as the last arguments of a command; empty if the id is the owner."""
+        return b"" if self.id is self.owner else bulk(self.id) + bulk(self.generation)
 
     @classmethod
     def explicit(cls, owner: bytes, generation: bytes) -> Identity:
@@ -80,19 +79,23 @@ def _head(name: str, args: int) -> tuple[bytes, bytes]:
     return start % (3 + 5 + args, SHA[name], 5), start % (3 + 7 + args, SHA[name], 7)
 
 
-_CLAIM: Final = _head("claim", 11)
-_PASS: Final = _head("pass", 5)
-_YIELD: Final = _head("yield", 5)
+# Without arguments that have the usual values, without those of an identity, and with all: see claim.lua.
+_CLAIM: Final = _head("claim", 6), _head("claim", 9), _head("claim", 11)
+_PASS: Final = _head("pass", 2), _head("pass", 3), _head("pass", 5)
+_YIELD: Final = _head("yield", 3), _head("yield", 5)
 
 
-def claim_terms(ttl_ms: bytes, step: int) -> bytes:
-    """The ttl and the number of tokens, as arguments of a claim."""
-    return bulk(ttl_ms) + bulk(b"%d" % step)
+def claim_terms(ttl_ms: bytes, step: int, retention: int) -> bytes:
+    """The ttl, the number of tokens and the retention of counters, as arguments of a claim."""
+    return bulk(ttl_ms) + bulk(b"%d" % step) + bulk(b"%d" % retention)
 
 
-def limits(retention: int, longest_ms: int) -> bytes:
-    """The retention of counters and the longest ttl, as arguments of a claim."""
-    return bulk(b"%d" % retention) + bulk(b"%d" % longest_ms)
+def claim_rules(longest_ms: int, *, overtakes: bool) -> bytes:
+    """The longest ttl, and whether the claim overtakes the queue, as arguments of a claim. Empty if neither matters."""
+    return bulk(b"%d" % longest_ms) + bulk(b"%d" % overtakes) if longest_ms != UNLIMITED or overtakes else b""
+
+
+_NO_RULES: Final = bulk(b"%d" % UNLIMITED) + bulk(b"0")
 
 
 def claim(
@@ -100,30 +103,41 @@ def claim(
     guard: bytes,
     who: Identity,
     terms: bytes,
-    proposal: bytes,
-    limit: bytes,
     ticket: bytes = b"",
     channel: bytes = b"",
-    barge: bool = False,
+    proposal: bytes = b"0",
+    rules: bytes = b"",
 ) -> bytes:
     """Take the vote or, with a ticket, enter the queue. `keys`: see `keys.queue_keys`. `guard`: the guard's keys as
     arguments; empty without a guard."""
-    return b"%b%b%b%b%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n$1\r\n%d\r\n" % (
-        _CLAIM[guard != b""], keys, guard, who.words, terms, len(proposal), proposal, limit,
-         len(ticket), ticket, len(channel), channel, barge,
+    owner = who.owner
+    if rules == b"" and proposal == b"0" and who.id is owner:
+        return b"%b%b%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
+            _CLAIM[0][guard != b""], keys, guard, len(owner), owner, terms,
+            len(ticket), ticket, len(channel), channel,
+        )  # fmt: skip
+    words = who.words
+    return b"%b%b%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n%b%b" % (
+        _CLAIM[2 if words else 1][guard != b""], keys, guard, len(owner), owner, terms,
+        len(ticket), ticket, len(channel), channel, len(proposal), proposal, rules or _NO_RULES, words,
     )  # fmt: skip
 
 
 def pass_on(keys: bytes, guard: bytes, who: Identity, token: bytes, retention: bytes) -> bytes:
     """End an acquisition: leave the queue, hand the vote over."""
-    return b"%b%b%b%b$%d\r\n%b\r\n%b" % (
-        _PASS[guard != b""], keys, guard, who.words, len(token), token, retention,
+    owner, words = who.owner, who.words
+    if token == b"0" and not words:
+        return b"%b%b%b$%d\r\n%b\r\n%b" % (_PASS[0][guard != b""], keys, guard, len(owner), owner, retention)
+    return b"%b%b%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b" % (
+        _PASS[2 if words else 1][guard != b""], keys, guard, len(owner), owner, retention, len(token), token, words,
     )  # fmt: skip
 
 
 def yield_vote(keys: bytes, guard: bytes, who: Identity, stamp: int, retention: bytes) -> bytes:
     """Give the vote with this stamp back to the queue."""
-    return b"%b%b%b%b%b%b" % (_YIELD[guard != b""], keys, guard, who.words, bulk(b"%d" % stamp), retention)
+    words = who.words
+    head = _YIELD[words != b""][guard != b""]
+    return b"%b%b%b%b%b%b%b" % (head, keys, guard, bulk(who.owner), retention, bulk(b"%d" % stamp), words)
 
 
 def acquire_all(

@@ -8,7 +8,7 @@
 | `...:c`          | hash       | their claims; field `*`: record of the vote   | minutes after the last claim    |
 | `...:g`          | hash       | acquisitions of an explicit owner             | as the lock                     |
 | `<prefix>guard`  | string     | the restart guard's marker                    | for ever; one per namespace     |
-| `<prefix>mark`   | string     | the largest token that the node has voted for | for ever; one per namespace     |
+| `<prefix>mark`   | string     | no less than any token that it has voted for  | for ever; one per namespace     |
 | `<prefix>audit`  | stream     | the last locks that operators have broken     | for ever; bounded               |
 | `<prefix>wake:…` | channel    | pushes to one connection                      | as the connection               |
 

@@ -66,7 +66,7 @@ QUEUES: tuple[Bug, ...] = (
         "stamps-ignored-by-the-node",
         "a repeated yield takes a newer vote",
         (1, 5),
-        (("yield", "whose == id and stamp == ARGV[4] then", "whose == id then"),),
+        (("yield", "whose == id and stamp == ARGV[3] then", "whose == id then"),),
         "tests/sim/test_node_rules.py::test_a_repeated_yield_does_not_take_a_newer_vote",
     ),
     Bug(

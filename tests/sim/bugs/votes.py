@@ -227,7 +227,10 @@ GUARD: tuple[Bug, ...] = (
         "set-back-clock",
         "a key that lasts for hours because its server's clock was set back is left there",
         (9, 11, 17),
-        (("claim acquire_all", "if left > tonumber(ARGV[8]) then", "if false then"),),
+        (
+            ("claim", "if left > longest then\n    left", "if false then\n    left"),
+            ("acquire_all", "if left > tonumber(ARGV[8]) then", "if false then"),
+        ),
     ),
     Bug(
         "forgetful-vote-stays-counted",
@@ -308,7 +311,7 @@ TOKENS: tuple[Bug, ...] = (
         "floor-unused",
         "a repaired node does not use the floor that it was given",
         (2, 3, 4),
-        ((GIVES, "math.max(last, floor_in(call('GET', KEYS[6])))", "last"),),
+        ((GIVES, "math.max(last, floor_in(marker))", "last"),),
     ),
     Bug(
         "cohort-keeps-token",
@@ -329,7 +332,7 @@ TOKENS: tuple[Bug, ...] = (
         "old-proposal",
         "a proposal that is older than an expired counter is believed",
         (2, 3, 4),
-        ((GIVES, "if token == 0 or token <= now - retention * 1000000 then", "if token == 0 then"),),
+        ((GIVES, "if token == 0 or token <= now - (retention - 1) * 1000000 then", "if token == 0 then"),),
     ),
     Bug(
         "lost-raise-counts",

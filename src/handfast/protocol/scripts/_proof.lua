@@ -1,6 +1,8 @@
--- _proof: part of other scripts. The marker that a guarded node shows with a vote.
+-- _proof: part of other scripts, behind _token. The marker that a guarded node shows with a vote.
 -- KEYS   6 guard marker (guarded only)
--- needs  call
+-- needs  call, marker
 local function proof()
-  return KEYS[6] and call('GET', KEYS[6]) or ''
+  if not KEYS[6] then return '' end
+  marker = marker or call('GET', KEYS[6]) or ''
+  return marker
 end

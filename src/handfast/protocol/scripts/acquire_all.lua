@@ -2,8 +2,8 @@
 -- waiters is given to the first of them.
 -- KEYS   1..n locks; then n queues, n claims, n fence counters, n generations; guarded: marker, high-water mark
 -- ARGV   1 owner  2 generation ('-': the owner is new)  3 ttl in ms  4 n  5 tokens wanted (0: unfenced)
---        6 proposed token (0: the server's time)  7 retention of the counters in s  8 longest ttl in ms
---        9 1: overtake the queues
+--        6 proposed token (0: the server's time)  7 retention of the counters in s, as for claim
+--        8 longest ttl in ms  9 1: overtake the queues
 -- reply  {1, ttl, token, '0', s, µs, proof, 0}: granted
 --        {0, remaining ttl in ms (-1: none), holder, 0, s, µs, proof}: refused; ttl and holder of the first held name
 local call = redis.call
@@ -54,7 +54,7 @@ if step > 0 and (held < n or not fenced or token < last) then
   local now = time[1] * 1000000 + time[2]
   local proposal, floor = tonumber(ARGV[6]), math.max(last, KEYS[6] and floor_in(call('GET', KEYS[6])) or 0)
   token = proposal == 0 and now or proposal
-  if gone and token <= now - retention * 1000000 then token = now end
+  if gone and token <= now - (retention - 1) * 1000000 then token = now end
   token = math.max(token, floor + step)
   if token >= 9007199254740992 then return redis.error_reply('EXHAUSTED the fence counter has reached 2^53') end
 end

@@ -1,7 +1,7 @@
 -- break: an operator takes this node's vote from its holder, whatever the holder says. The next waiter gets it.
 -- The owner and the token must be as the operator has seen them: a lock that has changed hands is left alone.
 -- KEYS   as claim
--- ARGV   1 owner  2 token as seen on this node ('' none)  3 retention of the counter in s
+-- ARGV   1 owner  2 token as seen on this node ('' none)  3 retention of the counter in s, as for claim
 -- reply  2 taken, and a waiter has it now; 1 taken; 0 another owner or token is here (nothing was changed)
 local call = redis.call
 local retention = tonumber(ARGV[3])

@@ -1,10 +1,10 @@
 -- pass: an acquisition ends. It leaves the queue, and a vote that it holds goes to the next waiter. Repeatable.
 -- KEYS   as claim
--- ARGV   1 id of the acquisition  2 owner  3 generation ('-': the id is the owner)
---        4 its token, which the next one must exceed (0: none)  5 retention of the counter in s
+-- ARGV   1 owner  2 retention of the counter in s  3 its token, which the next one must exceed [0: none]
+--        4 id of the acquisition  5 generation; as for claim
 -- reply  2 it held this vote, and a waiter has it now; 1 it held this vote; 0 it did not
 local call = redis.call
-local id, owner, generation, last, retention = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local owner, last, generation = ARGV[1], tonumber(ARGV[3] or '0'), ARGV[5] or '-'
 -- The usual case: there are no waiters, and the counter is not behind. The claims have only the record of the vote.
 if generation == '-' and call('EXISTS', KEYS[2]) == 0
     and (last == 0 or tonumber(call('GET', KEYS[4]) or '0') >= last) then
@@ -12,6 +12,7 @@ if generation == '-' and call('EXISTS', KEYS[2]) == 0
   call('DEL', KEYS[1], KEYS[3])
   return 1
 end
+local id, retention = ARGV[4] or owner, tonumber(ARGV[2])
 local time = call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 --@ _token

@@ -2,7 +2,7 @@
 -- never takes another owner's key, and never shortens a ttl.
 -- KEYS   1..n locks; then n fence counters, n generations; guarded: high-water mark
 -- ARGV   1 owner  2 generation ('-': the owner is the acquisition's own)  3 ttl in ms  4 n  5 token (0: unfenced)
---        6 retention of the counters in s
+--        6 retention of the counters in s, as for claim
 -- reply  1 restored, 0 another owner has the key
 local call, n = redis.call, tonumber(ARGV[4])
 local owner, generation, ttl, token = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[5])
@@ -25,7 +25,7 @@ for i = 1, n do
     call('HSET', hash, 't', string.format('%.0f', shared))
   end
   if token > 0 and tonumber(call('GET', KEYS[n + i]) or '0') < token then
-    call('SET', KEYS[n + i], ARGV[5], 'EXAT', math.floor(token / 1000000) + ARGV[6] + 1)
+    call('SET', KEYS[n + i], ARGV[5], 'EXAT', math.floor(token / 1000000) + ARGV[6])
   end
 end
 local mark = KEYS[3 * n + 1]

@@ -1,9 +1,9 @@
 -- yield: a waiter gives the vote with this stamp back to the queue, because a lower ticket waits there.
 -- KEYS   as claim
--- ARGV   1 id  2 owner  3 generation ('-': the id is the owner)  4 stamp  5 retention in s
+-- ARGV   1 owner  2 retention of the counter in s  3 stamp  4 id of the acquisition  5 generation; as for claim
 -- reply  as claim: {1, ...} if the vote came back with a new stamp, {0, ...} if not
 local call = redis.call
-local id, owner, generation, retention = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[5])
+local owner, retention, id, generation = ARGV[1], tonumber(ARGV[2]), ARGV[4] or ARGV[1], ARGV[5] or '-'
 local time = call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 --@ _token
@@ -13,7 +13,7 @@ local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local holder = call('GET', KEYS[1])
 local stamp, ticket, whose, claim = string.match(record(generation), '^(%d+) (%d+) (%S+) (.*)$')
 local free
-if holder == owner and whose == id and stamp == ARGV[4] then free = leave(generation) end
+if holder == owner and whose == id and stamp == ARGV[3] then free = leave(generation) end
 if free ~= nil then
   -- Also if another acquisition of an explicit owner keeps the vote: otherwise this waiter would be in no queue.
   call('ZADD', KEYS[2], ticket, id)
