@@ -20,7 +20,7 @@ QUEUES: tuple[Bug, ...] = (
         "a higher ticket is not asked for its vote",
         (11, 17),
         (
-            ("claim", "if stamp and tonumber(ticket) < tonumber(given) then", "if false then"),
+            ("claim", "and tonumber(ticket) < tonumber(given) then", "and false then"),
             ("claim", "then inquired = 1 end", "then inquired = 0 end"),
         ),
     ),
@@ -173,7 +173,7 @@ QUEUES: tuple[Bug, ...] = (
         (16,),
         (
             ("claim", "if single then ticket = whose == id and given or '0' end", ""),
-            ("claim", "if first[1] and not single and", "if first[1] and"),
+            ("claim", "if lowest[1] and not single and", "if lowest[1] and"),
         ),
         "tests/sim/test_node_rules.py::test_a_waiter_that_finds_its_own_vote_keeps_its_ticket",
     ),

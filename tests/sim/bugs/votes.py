@@ -228,7 +228,7 @@ GUARD: tuple[Bug, ...] = (
         "a key that lasts for hours because its server's clock was set back is left there",
         (9, 11, 17),
         (
-            ("claim", "if left > longest then\n    left", "if false then\n    left"),
+            ("claim", "if left > longest then\n      left", "if false then\n      left"),
             ("acquire_all", "if left > tonumber(ARGV[8]) then", "if false then"),
         ),
     ),

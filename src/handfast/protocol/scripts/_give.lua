@@ -8,8 +8,9 @@
 local CLAIM = '^(%d+) (%d+) (%d+) (%d+) (%S+) (%S+) (.*)$'
 -- `last`: the record of the last vote, or false.
 local function new_stamp(last)
-  last = string.match(last or '', '^%d+') or '0'
-  return string.format('%.0f', math.max(time[1] * 1000000 + time[2], tonumber(last) + 1))
+  local now = time[1] .. string.sub('00000' .. time[2], -6)
+  last = tonumber(string.match(last or '', '^%d+') or '0')
+  return last < tonumber(now) and now or string.format('%.0f', last + 1)
 end
 local function record(generation)
   if generation == '-' then return call('HGET', KEYS[3], '*') or '' end

@@ -3,8 +3,8 @@
 -- token that it gave, and the server's time is a safe start. A proposal that is older than the retention may be older
 -- than an expired counter: the server's time replaces it.
 -- A guarded node's marker ends with a floor for all counters once the node may vote: it may have lost counters. Its
--- high-water mark is at least the largest token that it has voted for. Under load most votes need not set the mark, because
--- it is set a tenth of a second ahead. A floor may be larger than necessary.
+-- high-water mark is at least the largest token that it has voted for. It is set a tenth of a second ahead, so under load
+-- most votes need not set it. A floor that comes from it may be larger than necessary.
 -- KEYS   4 fence counter  guarded: 6 marker  7 high-water mark
 -- needs  call, time (nil: not asked yet), retention (in s, with a second for the fractions)
 local AHEAD = 100000 -- µs
@@ -34,7 +34,9 @@ local function next_token(step, proposal, last)
   if token == 0 or not count then
     time = time or call('TIME')
     local now = time[1] * 1000000 + time[2]
-    if token == 0 or token <= now - (retention - 1) * 1000000 then token, text = now, nil end
+    if token == 0 or token <= now - (retention - 1) * 1000000 then
+      token, text = now, time[1] .. string.sub('00000' .. time[2], -6) -- faster than string.format
+    end
   end
   local least = math.max(tonumber(count or '0'), last) + step
   if token < least then token, text = least, nil end

@@ -5,7 +5,8 @@
 -- ARGV   1 owner  2 ttl in ms  3 number of tokens, of which the last is the reply (0: unfenced)
 --        4 retention of the counter in s, with a second for the fractions
 --        5 ticket ('': do not queue; '0': the time of arrival)  6 channel
---        7 proposed token [0: the server's time]  8 longest ttl in ms [none]  9 1: overtake the queue if the lock is free [0]
+--        7 proposed token [0: the server's time]  8 longest ttl in ms [none]
+--        9 1: overtake the queue if the lock is free [0]
 --        10 id of the acquisition [the owner]  11 generation [-: the owner is not explicit]
 -- reply  an integer, the token (1 if unfenced): a new grant, if the claim has no ticket or the node no guard
 --        {1, remaining ttl in ms, token, stamp, s, µs, proof, inquired}: any other grant; inquired: a lower ticket waits
@@ -13,14 +14,16 @@
 --        queued
 local call = redis.call
 local owner, ticket, generation, overtakes = ARGV[1], ARGV[5], ARGV[11] or '-', ARGV[9] == '1'
+local queues = ticket ~= ''
 local single = ticket == '0' -- a single node: the time of arrival decides
-local empty = (single or ticket == '') and (overtakes or call('EXISTS', KEYS[2]) == 0)
--- The usual case: the lock is free and has no waiters, and the owner is not explicit.
-local taken = empty and generation == '-' and call('SET', KEYS[1], owner, 'NX', 'PX', ARGV[2])
+local empty = (single or not queues) and not overtakes and call('EXISTS', KEYS[2]) == 0
+local heads = empty or overtakes and (single or not queues) -- if the vote is free, it is the claim's
+-- The usual cases come first: declaring the functions of the shared parts takes as long as several commands.
+local taken = heads and generation == '-' and call('SET', KEYS[1], owner, 'NX', 'PX', ARGV[2])
 local time
 if taken and not ARGV[7] and not KEYS[6] then
+  -- A new owner gets a free lock without waiters. Its token is the server's time, by the rules in _token.
   if ARGV[3] == '0' then return 1 end
-  -- The rules of _token for the server's time. Declaring the functions of the shared parts takes as long as a command.
   local count = call('GET', KEYS[4])
   time = call('TIME')
   local now = time[1] * 1000000 + time[2]
@@ -30,10 +33,67 @@ if taken and not ARGV[7] and not KEYS[6] then
   end
 end
 local ttl, step, retention, proposal = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[7] or '0'
+local id, longest, holder, left = ARGV[10] or owner, tonumber(ARGV[8] or '4503599627370496'), false, 0
+local claim, keep, enqueue
+if not taken then
+  time = call('TIME')
+  holder = call('GET', KEYS[1])
+  if holder then
+    left = call('PTTL', KEYS[1])
+    -- No lease is longer than the longest ttl, so this server's clock was set back. Without this, the key of a dead
+    -- holder would stay until the clock has caught up.
+    if left > longest then
+      left = longest
+      call('PEXPIRE', KEYS[1], left)
+    end
+  end
+  if queues then
+    local ends = time[1] + math.ceil((math.max(left, 0) + ttl) / 1000) + 1
+    claim = ends .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. proposal .. ' ' .. generation .. ' ' .. ARGV[6]
+    claim = claim .. ' ' .. owner
+  end
+  function keep()
+    -- The queue must outlive every claim in it. Extending it rarely, but by more, saves commands. The claims live as long
+    -- as the queue or longer: a new queue has no ttl, and both get theirs together.
+    local least = math.max(300000, left + ttl + 3000)
+    if empty or call('PTTL', KEYS[2]) < least then
+      call('PEXPIRE', KEYS[2], 2 * least)
+      call('PEXPIRE', KEYS[3], 2 * least)
+    end
+  end
+  function enqueue()
+    if single then
+      ticket = time[1] * 1000000 + time[2]
+      -- Behind the last in the queue, also if this server's clock was set back meanwhile.
+      local last = not empty and call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
+      if last then ticket = math.max(ticket, last + 1) end
+    end
+    call('ZADD', KEYS[2], 'NX', ticket, id)
+    call('HSET', KEYS[3], id, claim)
+    keep()
+  end
+end
+if holder and holder ~= owner then
+  if queues then enqueue() end
+  local plain = 1 - call('EXISTS', KEYS[5])
+  if queues and not single then -- on a single node no vote was given to a later arrival
+    -- A waiter with a higher ticket must yield the vote. If the holder is an explicit owner, each of its acquisitions
+    -- must.
+    local records = plain == 1 and {'*', call('HGET', KEYS[3], '*')} or call('HGETALL', KEYS[5])
+    for i = 1, #records, 2 do
+      local stamp, given, whose, channel =
+        string.match(records[i + 1] or '', '^(%d+) (%d+) (%S+) %d+ %d+ %d+ %d+ %S+ (%S+) ')
+      if stamp and string.sub(records[i], 1, 1) == '*' and tonumber(ticket) < tonumber(given) then
+        redis.pcall('PUBLISH', channel, 'inquire ' .. whose .. ' ' .. stamp)
+      end
+    end
+  end
+  return {0, left, holder, plain, time[1], time[2], KEYS[6] and call('GET', KEYS[6]) or ''}
+end
 --@ _token
 local token = taken and (step > 0 and next_token(step, proposal, 0) or '1')
 -- The client checks the node behind a claim without a ticket, and needs no proof in the reply.
-local proves = ticket ~= '' and KEYS[6]
+local proves = queues and KEYS[6]
 if taken and not proves then return tonumber(token) end
 time = time or call('TIME')
 --@ _proof
@@ -42,60 +102,6 @@ local function granted(token)
   return {1, ttl, token, '0', time[1], time[2], proof(), 0}
 end
 if taken then return granted(token) end
-local id, longest = ARGV[10] or owner, tonumber(ARGV[8] or '4503599627370496')
-local holder, left = call('GET', KEYS[1]), 0
-if holder then
-  left = call('PTTL', KEYS[1])
-  -- No lease is longer than the longest ttl, so this server's clock was set back. Without this, the key of a dead
-  -- holder would stay until the clock has caught up.
-  if left > longest then
-    left = longest
-    call('PEXPIRE', KEYS[1], left)
-  end
-end
-local ends = time[1] + math.ceil((math.max(left, 0) + ttl) / 1000) + 1
-local claim = ends .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. proposal .. ' ' .. generation .. ' ' .. ARGV[6] .. ' ' .. owner
-local queues = ticket ~= ''
-local function keep()
-  -- The queue must outlive every claim in it. Extending it rarely, but by more, saves commands. The claims live as long
-  -- as the queue or longer: a new queue has no ttl, and both get theirs together.
-  local least = math.max(300000, left + ttl + 3000)
-  if call('PTTL', KEYS[2]) < least then
-    call('PEXPIRE', KEYS[2], 2 * least)
-    call('PEXPIRE', KEYS[3], 2 * least)
-  end
-end
-local function enqueue()
-  if single then
-    ticket = time[1] * 1000000 + time[2]
-    -- Behind the last in the queue, also if this server's clock was set back meanwhile.
-    local last = call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
-    if last then ticket = math.max(ticket, last + 1) end
-  end
-  call('ZADD', KEYS[2], 'NX', ticket, id)
-  call('HSET', KEYS[3], id, claim)
-  keep()
-end
-if holder and holder ~= owner then
-  if queues then enqueue() end
-  local plain = 1 - call('EXISTS', KEYS[5])
-  -- A waiter with a higher ticket must yield the vote. If the holder is an explicit owner, each of its acquisitions must.
-  local function inquire(text)
-    local stamp, given, whose, channel = string.match(text or '', '^(%d+) (%d+) (%S+) %d+ %d+ %d+ %d+ %S+ (%S+) ')
-    if stamp and tonumber(ticket) < tonumber(given) then
-      redis.pcall('PUBLISH', channel, 'inquire ' .. whose .. ' ' .. stamp)
-    end
-  end
-  if queues and not single and plain == 1 then -- on a single node no vote was given to a later arrival
-    inquire(call('HGET', KEYS[3], '*'))
-  elseif queues and not single then
-    local shares = call('HGETALL', KEYS[5])
-    for i = 1, #shares, 2 do
-      if string.sub(shares[i], 1, 1) == '*' then inquire(shares[i + 1]) end
-    end
-  end
-  return {0, left, holder, plain, time[1], time[2], proof()}
-end
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 --@ _vote
 --@ _generation
@@ -127,12 +133,12 @@ if holder then
     if call('ZREM', KEYS[2], id) == 1 then call('HDEL', KEYS[3], id) end
     set_record(generation, stamp, ticket, id, claim)
     keep()
-    local first = call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
-    if first[1] and not single and tonumber(first[2]) < tonumber(ticket) then inquired = 1 end
+    local lowest = call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+    if lowest[1] and not single and tonumber(lowest[2]) < tonumber(ticket) then inquired = 1 end
   end
   return {1, left, token, stamp, time[1], time[2], proof(), inquired}
 end
-if not empty then
+if not heads then
   if queues then enqueue() end
   local heir, new_owner, new_ttl, token, stamp = give(0)
   if heir == id then return {1, new_ttl, token, stamp, time[1], time[2], proof(), 0} end

@@ -2,7 +2,8 @@
 -- A counter above the token shows that this vote was lost and won again. Another acquisition may have had the token in
 -- between, so the reply is 0.
 -- KEYS   1..n locks; then n fence counters, n generations; guarded: high-water mark
--- ARGV   1 owner  2 generation ('-': the owner is the acquisition's own)  3 n  4 token  5 retention of the counters in s, as for claim
+-- ARGV   1 owner  2 generation ('-': the owner is the acquisition's own)  3 n  4 token
+--        5 retention of the counters in s, as for claim
 -- reply  1 raised, 0 the acquisition does not hold all names or a counter is above the token
 local call, n, token = redis.call, tonumber(ARGV[3]), tonumber(ARGV[4])
 for i = 1, n do
