@@ -69,7 +69,7 @@ class Commands(Protocol):
 _runtime: Final = cast(Any, LuaRuntime)(encoding=None, unpack_returned_tuples=True)
 _table: Final = _runtime.table_from
 _OK: Final = _table({b"ok": b"OK"})
-_IS_ARRAY: Final = _table(dict.fromkeys((b"MGET", b"HMGET", b"HGETALL", b"ZRANGE", b"ZPOPMIN", b"PUBSUB"), True))
+_IS_ARRAY: Final = _table(dict.fromkeys((b"MGET", b"HGETALL", b"ZRANGE", b"ZPOPMIN", b"PUBSUB"), True))
 """The commands whose replies are arrays."""
 _compiled: dict[str, Any] = {}
 _replaced: dict[str, bytes] = {}

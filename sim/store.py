@@ -246,10 +246,6 @@ class Store:
         table = self._hash(words[1])
         return None if table is None else table.get(words[2])
 
-    def _hmget(self, words: Sequence[bytes]) -> Any:
-        table = self._hash(words[1]) or _NOTHING
-        return [table.get(field) for field in words[2:]]
-
     def _hexists(self, words: Sequence[bytes]) -> Any:
         table = self._hash(words[1])
         return int(table is not None and words[2] in table)
@@ -395,7 +391,6 @@ class Store:
         b"PEXPIRE": _pexpire,
         b"HSET": _hset,
         b"HGET": _hget,
-        b"HMGET": _hmget,
         b"HEXISTS": _hexists,
         b"HGETALL": _hgetall,
         b"HDEL": _hdel,

@@ -236,10 +236,6 @@ class FakeNode:
         found: bytes | None = self._typed(key, dict).get(field)
         return found
 
-    def _hmget(self, key: bytes, *fields: bytes) -> list[bytes | None]:
-        found = self._typed(key, dict)
-        return [found.get(field) for field in fields]
-
     def _hexists(self, key: bytes, field: bytes) -> int:
         return int(field in self._typed(key, dict))
 

@@ -321,7 +321,7 @@ def test_raise_that_does_not_check_the_owner_is_caught() -> None:
 
 
 def test_counter_that_is_not_kept_is_caught() -> None:
-    forgetful = patched("claim", b"count = call('GET', KEYS[4])\n", b"count = nil\n")
+    forgetful = patched("claim", b"count = call('GET', KEYS[4])\n  if KEYS[6]", b"count = nil\n  if KEYS[6]")
     assert caught(out_of_order, forgetful)
 
 

@@ -52,16 +52,16 @@ end
 local function give(last)
   local first = call('ZPOPMIN', KEYS[2])
   while first[1] do
-    local heir, known = first[1], call('HMGET', KEYS[3], first[1], '*') -- its claim, and the record of the last vote
-    local ends, ttl, step, proposal, generation, channel, owner = string.match(known[1] or '', CLAIM)
+    local heir, claim = first[1], call('HGET', KEYS[3], first[1]) or ''
+    local ends, ttl, step, proposal, generation, channel, owner = string.match(claim, CLAIM)
     if owner and tonumber(ends) >= tonumber(time[1]) then
-      local stamp, token = new_stamp(known[2]), '0'
+      local stamp, token = new_stamp(call('HGET', KEYS[3], '*')), '0'
       if step ~= '0' then token = next_token(tonumber(step), proposal, last) end
       local yours = 'yours ' .. heir .. ' ' .. stamp .. ' ' .. token .. ' ' .. time[1] .. ' ' .. time[2] .. ' ' .. proof()
       if heir == id or push(channel, yours) then
         ttl = tonumber(ttl)
         take(owner, generation, ttl, token)
-        set_record(generation, stamp, first[2], heir, known[1])
+        set_record(generation, stamp, first[2], heir, claim)
         call('HDEL', KEYS[3], heir) -- after the record: a hash that becomes empty loses its ttl
         if generation ~= '-' then tell_owner(owner) end
         hint(ttl, false, owner)

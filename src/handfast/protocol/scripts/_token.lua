@@ -9,11 +9,10 @@
 -- needs  call, time (nil: not asked yet), retention (in s, with a second for the fractions)
 local AHEAD = 100000 -- µs
 local marker -- once it has been read
--- `mark`: the high-water mark, if it is known.
-local function set_counter(token, text, mark)
+local function set_counter(token, text)
   text = text or string.format('%.0f', token)
   call('SET', KEYS[4], text, 'EXAT', math.floor(token / 1000000) + retention)
-  if KEYS[7] and token > tonumber(mark or call('GET', KEYS[7]) or '0') then call('SET', KEYS[7], token + AHEAD) end
+  if KEYS[7] and token > tonumber(call('GET', KEYS[7]) or '0') then call('SET', KEYS[7], token + AHEAD) end
   return text
 end
 local function floor_in(text)
@@ -22,13 +21,10 @@ local function floor_in(text)
 end
 -- `last`: a token that the next one must exceed.
 local function next_token(step, proposal, last)
-  local count, mark
+  local count = call('GET', KEYS[4])
   if KEYS[6] then
-    local known = call('MGET', KEYS[4], KEYS[6], KEYS[7])
-    count, marker, mark = known[1], known[2] or '', known[3]
+    marker = call('GET', KEYS[6]) or ''
     last = math.max(last, floor_in(marker))
-  else
-    count = call('GET', KEYS[4])
   end
   local token, text = tonumber(proposal), proposal
   if token == 0 or not count then
@@ -42,5 +38,5 @@ local function next_token(step, proposal, last)
   if token < least then token, text = least, nil end
   -- Lua numbers are doubles: above 2^53 they do not count by ones.
   if token >= 9007199254740992 then error('EXHAUSTED the fence counter has reached 2^53', 0) end
-  return set_counter(token, text, mark or '0')
+  return set_counter(token, text)
 end

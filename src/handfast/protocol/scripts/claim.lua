@@ -32,10 +32,11 @@ if taken and not ARGV[7] and not KEYS[6] then
     return now
   end
 end
-local ttl, step, retention, proposal = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[7] or '0'
-local id, longest, holder, left = ARGV[10] or owner, tonumber(ARGV[8] or '4503599627370496'), false, 0
-local claim, keep, enqueue
+local ttl, step, retention, proposal = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[7] or '0'
+local id, holder, left = ARGV[10] or owner, false, 0
+local longest, claim, keep, enqueue
 if not taken then
+  longest = tonumber(ARGV[8] or '4503599627370496')
   time = call('TIME')
   holder = call('GET', KEYS[1])
   if holder then
