@@ -69,23 +69,25 @@ def _attribute(group: NodeGroup, node: Node, now: float) -> None:
 
 def clock_stepped(node: Node, sent: float, received: float, server_us: int, drift: float) -> bool:
     """Whether a node's clock stepped forward against this machine's, beyond drift and round trip. Sets `node.step`."""
-    low, high = server_us / 1e6 - received, server_us / 1e6 - sent
+    server = server_us / 1e6
+    low, high = server - received, server - sent
     known = node.clock
     if known is None:
         node.clock = (low, high, high, received, received)
         return False
-    known_low, known_high, known_limit, read_at, since = known
+    known_low, known_high, limit, read_at, since = known
     moved = drift * (received - read_at) if received > read_at else 0.0
-    limit = known_limit + moved
-    stepped = low > limit + STEP_MARGIN
-    if stepped:
+    limit += moved
+    if low > limit + STEP_MARGIN:
         # Several short steps may have added up to exceed the limit. The amount is of those since the last reading.
         least, most = max(0.0, low - known_high - moved), high - known_low + moved
         node.step = ClockStep(least, most, read_at, received, since)
-    if stepped or limit > high:
+        node.clock = (low, high, high, received, received)
+        return True
+    if limit > high:
         limit, since = high, received
     node.clock = (low, high, limit, received, since)
-    return stepped
+    return False
 
 
 def _alike(nodes: list[Node], need: int) -> list[Node]:

@@ -152,7 +152,8 @@ class ServerQueue(NodeVotes):
             timeout = self.acquisition.timeout(self.acquisition.timing.timeout, io.now())
         if self.group.n > 1 and self.ticket == ARRIVAL:
             await self._ask_for_ticket(timeout)
-        foreign = [node for node in due if is_foreign(self.votes[node].answer) and self.group.nodes[node].tracks]
+        answered = [node for node in due if type(self.votes[node].answer) is Refused]
+        foreign = [node for node in answered if is_foreign(self.votes[node].answer) and self.group.nodes[node].tracks]
         if not foreign:
             self._send(due, b"", 1)
             return
@@ -164,15 +165,19 @@ class ServerQueue(NodeVotes):
 
     def _send(self, nodes: list[int], before: bytes, width: int) -> None:
         now, asked = self.io.now(), 0
+        again = now + max(RETRY, 2 * self.acquisition.timing.timeout)  # if the node does not answer
         payloads: list[bytes | None] = [None] * self.group.n
         for node in nodes:
-            payload = self._due_payload(node, now)
-            if payload is not None:
-                payloads[node] = before + payload
-                self.votes[node].unanswered += 1
-                asked += 1
+            if self._may_claim(node, now):
+                vote = self.votes[node]
+                payloads[node] = before + self._payload(node, vote)
+                vote.due = again
+                vote.unanswered += 1
+                asked |= 1 << node
         if asked:
-            replies = _ClaimReplies(self, now, asked, width)
+            self.acquisition.touched |= asked
+            self.claimed |= asked
+            replies = _ClaimReplies(self, now, asked.bit_count(), width)
             self.requests.add(replies)
             self.io.send(payloads, replies)
 
@@ -193,29 +198,28 @@ class ServerQueue(NodeVotes):
     def _unsubscribed(self, node: int) -> bool:
         return not self.io.channels[node] and self.group.nodes[node].no_push is None
 
-    def _due_payload(self, node: int, now: float) -> bytes | None:
-        vote, state = self.votes[node], self.group.nodes[node]
-        config = self.config
-        # When to claim again if the node does not answer.
-        vote.due = now + max(RETRY, 2 * self.acquisition.timing.timeout)
-        fault = self.group.closed(state, now) or state.no_push
+    def _may_claim(self, node: int, now: float) -> bool:
+        """Whether a claim can be sent to the node now. If not, the waiter tries again later."""
+        group, state = self.group, self.group.nodes[node]
+        fault = (None if group.all_nodes_vote else group.closed(state, now)) or state.no_push
         if fault is None and not self.io.channels[node]:
             # `state.fault` may come from another connection of this client. A channel proves that this one is up.
             fault = state.fault or Fault("closed", "is being connected")
-        if fault is not None:
-            vote.answer, vote.due = fault, now + RETRY
-            return None
-        if self.group.n > 1 and self.ticket == ARRIVAL:
-            vote.due = now + RETRY  # there is no ticket, because the nodes did not tell their times
-            return None
-        self.acquisition.touched |= 1 << node
-        self.claimed |= 1 << node
-        if vote.to_yield:
-            stamp, vote.to_yield = vote.to_yield, 0
-            keys = self.acquisition.request.queue_keys
-            return commands.yield_vote(keys, config.guard_keys, self.who, stamp, config.retention_arg)
-        channel = self.io.channels[node]
-        return claim_payload(self.acquisition, self.who, self.proposal, self.ticket, channel)
+        if fault is None and (group.n == 1 or self.ticket != ARRIVAL):
+            return True
+        vote = self.votes[node]
+        vote.due = now + RETRY
+        if fault is not None:  # otherwise there is no ticket, because the nodes did not tell their times
+            vote.answer = fault
+        return False
+
+    def _payload(self, node: int, vote: NodeVote) -> bytes:
+        """The yield that is due, or else the claim."""
+        if not vote.to_yield:
+            return claim_payload(self.acquisition, self.who, self.proposal, self.ticket, self.io.channels[node])
+        stamp, vote.to_yield = vote.to_yield, 0
+        keys, config = self.acquisition.request.queue_keys, self.config
+        return commands.yield_vote(keys, config.guard_keys, self.who, stamp, config.retention_arg)
 
     async def conclude(self, counted: list[int], now: float) -> Hold | None:
         """Make the hold with a majority of votes, if the nodes agree on a token."""

@@ -124,7 +124,10 @@ class Connection:
 
     def request_now(self, payload: bytes, collector: Collector) -> bytes:
         """Like `request` and `take`, for a transport that writes each request at once."""
-        if self.out or self.check is not None:
+        check = self.check
+        if self.out or (
+            check is not None and (collector.checked or self.now() - self._confirmed_at >= check.confirmed_for)
+        ):
             self.request(payload, collector)
             return self.take()
         self.pending.append(collector)

@@ -235,13 +235,12 @@ class ThreadConnections(PushRouter):
         if self.up < len(self.links):
             self._start()
         self.inconsistent = False
-        same = payloads if type(payloads) is bytes else None
-        for link in self.links:
-            payload = same or payload_for(payloads, link.index)
+        each = [payloads] * len(self.links) if isinstance(payloads, bytes) else payloads
+        for link, payload in zip(self.links, each, strict=True):
             if payload is None:
                 continue
-            if link.connection is not None:
-                self._send(link, link.connection, payload, collector)
+            if (connection := link.connection) is not None:
+                self._send(link, connection, payload, collector)
             elif link.index not in later:
                 collector.add(link.index, link.fault or NOT_CONNECTED)
 
@@ -315,19 +314,22 @@ class ThreadConnections(PushRouter):
         self.inconsistent = True
         for fd, event in events:
             link = self._by_fd.get(fd)
-            if link is None or link.connection is None:
+            if link is None:
                 if fd == self._woken_fd:
                     self._admit()
                 continue  # otherwise an earlier event of this turn has closed it
-            if event & _WRITE:
+            if event & _WRITE and link.connection is not None:
                 self._poller.modify(fd, _READ)
                 self._write(link, link.connection, link.connection.take())
-            if event & _READ and link.sock is not None:
-                self._receive(link, link.connection, link.sock)
+            if event & _READ:
+                self._receive(link)
         self.inconsistent = False
         return bool(events)
 
-    def _receive(self, link: ThreadLink, connection: Connection, sock: socket.socket) -> None:
+    def _receive(self, link: ThreadLink) -> None:
+        sock, connection = link.sock, link.connection
+        if sock is None or connection is None:
+            return  # writing has closed it
         try:
             data = sock.recv(65536, link.flags)
             # TLS may have decrypted more than recv() returned, and poll() does not report that.

@@ -194,7 +194,7 @@ QUEUES: tuple[Bug, ...] = (
         "another-connection's-fault",
         "a waiter takes a node for lost because another connection to it has failed",
         (11, 17),
-        ((ServerQueue._due_payload, "or state.no_push", "or state.no_push or state.fault"),),
+        ((ServerQueue._may_claim, "or state.no_push", "or state.no_push or state.fault"),),
     ),
     Bug(
         "lost-wake-up",
