@@ -219,7 +219,7 @@ def test_a_task_is_cancelled_at_every_await_of_an_acquisition_and_a_release() ->
         (9006780, None),
         # A defect of the checks: a waiter whose vote had ended before the push reached it was taken for overtaken.
         (9009855, None),
-        # Of two repairs of one client, the older made a node in quarantine look as if it voted, so another was added to it.
+        # Of two repairs of one client, the older made a node in quarantine look like a voter, so another one followed it.
         (1061, None),
         # A defect of the checks: a node that stayed stopped after the last fault counted as well.
         (5000579, STOPPED),
