@@ -235,8 +235,9 @@ class ThreadConnections(PushRouter):
         if self.up < len(self.links):
             self._start()
         self.inconsistent = False
-        each = [payloads] * len(self.links) if isinstance(payloads, bytes) else payloads
-        for link, payload in zip(self.links, each, strict=True):
+        same = payloads if type(payloads) is bytes else None
+        for link in self.links:
+            payload = same or payload_for(payloads, link.index)
             if payload is None:
                 continue
             if (connection := link.connection) is not None:
