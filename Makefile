@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # More than there are cores: much of the suite waits.
-WORKERS ?= 6
+WORKERS ?= 8
 # Hundreds of processes import the same modules, so byte code is kept, also where Python is told to write none.
 export PYTHONDONTWRITEBYTECODE :=
 # What pip installs into an environment for the tests.
@@ -35,9 +35,10 @@ lint: .venv/ready
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
-# Byte code beforehand: processes that start at the same time would all compile.
+# Byte code beforehand, that of the test modules too: processes that start at the same time would all compile.
 unit: .venv/ready .venv/peers/python
 	$(BIN)/python -m compileall -q src sim lab
+	-$(BIN)/python -m pytest --collect-only -qq > /dev/null
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # All rungs of the flash sale, as a test.
