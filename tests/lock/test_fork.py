@@ -166,7 +166,7 @@ def test_child_does_not_reenter_reentrant_lock(client: handfast.Client) -> None:
 
 
 def test_lease_of_parent_is_renewed_while_it_forks(one: Server, client: handfast.Client) -> None:
-    lease = client.lock("a", ttl=0.5).acquire(wait=0)
+    lease = client.lock("a", ttl=1.5).acquire(wait=0)
     renewed = renewal_of(lease, by=0.7)
     while not renewed():
         in_child(lambda: look(lease))
