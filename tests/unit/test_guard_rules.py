@@ -200,6 +200,15 @@ def test_vote_of_a_node_whose_clock_stepped_forward_is_a_fault_and_makes_it_a_su
     assert group.nodes[1].marker == b""
 
 
+@pytest.mark.parametrize(("share_of_q", "counts"), [(0.49, True), (0.51, False)], ids=["in time", "late"])
+def test_vote_that_comes_late_is_a_fault(share_of_q: float, counts: bool) -> None:
+    """The node may have been demoted and promoted again since it was asked, and may have missed votes of another master."""
+    group = guarded()
+    late = guard.check_vote(group, 1, MARKER, 5 * US, SENT, SENT + share_of_q * guard.period(group))
+    assert (late is None) == counts
+    assert group.closed(group.nodes[1], 10.0) is None
+
+
 def test_any_proof_counts_without_a_guard() -> None:
     group = NodeGroup(["node-0"], policy({}), guard=False)
     assert guard.check_vote(group, 0, b"", 0, SENT, RECEIVED) is None
