@@ -202,7 +202,7 @@ def test_vote_of_a_node_whose_clock_stepped_forward_is_a_fault_and_makes_it_a_su
 
 @pytest.mark.parametrize(("share_of_q", "counts"), [(0.49, True), (0.51, False)], ids=["in time", "late"])
 def test_vote_that_comes_late_is_a_fault(share_of_q: float, counts: bool) -> None:
-    """The node may have been demoted and promoted again since it was asked, and may have missed votes of another master."""
+    """The node may have been demoted and promoted again since it was asked, and may have missed votes meanwhile."""
     group = guarded()
     late = guard.check_vote(group, 1, MARKER, 5 * US, SENT, SENT + share_of_q * guard.period(group))
     assert (late is None) == counts
