@@ -345,8 +345,8 @@ def _is_over(node: Node, marker: Marker, server_us: int, now: float) -> bool:
 def _adopt_all(group: NodeGroup, states: dict[int, _State], now: float) -> None:
     for i, state in states.items():
         # Skip a reply from before this client's last change: it may have two repairs under way, and the older one would
-        # make a node in quarantine look as if it voted.
-        if state.asked_at >= group.nodes[i].marker_changed_at:
+        # make a node in quarantine look as if it voted. But never skip the news of another incarnation.
+        if state.marker is None or state.asked_at >= group.nodes[i].marker_changed_at:
             adopt(group, group.nodes[i], state.raw, state.server_us, now)
 
 
