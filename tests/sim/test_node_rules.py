@@ -308,3 +308,32 @@ def test_next_waiter_gets_push_to_look_earlier() -> None:
     script.release(holder)
     assert script.holder == b"short"
     assert any(b"look waiter" in push for push in script.pushed)
+
+
+def test_a_claim_that_overtakes_the_queue_leaves_it() -> None:
+    """Otherwise the node would give it the lock once more when its ttl is over, and nobody would use that vote."""
+    script, holder, first, barging = Script("first", "barging"), someone("holder"), someone("first"), someone("barging")
+
+    def barge() -> Any:
+        rules = commands.claim_rules(int(LONGEST), overtakes=True)
+        terms = commands.claim_terms(b"10000", 1, RETENTION)
+        return script.send(commands.claim(KEYS, b"", barging, terms, b"0", barging.id, rules=rules))
+
+    script.claim(holder, 0)
+    assert barge()[0] == 0
+    script.claim(first, 0)
+    script.send(encode(b"DEL", KEY))  # its ttl is over
+    assert barge() > 0
+    script.send(encode(b"DEL", KEY))
+    script.claim(first, 0)
+    assert script.holder == b"first"
+
+
+def test_a_claim_without_a_token_leaves_no_vote() -> None:
+    """If its reply is lost, it is repeated. It would find its own vote, and get the token of the last holder."""
+    script, who = Script("who"), someone("who")
+    script.send(encode(b"SET", KEY + FENCE, b"%d" % (2**53 - 1)))
+    claim = commands.claim(KEYS, b"", who, commands.claim_terms(b"10000", 1, RETENTION), b"0", b"who")
+    for _ in range(2):
+        assert "EXHAUSTED" in str(script.send(claim))
+        assert script.holder is None

@@ -25,7 +25,7 @@ import handfast.fenced
 from handfast import Contended, LeaseLost, NoQuorum, StaleToken
 from handfast.core.config import Copies
 from handfast.core.explain import not_acquired
-from handfast.core.guard import STEPPED, UNREADY
+from handfast.core.guard import LATE, STEPPED, UNREADY
 from handfast.core.handshake import NO_RESP3
 from handfast.core.io import CLOSED, SILENT, Fault
 from handfast.core.nodes import NOT_CONNECTED, NodeGroup
@@ -139,6 +139,7 @@ NODES: list[tuple[Callable[[], Any], str]] = [
     (lambda: NO_RESP3, "speaks RESP2 only, so it cannot push to waiters"),
     (lambda: NOT_CONFIRMED, "did not confirm a subscription, so it cannot push to waiters"),
     (lambda: UNREADY, "forgot its data while connected, no vote until it is checked again"),
+    (lambda: LATE, "answered so late that it may have lost votes since it was asked"),
     (
         lambda: STEPPED,
         "its clock stepped forward against ours, so it may have ended leases early; no vote until it is checked",

@@ -145,6 +145,21 @@ def test_suspect_stays_closed_when_another_connection_reads_its_old_marker() -> 
     assert group.closed(group.nodes[1], 100.1) is not None
 
 
+@pytest.mark.parametrize(("promoted", "votes"), [(False, True), (True, False)], ids=["same server", "promoted"])
+def test_old_reply_does_not_open_a_node_that_was_promoted(promoted: bool, votes: bool) -> None:
+    """The reply to an older question has told this client of the promotion. Confirmations compare with it from now on, so
+    nothing else would show that the marker is of an earlier incarnation."""
+    group = group_of(1)
+    node, raw = group.nodes[0], b"1 run:replid 5 30000 6"
+    group.set_marker(node, raw)
+    node.marker_changed_at = 11.0
+    if promoted:
+        node.incarnation = b"run:later"
+    marker = None if promoted else Marker.parse(raw)
+    guard._adopt_all(group, {0: guard._State(raw, marker, 6, 5 * US, asked_at=10.0)}, now=12.0)
+    assert (guard.check_vote(group, 0, raw, 5 * US, 12.0, 12.001) is None) == votes
+
+
 def test_unreachable_node_is_closed_for_its_own_reason() -> None:
     group = NodeGroup(["node-0"], policy({}), guard=True)
     group.failed(0, Fault("refused", "refused the connection"))
@@ -198,6 +213,15 @@ def test_vote_of_a_node_whose_clock_stepped_forward_is_a_fault_and_makes_it_a_su
     assert fault.kind == "clock"
     assert group.suspects == {1}
     assert group.nodes[1].marker == b""
+
+
+@pytest.mark.parametrize(("share_of_q", "counts"), [(0.49, True), (0.51, False)], ids=["in time", "late"])
+def test_vote_that_comes_late_is_a_fault(share_of_q: float, counts: bool) -> None:
+    """The node may have been demoted and promoted again since it was asked, and may have missed votes meanwhile."""
+    group = guarded()
+    late = guard.check_vote(group, 1, MARKER, 5 * US, SENT, SENT + share_of_q * guard.period(group))
+    assert (late is None) == counts
+    assert group.closed(group.nodes[1], 10.0) is None
 
 
 def test_any_proof_counts_without_a_guard() -> None:

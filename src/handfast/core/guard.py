@@ -14,8 +14,8 @@ copies from the other master may be its own. Two things show this.
 - If it drops its data for a copy, it first sends an invalidation of everything to all connections that use client
   tracking, ahead of every later reply. A guarded connection ends with this push. The next one reads the incarnation.
 - If it keeps its data, it may miss votes of the other master. That one was promoted too, so it gives none for Q. A
-  connection asks for role and promotion again before a request, if the last answer is older than Q/4. A hand-over does
-  not count if its claim is older than Q/2.
+  connection asks for role and promotion again before a request, if the last answer is older than Q/4. A vote does not
+  count if it comes later than Q/2 after its claim.
 If a server refuses tracking, each vote is followed by the question for the promotion, and no waiter queues there.
 
 Waiting heals locks, but not counters. After Q, before the node's first vote, the largest token that enough other nodes
@@ -205,6 +205,7 @@ STEPPED: Final = Fault(
     "clock", "its clock stepped forward against ours, so it may have ended leases early; no vote until it is checked"
 )
 
+LATE: Final = Fault("late", "answered so late that it may have lost votes since it was asked")
 REPLICA: Final = Fault("replica", "is a replica, not a master, so it cannot vote: name its master")
 
 
@@ -216,12 +217,14 @@ def check_vote(group: NodeGroup, index: int, proof: bytes, server_us: int, sent:
     if not proof or proof != node.marker:
         group.set_marker(node, b"")
         return UNREADY
-    return STEPPED if read_clock(group, index, sent, received, server_us) else None
+    if read_clock(group, index, sent, received, server_us):
+        return STEPPED
+    return None if is_recent(group, sent, received) else LATE
 
 
 def is_recent(group: NodeGroup, sent: float, now: float) -> bool:
-    """Whether a hand-over may count for a claim that was sent at `sent`. The confirmation before the claim was sent up
-    to Q/4 earlier."""
+    """Whether a vote that comes now may count for a claim that was sent at `sent`. The confirmation before the claim was
+    sent up to Q/4 earlier."""
     return not group.guard or now - sent < period(group) / 2
 
 
@@ -342,8 +345,8 @@ def _is_over(node: Node, marker: Marker, server_us: int, now: float) -> bool:
 def _adopt_all(group: NodeGroup, states: dict[int, _State], now: float) -> None:
     for i, state in states.items():
         # Skip a reply from before this client's last change: it may have two repairs under way, and the older one would
-        # make a node in quarantine look as if it voted.
-        if state.asked_at >= group.nodes[i].marker_changed_at:
+        # make a node in quarantine look as if it voted. But never skip the news of another incarnation.
+        if state.marker is None or state.asked_at >= group.nodes[i].marker_changed_at:
             adopt(group, group.nodes[i], state.raw, state.server_us, now)
 
 

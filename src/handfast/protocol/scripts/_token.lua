@@ -19,8 +19,9 @@ local function floor_in(text)
   if not text or string.sub(text, -2) == ' 0' then return 0 end -- the usual case
   return tonumber(string.match(text, ' (%d+)$') or '0')
 end
--- `last`: a token that the next one must exceed.
-local function next_token(step, proposal, last)
+-- `last`: a token that the next one must exceed. `taken`: the lock was free before this script, and is free again if there
+-- is no token: a repeated claim would find its own vote, and get the token of somebody else.
+local function next_token(step, proposal, last, taken)
   local count = call('GET', KEYS[4])
   if KEYS[6] then
     marker = call('GET', KEYS[6]) or ''
@@ -37,6 +38,9 @@ local function next_token(step, proposal, last)
   local least = math.max(tonumber(count or '0'), last) + step
   if token < least then token, text = least, nil end
   -- Lua numbers are doubles: above 2^53 they do not count by ones.
-  if token >= 9007199254740992 then error('EXHAUSTED the fence counter has reached 2^53', 0) end
+  if token >= 9007199254740992 then
+    if taken then call('DEL', KEYS[1]) end
+    error('EXHAUSTED the fence counter has reached 2^53', 0)
+  end
   return set_counter(token, text)
 end

@@ -91,8 +91,10 @@ if holder and holder ~= owner then
   end
   return {0, left, holder, plain, time[1], time[2], KEYS[6] and call('GET', KEYS[6]) or ''}
 end
+-- A claim that overtakes the queue may have a place in it.
+if overtakes and single and call('ZREM', KEYS[2], id) == 1 then call('HDEL', KEYS[3], id) end
 --@ _token
-local token = taken and (step > 0 and next_token(step, proposal, 0) or '1')
+local token = taken and (step > 0 and next_token(step, proposal, 0, true) or '1')
 -- The client checks the node behind a claim without a ticket, and needs no proof in the reply.
 local proves = queues and KEYS[6]
 if taken and not proves then return tonumber(token) end
