@@ -91,7 +91,7 @@ on_lost: What happens to the body of a `with` whose lease is lost. "cancel" (the
 replicas: How many replicas must have the key before a grant or renewal counts, 0 by default.
 durable: A grant or renewal counts only if the server has it on disk (appendonly), False by default.
 token_memory: Seconds for which the servers keep a name's token counter after the time of its last token, a week by
-    default.
+    default. It must be the same on all clients of a name.
 """
 """The meaning of each option of a lock, for `help()`."""
 CLIENT_OPTIONS: Final = (

@@ -43,6 +43,8 @@ MADE_HERE: Final = re.compile(rb"[^:]*:[^:]*:.*:[0-9a-f]{32}", re.DOTALL)
 """An owner that handfast has made (host:pid:label:nonce). Such a holder hands over."""
 TOKEN_MEMORY: Final = 7 * 24 * 3600.0
 """Seconds for which a name's fence counter outlives the time of its last token."""
+MOST_MEMORY: Final = 100 * 366 * 24 * 3600.0
+"""A server refuses an expiry that is too far away to be counted in ms."""
 _MEANT: Final = {
     "auto_release_time": "did you mean ttl=, the seconds that the lock lasts unless renewed?",
     "auto_renewal": "did you mean renew=? It is on by default",
@@ -125,6 +127,8 @@ def _check(policy: Policy) -> Policy:
         "max_ttl": duration(policy.max_ttl, "max_ttl"),
         "token_memory": duration(policy.token_memory, "token_memory"),
     }
+    if changes["token_memory"] > MOST_MEMORY:
+        raise ConfigError(f"token_memory must be at most 100 years, not {changes['token_memory']:g} s")
     if isinstance(policy.drift, bool) or not isinstance(policy.drift, (int, float)) or not 0 <= policy.drift < 0.5:
         raise ConfigError(f"drift must be a share such as 0.01, at least 0 and less than 0.5, not {policy.drift!r}")
     for what in ("node_timeout", "max_hold"):

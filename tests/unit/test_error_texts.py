@@ -331,6 +331,7 @@ OPTIONS: list[tuple[Callable[[], Any], str]] = [
         lambda: client(prefix="a{}"),
         "prefix must not contain {}, because a cluster would keep the keys of a name in different slots: 'a{}'",
     ),
+    (lambda: client(token_memory=1e16), "token_memory must be at most 100 years, not 1e+16 s"),
     (lambda: client(label="a b"), "label must not contain a colon, a space or a line break: 'a b'"),
     (lambda: client(label="x" * 65), "label is 65 bytes long, 64 at most: 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'…"),
     (lambda: client(guard=1), "guard must be True or False, not 1"),

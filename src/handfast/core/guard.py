@@ -14,8 +14,8 @@ copies from the other master may be its own. Two things show this.
 - If it drops its data for a copy, it first sends an invalidation of everything to all connections that use client
   tracking, ahead of every later reply. A guarded connection ends with this push. The next one reads the incarnation.
 - If it keeps its data, it may miss votes of the other master. That one was promoted too, so it gives none for Q. A
-  connection asks for role and promotion again before a request, if the last answer is older than Q/4. A vote does not
-  count if it comes later than Q/2 after its claim.
+  connection asks for role and promotion again before a request, if the last question is a second old, or Q/4 if that
+  is less. A vote does not count if it comes later than Q/2 after its claim.
 If a server refuses tracking, each vote is followed by the question for the promotion, and no waiter queues there.
 
 Waiting heals locks, but not counters. After Q, before the node's first vote, the largest token that enough other nodes

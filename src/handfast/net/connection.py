@@ -110,7 +110,7 @@ class Connection:
         self.subscribed_to = b""
         """The channel whose subscription the server has confirmed last."""
         self._confirmed_at = now()
-        """When the last confirmation was sent. Every later reply comes after its answer. The handshake is one, too."""
+        """When the last confirmation was sent. Every later reply comes after its answer. The handshake counts as one."""
         self._steps = steps
         self._step(None)
 

@@ -186,6 +186,13 @@ GUARD: tuple[Bug, ...] = (
         "tests/unit/test_queue_rules.py::test_hand_over_of_a_guarded_node_counts_for_a_recent_claim_only",
     ),
     Bug(
+        "late-vote",
+        "a vote counts however late it comes: its node may have been demoted and promoted again since it was asked",
+        (1, 2, 3, 4, 5, 10),
+        ((guard.check_vote, "return None if is_recent(group, sent, received) else LATE", "return None"),),
+        "tests/unit/test_guard_rules.py::test_vote_that_comes_late_is_a_fault",
+    ),
+    Bug(
         "any-incarnation",
         "a marker of an earlier life is believed: a server that came back with old data votes",
         (1, 2, 3, 4, 5, 10),
