@@ -616,6 +616,6 @@ async def test_cancelled_close_still_completes(one: Server, turns: int) -> None:
 
 @plain
 async def test_closed_client_leaves_no_tasks(one: Server) -> None:
-    async with two(one) as (client, _), client.lock("a", ttl=0.2) as lease:
+    async with two(one) as (client, _), client.lock("a", ttl=1) as lease:
         await eventually_async(renewal_of(lease))
     assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -115,7 +115,7 @@ def test_client_connected_before_failover_acquires_no_earlier(pair: Pair) -> Non
 
 @pytest.mark.parametrize("guard", [False, True])
 def test_unreplicated_lock_is_never_granted_with_replicas_option(pair: Pair, guard: bool) -> None:
-    options = {**OPTIONS, "replicas": 1, "guard": guard, "node_timeout": 0.5}
+    options = {**OPTIONS, "replicas": 1, "guard": guard}
     with handfast.connect(pair.url, **options) as client:
         if guard:
             handfast.bootstrap(client)
