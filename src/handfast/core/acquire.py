@@ -18,7 +18,7 @@ from handfast.core.foreign import look, wait_for_change
 from handfast.core.hold import Hold
 from handfast.core.io import IO, Access
 from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
-from handfast.core.queue import CopiesMissing, begin_again, can_queue, wait_in_queue
+from handfast.core.queue import CannotQueue, CopiesMissing, begin_again, can_queue, wait_in_queue
 from handfast.core.single import Refusal
 from handfast.core.votes import Ballot
 from handfast.errors import ConfigError, NotAcquired
@@ -245,12 +245,20 @@ async def _wait_at_head(io: IO, queues: WaitQueues, waiter: Waiter, failed: Ball
         await io.subscribe(acquisition.timeout(acquisition.timing.timeout, io.now()))
     if not can_queue(io, acquisition):
         return await _retry(io, queues, waiter, ballot or Ballot(config.group.n, config.group.need))
-    if len(acquisition.request.names) > 1:
-        return await several.wait_for_each(io, queues, waiter, ballot)
+    try:
+        if len(acquisition.request.names) > 1:
+            return await several.wait_for_each(io, queues, waiter, ballot)
+        return await _wait_with_copies(io, queues, waiter, ballot)
+    except CannotQueue:
+        return await _retry(io, queues, waiter, Ballot(config.group.n, config.group.need))
+
+
+async def _wait_with_copies(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot | None) -> Hold:
+    """Wait in the queues of the nodes, again and again while copies of the votes are missing."""
     missing_since: float | None = None
     while True:
         try:
-            return await wait_in_queue(io, queues, waiter, acquisition, ballot)
+            return await wait_in_queue(io, queues, waiter, waiter.acquisition, ballot)
         except CopiesMissing as missing:
             missing_since, ballot = await begin_again(io, queues, waiter, missing, missing_since), None
 

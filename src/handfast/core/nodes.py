@@ -216,13 +216,19 @@ class NodeGroup:
             return Fault("quarantine", f"restarted or new, no vote for another {left:.1f} s")
         return Fault("quarantine", "restarted, no vote until enough other nodes are up to restore its token counters")
 
-    def repair_due(self, now: float) -> bool:
-        """Whether a connected node, as far as is known, does not vote although its quarantine is over."""
+    def repair_due(self, now: float, channels: Sequence[bytes] = ()) -> bool:
+        """Whether a connected node, as far as is known, does not vote although its quarantine is over.
+
+        `channels`: those of the caller. A channel proves that the caller's connection is up, also if another connection
+        of this client has found the node silent.
+        """
         if self.all_nodes_vote:
             return False
         return any(
-            not node.marker and node.fault is None and node.incarnation and now >= node.opens_at for node in self.nodes
-        )
+            not node.marker and node.incarnation and now >= node.opens_at
+            and (node.fault is None or (channels and channels[node.index]))
+            for node in self.nodes
+        )  # fmt: skip
 
     def suspect(self, index: int) -> None:
         """Suspect a node whose clock stepped forward: its keys may have expired early, so it must not vote."""

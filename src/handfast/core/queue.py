@@ -43,7 +43,7 @@ from handfast.protocol import commands
 from handfast.protocol.claims import Granted, Refused, Yours
 from handfast.protocol.resp import encode
 
-__all__ = ["CopiesMissing", "ServerQueue", "begin_again", "can_queue", "wait_in_queue"]
+__all__ = ["CannotQueue", "CopiesMissing", "ServerQueue", "begin_again", "can_queue", "wait_in_queue"]
 
 TRACK_REPLIES: Final = 3
 """The number of replies to `commands.track` for one key."""
@@ -57,6 +57,10 @@ def can_queue(io: IO, acquisition: Acquisition) -> bool:
         if node.no_push is None:
             able += 1
     return able >= group.need
+
+
+class CannotQueue(Exception):
+    """Too few nodes can push to a waiter. Some were connected only after the wait had begun."""
 
 
 class CopiesMissing(Exception):
@@ -337,6 +341,8 @@ async def wait_in_queue(
 ) -> Hold:
     """Wait until a majority of the nodes has given its votes, or a sibling has handed its hold over.
 
+    Raises CannotQueue if it turns out that too few nodes can push.
+
     `acquisition`: the waiter's own, or its part for one of several names. `first`: the answers to its last attempt.
     """
     queue = ServerQueue(io, waiter.wakeup, acquisition)
@@ -364,6 +370,8 @@ async def wait_in_queue(
                 await _reconnect(io, acquisition, queue)
             look = queue.next_look()
             if queue.must_yield or look <= io.now() + TOGETHER:
+                if not can_queue(io, acquisition):
+                    raise CannotQueue
                 await queue.send_due()
                 look = queue.next_look()
             queue.wakes_at = min(look, waiter.report_at)
@@ -397,6 +405,6 @@ async def _reconnect(io: IO, acquisition: Acquisition, queue: ServerQueue) -> No
         await io.connect(group.need, CappedTimeout(within, max(0.0, acquisition.earlier(NEVER) - now)))
     if not group.quorum_can_vote:
         await admit(io, group, acquisition.until)
-    elif group.repair_due(io.now()):
+    elif group.repair_due(io.now(), io.channels):
         # The watchdog repairs nodes only while it has holds, and a waiter has none.
         await guard.repair(io, group, acquisition.until)
