@@ -221,7 +221,7 @@ def test_a_task_is_cancelled_at_every_await_of_an_acquisition_and_a_release() ->
         (9009855, None),
         # Of two repairs of one client, the older made a node in quarantine look like a voter, so another one followed it.
         (1061, None),
-        # A waiter queued before most nodes were connected. They could not push, and it waited for ever instead of polling.
+        # A waiter queued before most nodes were connected. They could not push, and it waited for ever without polling.
         (9200816, None),
         # The watchdog's connection to a node was silent, so a waiter whose own was up did not notice its re-admission.
         (9201173, None),
