@@ -99,15 +99,13 @@ class Blocks:
         self.by_key: dict[bytes, Block] = {}
 
     def enter(self, block: Block) -> None:
-        hold = block.hold
-        for key in hold.keys:
+        for key in block.hold.keys:
             before = self.by_key.setdefault(key, block)
             if before is not block and before.hold.state != HELD:
                 self.by_key[key] = block
 
     def leave(self, block: Block) -> None:
-        hold = block.hold
-        for key in hold.keys:
+        for key in block.hold.keys:
             if self.by_key.get(key) is block:
                 self.by_key.pop(key, None)
 
@@ -123,7 +121,7 @@ class Blocks:
 class BaseLease:
     """A lease: the right to act until `remaining()` is 0. It belongs to no thread or task: any of them may release it."""
 
-    __slots__ = ("__dict__", "__weakref__", "_block", "_body", "_client", "_hold", "_reentry")
+    __slots__ = ("__dict__", "__weakref__", "_block", "_client", "_hold", "_reentry")
 
     _left = False
     """This lease of a reentrant lock was released. The hold may go on."""
@@ -137,17 +135,17 @@ class BaseLease:
         self._reentry = reentry
         self._block: Block | None = None
         """The open `with` block of this lease."""
-        self._body: Any = None
-        """Interrupts the body of that block when the lease is lost."""
 
-    def _enter_block(self, caller: Any, frame: int = 0) -> None:
-        self._block = block = Block(caller, self._hold, frame)
+    def _enter_block(self, block: Block) -> None:
+        self._block = block
         self._client._blocks.enter(block)
 
-    def _leave_block(self) -> None:
+    def _leave_block(self) -> Block | None:
+        """Leave the block, if it is open, and return it."""
         block, self._block = self._block, None
         if block is not None:
             self._client._blocks.leave(block)
+        return block
 
     @property
     def name(self) -> str:

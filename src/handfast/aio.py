@@ -15,7 +15,7 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
 from handfast._client import BaseClient, wait_of
-from handfast._lease import BaseLease, BaseLock, Reentry
+from handfast._lease import BaseLease, BaseLock, Block, Reentry
 from handfast._reports import call_on_lost
 from handfast.core import guard, inspect, single
 from handfast.core.acquire import acquire, put_back
@@ -49,7 +49,6 @@ class Lease(BaseLease):
     __slots__ = ()
 
     _client: Client
-    _body: _Body | None
 
     async def extend(self, ttl: Seconds | None = None) -> None:
         """Renew now. `ttl` replaces the lease's ttl, also for later renewals. Raises LeaseLost if the lease has ended, or
@@ -78,14 +77,14 @@ class Lease(BaseLease):
         return event
 
     async def __aenter__(self) -> Lease:
-        self._begin_block()
+        self._begin_block(asyncio.current_task())
         return self
 
-    def _begin_block(self) -> None:
-        task = asyncio.current_task()
-        if self._hold.config.policy.on_lost == "cancel":
-            self._body = _Body(self._hold, task)
-        self._enter_block(task)
+    def _begin_block(self, task: asyncio.Task[Any] | None) -> None:
+        if task is None:
+            raise ConfigError("'async with' on a lock needs to run in a task")
+        hold = self._hold
+        self._enter_block(_Body(task, hold) if hold.config.policy.on_lost == "cancel" else Block(task, hold, 0))
 
     def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -93,8 +92,8 @@ class Lease(BaseLease):
         return self._end_block(kind, error)
 
     async def _end_block(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
-        cancelled = self._body is not None and self._body.leave()
-        self._leave_block()
+        body = self._leave_block()
+        cancelled = isinstance(body, _Body) and body.leave()
         await self._client._release(self._hold, self)
         reason = self._hold.reason
         if kind is None and reason:
@@ -105,33 +104,34 @@ class Lease(BaseLease):
             self._note_loss(error)
 
 
-class _Body:
-    """The task inside an `async with`. It is cancelled when the lease is lost."""
+class _Body(Block):
+    """An open `async with` block whose task is cancelled when the lease is lost."""
 
-    __slots__ = ("_cancelled", "_cancelling", "_task")
+    __slots__ = ("_cancelled", "_cancelling")
 
-    def __init__(self, hold: Hold, task: asyncio.Task[Any] | None) -> None:
-        if task is None:
-            raise ConfigError("'async with' on a lock needs to run in a task")
-        self._task: asyncio.Task[Any] | None = task
+    def __init__(self, task: asyncio.Task[Any], hold: Hold) -> None:
+        self.caller: asyncio.Task[Any] | None = task
+        self.hold = hold
+        self.frame = 0
         self._cancelling = task.cancelling()
         self._cancelled = False
-        hold.when_lost(self._cancel_soon)
+        hold.when_lost(self)
 
-    def _cancel_soon(self) -> None:
-        """Cancel the task, from any thread."""
-        task = self._task
+    def __call__(self) -> None:
+        """Cancel the task, from any thread: the lease is lost."""
+        task = self.caller
         if task is not None:
             _on_loop(task.get_loop(), self._cancel)()
 
     def _cancel(self) -> None:
-        if self._task is not None and not self._cancelled:
+        if self.caller is not None and not self._cancelled:
             self._cancelled = True
-            self._task.cancel("the lease was lost")
+            self.caller.cancel("the lease was lost")
 
     def leave(self) -> bool:
         """End the body. True if it was ended by this cancellation, and by no other."""
-        task, self._task = self._task, None
+        self.hold.stop_listening(self)
+        task, self.caller = self.caller, None
         return self._cancelled and task is not None and task.uncancel() <= self._cancelling
 
 
@@ -190,7 +190,9 @@ class Lock(BaseLock):
     async def __aenter__(self) -> Lease:
         lease = await self.acquire()
         self._leases.append(lease)
-        lease._begin_block()
+        # The acquisition has checked the loop; looking it up once more would cost more than the rest of the block.
+        io = self._client._io
+        lease._begin_block(asyncio.current_task(None if io is None else io.loop))
         return lease
 
     def __aexit__(

@@ -13,7 +13,7 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
 from handfast._client import BaseClient, wait_of
-from handfast._lease import BaseLease, BaseLock, Reentry, loss_of
+from handfast._lease import BaseLease, BaseLock, Block, Reentry, loss_of
 from handfast._reports import OnLostCalls
 from handfast.core import guard, inspect
 from handfast.core.acquire import acquire
@@ -53,7 +53,8 @@ class Lease(BaseLease):
     __slots__ = ()
 
     _client: Client
-    _body: ThreadBody | None
+    _body: ThreadBody | None = None
+    """Interrupts the body of the open `with` block when the lease is lost."""
 
     def extend(self, ttl: Seconds | None = None) -> None:
         """Renew now. `ttl` replaces the lease's ttl, also for later renewals. Raises LeaseLost if the lease has ended, or
@@ -89,7 +90,7 @@ class Lease(BaseLease):
 
     def _begin_block(self, frame: int) -> None:
         hold, thread = self._hold, threading.get_ident()
-        self._enter_block(thread, frame)
+        self._enter_block(Block(thread, hold, frame))
         if hold.config.policy.on_lost == "interrupt":
             from handfast._interrupt import ThreadBody
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from handfast.net.reply_future import ReplyFuture, reply_futures_of
+from handfast.net.reply_future import ReplyFuture
 from tests.support.sync_and_async import plain
 
 
@@ -21,7 +21,6 @@ class Desk:
         self.loop = asyncio.get_running_loop()
         self.woken: list[ReplyFuture] = []
         self.called = 0
-        self.kind = reply_futures_of(self)
 
     def wake_soon(self) -> None:
         self.called += 1
@@ -40,7 +39,7 @@ def answer(waiter: ReplyFuture) -> Generator[ReplyFuture, None, Any]:
 
 
 async def waiting(desk: Desk) -> tuple[ReplyFuture, asyncio.Task[Any]]:
-    waiter = desk.kind()
+    waiter = ReplyFuture(desk)
     task = asyncio.ensure_future(_answer(waiter))
     await asyncio.sleep(0)
     return waiter, task
@@ -98,7 +97,7 @@ async def test_cancellation_between_reply_and_resumption_still_cancels() -> None
 async def test_task_resumes_in_its_own_context() -> None:
     desk = Desk()
     colour = contextvars.ContextVar("colour", default="none")
-    waiter = desk.kind()
+    waiter = ReplyFuture(desk)
 
     async def work() -> tuple[str, bool]:
         colour.set("red")
@@ -116,6 +115,6 @@ async def test_task_resumes_in_its_own_context() -> None:
 @plain
 async def test_reply_on_another_loop_is_refused_by_asyncio() -> None:
     desk = Desk()
-    waiter = desk.kind()
+    waiter = ReplyFuture(desk)
     with pytest.raises(RuntimeError, match="different loop"):
         await asyncio.to_thread(asyncio.run, _answer(waiter))

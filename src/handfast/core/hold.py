@@ -46,8 +46,9 @@ class CohortTurn:
 class Hold(LockKeys):
     """One lock that is held: its keys, its deadline and its nodes. Times are on the driver's `now` clock."""
 
-    # There may be 100,000 holds. So only attributes that most holds set have a slot; the others are class attributes
-    # until a hold needs another value.
+    # There may be 100,000 holds, so attributes that few of them set have no slot: they are class attributes until a hold
+    # needs another value. Reading such a default takes ten times as long as reading a slot, so what every acquisition or
+    # release reads has a slot.
     __slots__ = (
         "__dict__",
         "__weakref__",
@@ -57,33 +58,31 @@ class Hold(LockKeys):
         "deadline",
         "granted_at",
         "handed_over",
+        "handovers",
+        "healed",
         "on_lost",
+        "reason",
         "release_unconfirmed",
         "renew_from",
+        "renew_until",
         "slot",
+        "standstills",
         "state",
         "token",
         "ttl",
+        "turn",
         "votes",
         "who",
     )
 
-    reason = ""
-    """Why the hold was lost or revoked, or had ended before its release."""
-    renew_until: float | None = None
-    """When renewal ends: None for never, 0.0 for a hold that is not renewed, else the time set by max_hold."""
     retrying = False
     """The last renewal was not confirmed."""
     renewal_replies: Mapping[str, str] = MappingProxyType({})
     """The reply of each node to a renewal that was not confirmed."""
-    standstills = 0
-    """The group's count of standstills when the deadline was computed: see NodeGroup."""
     extended_at = 0.0
     """When the caller last sent an extension of its own."""
     nodes_to_heal = 0
     """Nodes, as bits, that said "not yours" too late to be healed at once."""
-    healed = False
-    """The watchdog has restored a vote. The release must follow it on the watchdog's connections as well."""
     may_arrive_late = False
     """The claim may still be under way on a connection that was closed, so the watchdog releases it twice."""
     repeat_release: Callable[[Hold], Any] | None = None
@@ -96,12 +95,8 @@ class Hold(LockKeys):
     """Nodes, as bits, that had not answered a claim when the hold was made, whether they have given their vote or not."""
     reserved_tokens = 0
     """In a cohort: tokens beyond its own, for the holds that follow it."""
-    handovers = 0
-    """The number of hand-overs inside the process since the acquisition from the servers."""
     next_hold: Hold | None = None
     """The hold to which this one was handed over."""
-    turn: CohortTurn | None = None
-    """The cohort's turn; None without a cohort."""
 
     def __init__(
         self, target: LockKeys, who: Identity, ttl: float, deadline: float, renew_from: float, votes: int, token: int
@@ -137,6 +132,18 @@ class Hold(LockKeys):
         """A node may not have carried out the release, so the watchdog repeats it."""
         self.handed_over = False
         """The release has given a vote to a waiter, so other clients want this lock."""
+        self.reason = ""
+        """Why the hold was lost or revoked, or had ended before its release."""
+        self.renew_until: float | None = None
+        """When renewal ends: None for never, 0.0 for a hold that is not renewed, else the time set by max_hold."""
+        self.standstills = 0
+        """The group's count of standstills when the deadline was computed: see NodeGroup."""
+        self.healed = False
+        """The watchdog has restored a vote. The release must follow it on the watchdog's connections as well."""
+        self.turn: CohortTurn | None = None
+        """The cohort's turn; None without a cohort."""
+        self.handovers = 0
+        """The number of hand-overs inside the process since the acquisition from the servers."""
 
     @property
     def explicit_owner(self) -> bool:
@@ -208,6 +215,12 @@ class Hold(LockKeys):
         self.on_lost += (listener,)
         if self.state != HELD and self.ended_early:
             listener()
+
+    def stop_listening(self, listener: Callable[[], Any]) -> None:
+        """Do not call `listener` any more. A listener that refers to its hold must do this at its end: otherwise only the
+        garbage collector would free the two."""
+        listeners = self.on_lost
+        self.on_lost = () if len(listeners) == 1 else tuple([each for each in listeners if each is not listener])
 
     # -- votes and renewal
 

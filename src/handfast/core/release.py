@@ -107,7 +107,7 @@ async def release(io: IO, hold: Hold) -> bool:
 def _payload(hold: Hold) -> bytes:
     """The command that releases one name on a single node."""
     config = hold.config
-    if config.exact and not hold.explicit_owner:
+    if config.exact and hold.who.generation == NO_GENERATION:
         return commands.delete_owned(hold.group.nodes[0].deletes_by, hold.key, hold.who.owner)
     return commands.pass_on(hold.queue_keys, config.guard_keys, hold.who, b"0", config.retention_arg)
 

@@ -11,10 +11,10 @@ Shortcuts, for what it gains.
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, Final
 
 from handfast.core import explain
-from handfast.core.attempt import ARRIVAL, EarlyPushes, claim_payload, listen, make_hold, read_checked
+from handfast.core.attempt import ARRIVAL, EarlyPushes, make_hold, read_checked
 from handfast.core.hold import Hold
 from handfast.core.io import IO, SILENT
 from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
@@ -25,6 +25,8 @@ from handfast.protocol import commands
 from handfast.protocol.claims import Refused, Yours, token_in
 
 __all__ = ["Refusal", "ask", "ask_at_once", "read", "wait_for_hand_over"]
+
+OK: Final = b"OK"
 
 
 def ask_at_once(io: IO, queues: WaitQueues, acquisition: Acquisition) -> Awaitable[Any] | None:
@@ -38,46 +40,53 @@ def ask_at_once(io: IO, queues: WaitQueues, acquisition: Acquisition) -> Awaitab
         return None
     if queues.by_key and queues.has_waiters(request):
         return None
+    channel = b""
     if request.config.queues_on_arrival and acquisition.wait != 0:
         channel = io.channels[0]
         if not channel:
             return None
-        return ask(io, acquisition, channel)
-    return ask(io, acquisition, b"")
+    return ask(io, acquisition, channel)
 
 
 def ask(io: IO, acquisition: Acquisition, channel: bytes) -> Awaitable[Any]:
     """Send the claim. `read` reads the reply. `channel`: as for `attempt`."""
     request, timing = acquisition.request, acquisition.timing
-    if channel:
-        acquisition.channel = channel
-        listen(io, acquisition)
+    config, ticket = request.config, b""
     who = acquisition.who or acquisition.identify(io.nonce)
+    if channel:
+        ticket = ARRIVAL
+        acquisition.channel = channel
+        io.mailbox[who.id] = EarlyPushes()
     acquisition.touched = 1
-    if request.config.exact and request.owner is None:
+    if config.exact and request.owner is None:
         payload = commands.set_nx(request.key, who.owner, timing.ttl_ms)
     else:
-        payload = claim_payload(acquisition, who, b"0", ARRIVAL if channel else b"", channel)
+        payload = commands.claim(
+            request.queue_keys, b"", who, timing.claim_terms, ticket, channel, b"0", config.claim_rules
+        )
     # Read the count before the clock: another thread may notice a standstill in between.
     acquisition.standstills = request.group.standstills
     acquisition.sent = sent = io.now()
-    timeout = acquisition.timeout(timing.timeout, sent) if acquisition.wait else timing.timeout
-    return io.ask(payload, timeout)
+    return io.ask(payload, acquisition.timeout(timing.timeout, sent) if acquisition.wait else timing.timeout)
 
 
 def read(io: IO, acquisition: Acquisition, reply: Any) -> Ballot | Refusal | None:
     """Read the reply to `ask`. A valid grant sets `acquisition.hold`; otherwise this returns why it failed."""
-    request, timing = acquisition.request, acquisition.timing
-    # An integer is the token of a grant. Other grants are OK, of a published command, and a repeated claim's list.
-    answer = reply if type(reply) is int else read_checked(0, reply)
-    if (type(answer) is int and answer > 0) or is_grant(answer):
-        token = 0 if not request.config.fence else answer if type(answer) is int else token_in(answer)
-        deadline = acquisition.sent + timing.validity
-        if io.now() < deadline and request.group.standstills == acquisition.standstills:
-            hold = make_hold(acquisition, deadline, acquisition.sent, 1, token, acquisition.standstills)
+    request = acquisition.request
+    # The usual grants come first: an integer is a token, OK is the reply to a published command.
+    granted = reply > 0 if type(reply) is int else reply == OK
+    answer = token = reply
+    if not granted:
+        answer = read_checked(0, reply)
+        granted, token = is_grant(answer), token_in(answer)
+    if granted:
+        sent, standstills = acquisition.sent, acquisition.standstills
+        deadline = sent + acquisition.timing.validity
+        if io.now() < deadline and request.group.standstills == standstills:
+            hold = make_hold(acquisition, deadline, sent, 1, token if request.config.fence else 0, standstills)
             hold.carrier, hold.asked = io, 1
-            if acquisition.channel and acquisition.who is not None:
-                io.mailbox.pop(acquisition.who.id, None)
+            if acquisition.channel:
+                io.mailbox.pop(hold.who.id, None)
             acquisition.hold = hold
             return None
     elif type(answer) is Refused:

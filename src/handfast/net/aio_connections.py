@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final
 
 from handfast.core.handshake import Steps
-from handfast.core.io import CappedTimeout, Collector, Fault, Payloads, payload_for
+from handfast.core.io import Collector, Fault, Payloads, payload_for
 from handfast.core.nodes import NodeGroup
 from handfast.core.votes import Ballot
 from handfast.net.address import Address
@@ -22,7 +22,7 @@ from handfast.net.aio_protocol import AioLink
 from handfast.net.connection import DISCARD, Discard, Subscription
 from handfast.net.link import NOT_CONNECTED
 from handfast.net.push_router import TaskWakeup
-from handfast.net.reply_future import ReplyFuture, reply_futures_of
+from handfast.net.reply_future import ReplyFuture
 from handfast.net.timeouts import RequestTimeouts
 from handfast.protocol.resp import encode
 
@@ -54,7 +54,6 @@ class AioConnections(AioConnecting, RequestTimeouts):
         RequestTimeouts.__init__(self)
         self.links = [AioLink(i, address, self) for i, address in enumerate(addresses)]
         self._n = len(self.links)
-        self._future = reply_futures_of(self)
         self.woken: list[ReplyFuture] = []
         """Futures that have a reply and whose tasks are not resumed yet."""
         self.waking = False
@@ -78,7 +77,7 @@ class AioConnections(AioConnecting, RequestTimeouts):
     @types.coroutine
     def broadcast(self, payloads: Payloads, collector: Collector, timeout: float) -> Generator[ReplyFuture, None, None]:
         """See IO.broadcast. A payload for all nodes is only noted here. The flush at the turn's end joins them once."""
-        future = self._future()
+        future = ReplyFuture(self)
         collector.waiter = future
         if type(payloads) is bytes and self.up == self._n:
             self._shared.append(payloads)
@@ -90,11 +89,9 @@ class AioConnections(AioConnecting, RequestTimeouts):
                 self._call_soon(self._flush)
         else:
             self._send_each(payloads, collector)
-        if timeout != self._timeout:
-            self._regroup(timeout)
+        if timeout is not self._timeout:
+            self._use_timeout(timeout, future)
         self._fresh.append(future)
-        if type(timeout) is CappedTimeout:
-            self.loop.call_later(timeout.most, self._silence, future)
         if not future.over:
             yield future
             if not hasattr(future, "reply"):
@@ -103,7 +100,7 @@ class AioConnections(AioConnecting, RequestTimeouts):
     @types.coroutine
     def ask(self, payload: bytes, timeout: float) -> Generator[ReplyFuture, None, Any]:
         """See IO.ask. The future that the task awaits is the collector as well."""
-        future = self._future()
+        future = ReplyFuture(self)
         if self.up:
             self._shared.append(payload)
             self._collectors.append(future)
@@ -113,22 +110,21 @@ class AioConnections(AioConnecting, RequestTimeouts):
         else:
             collector: Any = future
             self._send_each(payload, collector)
-        if timeout != self._timeout:
-            self._regroup(timeout)
+        if timeout is not self._timeout:
+            self._use_timeout(timeout, future)
         self._fresh.append(future)
-        if type(timeout) is CappedTimeout:
-            self.loop.call_later(timeout.most, self._silence, future)
         if not future.over:
             yield future
-            if not hasattr(future, "reply"):
-                raise asyncio.CancelledError  # see ReplyFuture.cancel
-        return future.reply
+        try:
+            return future.reply
+        except AttributeError:
+            raise asyncio.CancelledError from None  # see ReplyFuture.cancel
 
     @types.coroutine
     def wait_for(self, wakeup: TaskWakeup, seconds: float | None) -> Generator[ReplyFuture, None, None]:
         """See IO.wait."""
         if not wakeup.is_set:
-            future = wakeup.future = self._future()
+            future = wakeup.future = ReplyFuture(self)
             timer = None if seconds is None else self.loop.call_later(seconds, self._silence, future)
             try:
                 yield future

@@ -166,7 +166,7 @@ class Connection:
     def feed(self, data: bytes) -> None:
         """Parse received bytes and give each reply to its collector."""
         self.reader.feed(data)
-        gets, pending, sent = self.reader.gets, self.pending, self.sent
+        gets, pending, sent, index = self.reader.gets, self.pending, self.sent, self.index
         try:
             while (reply := gets()) is not _NOTHING:
                 kind = type(reply)
@@ -190,7 +190,7 @@ class Connection:
                 collector = pending.popleft()
                 if collector.checked:
                     self._kept.append((collector, reply))
-                elif collector.add(self.index, reply):
+                elif collector.add(index, reply):
                     waiter = collector.waiter
                     if waiter is not None and not waiter.over:
                         waiter.set_result(None)

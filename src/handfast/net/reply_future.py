@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any, Protocol
 
-__all__ = ["ReplyFuture", "Waker", "reply_futures_of"]
+__all__ = ["ReplyFuture", "Waker"]
 
 
 class Waker(Protocol):
@@ -27,22 +27,25 @@ class Waker(Protocol):
 
 
 class ReplyFuture:
-    """A future for one waiting task. Each waker has a subclass of its own: see `reply_futures_of`.
+    """A future for one waiting task.
 
     It is the collector of a request to a single node as well: the node's reply is its result.
     """
 
-    __slots__ = ("_asyncio_future_blocking", "callback", "context", "over", "reply")
+    # Slots also for what never changes: see docs/decisions.md, Attributes that are read often are slots.
+    __slots__ = (
+        "_asyncio_future_blocking", "_loop", "_waker", "callback", "checked", "context", "over", "reply", "width",
+    )  # fmt: skip
 
-    _loop: asyncio.AbstractEventLoop
-    _waker: Waker
-    width = 1
     until = float("inf")
-    checked = False
     decided = False
 
-    def __init__(self) -> None:
+    def __init__(self, waker: Waker) -> None:
+        self._waker = waker
+        self._loop = waker.loop
         self._asyncio_future_blocking = True
+        self.width = 1
+        self.checked = False
         self.over = False
         """The future has its reply, or its task has stopped waiting. It takes no reply any more."""
         self.callback: Callable[[ReplyFuture], Any] | None = None
@@ -63,8 +66,13 @@ class ReplyFuture:
 
     def add(self, node: int, reply: Any) -> bool:
         """See Collector."""
-        if not self.over:
-            self.set_result(reply)
+        if not self.over:  # as in set_result, without the call: this runs for each request to a single node
+            self.reply = reply
+            self.over = True
+            woken = self._waker.woken
+            if not woken:
+                self._waker.wake_soon()
+            woken.append(self)
         return False
 
     # -- what asyncio.Task asks of a future ------------------------------------------------------------------------
@@ -88,8 +96,3 @@ class ReplyFuture:
                 # Not at once: the task that cancels is still running.
                 self._loop.call_soon(self.callback, self, context=self.context)
         return False
-
-
-def reply_futures_of(waker: Waker) -> type[ReplyFuture]:
-    """Make a subclass that knows its waker, so that each new future needs no argument."""
-    return type("ReplyFuture", (ReplyFuture,), {"__slots__": (), "_waker": waker, "_loop": waker.loop})

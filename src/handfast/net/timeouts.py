@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from handfast.core.io import SILENT, Fault
+from handfast.core.io import SILENT, CappedTimeout, Fault
 from handfast.net.aio_protocol import AioLink
 from handfast.net.reply_future import ReplyFuture
 
@@ -41,6 +41,13 @@ class RequestTimeouts:
 
     def _met_silence(self) -> None:
         """Called when a request has timed out."""
+
+    def _use_timeout(self, timeout: float, future: ReplyFuture) -> None:
+        """The next future has this timeout. Not called if that is the very object of the future before it."""
+        if timeout != self._timeout:
+            self._regroup(timeout)
+        if type(timeout) is CappedTimeout:
+            self.loop.call_later(timeout.most, self._silence, future)
 
     def _regroup(self, timeout: float) -> None:
         """Begin a new batch: the next futures have this timeout."""

@@ -125,9 +125,10 @@ def claim(
 
 def pass_on(keys: bytes, guard: bytes, who: Identity, token: bytes, retention: bytes) -> bytes:
     """End an acquisition: leave the queue, hand the vote over."""
-    owner, words = who.owner, who.words
-    if token == b"0" and not words:
+    owner = who.owner
+    if token == b"0" and who.id is owner:
         return b"%b%b%b$%d\r\n%b\r\n%b" % (_PASS[0][guard != b""], keys, guard, len(owner), owner, retention)
+    words = who.words
     return b"%b%b%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b" % (
         _PASS[2 if words else 1][guard != b""], keys, guard, len(owner), owner, retention, len(token), token, words,
     )  # fmt: skip
