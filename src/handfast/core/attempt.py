@@ -62,7 +62,8 @@ class EarlyPushes:
             self.wakeup.set_here()
 
     def on_change(self, node: int) -> None:
-        """Never called: it tracks no keys."""
+        """Ignored. This listener tracks no keys, and is called only if a node deletes all its data. The waiter notices
+        that at its next look."""
 
     def on_connection_lost(self, node: int) -> None:
         self.lost += (node,)
