@@ -381,7 +381,8 @@ class Client(BaseClient[Lock, Lease]):
 
     def _release_where_acquired(self, hold: Hold) -> bool:
         """Release on the connections that carried the acquisition: on others, the release may overtake the claim at a
-        slow node of a quorum. If another thread uses these connections now, the watchdog releases such nodes again."""
+        slow node of a quorum. If another thread uses these connections now, the watchdog repeats the release for nodes
+        that have not answered the claim."""
         pool = self._pool
         if pool.take(hold.carrier):
             return pool.use_taken(hold.carrier, release, hold)

@@ -4,7 +4,8 @@ An acquisition begins with one attempt (attempt.py). If that is refused, the cal
 process (local_queue.py), and at the head of it in the queues of the nodes (queue.py). For keys that other programs hold,
 it tracks the keys instead (foreign.py). If the nodes cannot push, or the caller limits its tries, it repeats the attempt.
 
-`take` withdraws whatever an acquisition that fails has left. A loop that tries again calls `start_over` before each try.
+If an acquisition fails, `take` withdraws what it has left on the servers. A loop that tries again calls `start_over`
+before each try.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def acquire(
 ) -> Coroutine[Any, Any, Hold]:
     """Acquire the lock, or raise NotAcquired.
 
-    `failed`: the attempt that the caller has made already, by single.py.
+    `failed`: the outcome of the attempt that the caller has already made; see single.py.
     """
     if failed is not None:
         return take(access, queues, acquisition, None, failed)
@@ -78,7 +79,7 @@ def _keep(waiter: Waiter, hold: Hold) -> Hold:
 
 
 def leave(queues: WaitQueues, waiter: Waiter) -> None:
-    """Leave the local queue. If a sibling has handed over a hold in vain, the watchdog releases it."""
+    """Leave the local queue. The watchdog releases a hold that a sibling has handed over and the waiter has not taken."""
     given: Hold | None = None
     try:
         given = queues.leave(waiter)
@@ -92,7 +93,8 @@ def leave(queues: WaitQueues, waiter: Waiter) -> None:
 
 
 async def _from_sibling(access: Access, queues: WaitQueues, waiter: Waiter) -> Hold | None:
-    """Wait for a sibling of the cohort to hand the lock over. This is the usual case, and needs no connection."""
+    """Wait for a sibling of the cohort to hand the lock over. This is the usual case, and needs no connection. None if no
+    sibling does so soon."""
     config = waiter.acquisition.request.config
     if not config.cohort:
         return None
@@ -149,7 +151,7 @@ async def _first_attempt(io: IO, queues: WaitQueues, acquisition: Acquisition) -
 
 
 def put_back(access: Access, io: IO, acquisition: Acquisition, *, done: bool) -> None:
-    """Give borrowed connections back. Unless the acquisition is done, take back first what it has left on the servers."""
+    """Give borrowed connections back. Unless the acquisition is done, first withdraw what it has left on the servers."""
     try:
         if acquisition.who is not None:
             io.mailbox.pop(acquisition.who.id, None)

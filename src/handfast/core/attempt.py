@@ -38,8 +38,8 @@ __all__ = [
 ]
 
 OUTAGE: Final = 5.0
-"""Seconds for which a caller without a timeout waits for servers that do not answer at all. Such a caller waits for a
-contended lock for ever; to wait for ever in an outage would be a hang."""
+"""Seconds for which a caller without a timeout waits for servers that do not answer. For a contended lock such a caller
+waits without end; in an outage that would be a hang."""
 ARRIVAL: Final = b"0"
 """The ticket of a claim on a single node: the server uses the time of arrival."""
 
@@ -62,7 +62,8 @@ class EarlyPushes:
             self.wakeup.set_here()
 
     def on_change(self, node: int) -> None:
-        """Never called: it tracks no keys."""
+        """Ignored. This listener tracks no keys, and is called only if a node deletes all its data. The waiter notices
+        that at its next look."""
 
     def on_connection_lost(self, node: int) -> None:
         self.lost += (node,)

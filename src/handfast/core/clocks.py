@@ -21,10 +21,10 @@ another sum of them. Two rules keep a client with such a clock from stopping the
    majority of nodes are suspect (A5), so the other explanation is outside the promise; tokens still protect the data. The
    limit on the time matters: of two nodes that this client has not asked for hours, one may have stepped hours ago and
    be well, and the other just now. In this case the holds are lost, and the suspicions stay.
-2. **A client puts a suspect in quarantine only if M other nodes may vote.** Otherwise it tells nobody, and does not count
-   the votes of the suspect until Q has passed since its step. So only this client waits: it neither stops others nor
-   trusts a node that may have forgotten a lease. Another client that has talked to the node before notices a real step
-   by itself.
+2. **A client puts a suspect in quarantine only if a majority of nodes that vote is left.** Otherwise it tells nobody, and
+   does not count the votes of the suspect until Q has passed since its step. So only this client waits: it neither stops
+   others nor trusts a node that may have forgotten a lease. Another client that has talked to the node before notices a
+   real step by itself.
 
 With a single node the two cases look the same. Rule 2 would leave the node to clients that connect after the step and
 cannot notice it, so the node goes into quarantine.

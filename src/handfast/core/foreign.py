@@ -30,7 +30,7 @@ LOOK_AGAIN: Final = 5.0
 OVERDUE: Final = 0.001
 """Seconds after the end of a ttl at which the key is certainly gone: servers count whole milliseconds."""
 CALM: Final = 2
-"""After so many renewals in a row a waiter pauses before it reads the keys again."""
+"""After more renewals than this in a row, a waiter pauses before it reads the keys again."""
 
 
 class Tracker:

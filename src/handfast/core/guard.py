@@ -10,7 +10,7 @@ number once the node's counters are repaired, and only such a marker lets a node
 The marker is read together with each vote. So a loss of data on a live connection shows: the marker is gone, or another.
 
 There is one exception: a master that is demoted and promoted again. It keeps its connections, and the marker that it
-copies from the other master may be its own. Two things show this.
+copies from the other master may equal the one that it had. Two things show this.
 - If it drops its data for a copy, it first sends an invalidation of everything to all connections that use client
   tracking, ahead of every later reply. A guarded connection ends with this push. The next one reads the incarnation.
 - If it keeps its data, it may miss votes of the other master. That one was promoted too, so it gives none for Q. A
@@ -21,12 +21,12 @@ If a server refuses tracking, each vote is followed by the question for the prom
 Waiting heals locks, but not counters. After Q, before the node's first vote, the largest token that enough other nodes
 know becomes the floor of its counters. They know it from their high-water marks, which may be a little too high: a floor
 that is too high only skips tokens. The scripts read the floor in the marker, so no client can use an old one. The promise
-is that tokens stay in order while fewer than M nodes forget. M nodes have stored each token, so N-M+1 nodes that remember
-are enough: one of them has it. Of the nodes that answer:
+is that tokens stay in order while fewer than M nodes forget; M of N nodes are a majority. M nodes have stored each
+token, so N-M+1 nodes that remember are enough: one of them has it. Of the nodes that answer:
 - a node that votes remembers;
 - a node with `-` has forgotten;
-- of the nodes with `?` as many may have forgotten as the promise allows beside those with `-`. A durable restart
-  loses nothing, but a node cannot prove that its last writes are there.
+- a node with `?` may have forgotten: a durable restart loses nothing, but a node cannot prove that its last writes are
+  there. The promise allows M-1 nodes to forget, so that many, less those with `-`, are assumed to have forgotten.
 If too few nodes remember, the node waits for the others, which may only be unreachable. If M nodes have `-`, a majority
 has forgotten for certain. In this case nothing is promised, and waiting would never end: the maximum of the nodes that
 answer is used.
@@ -210,7 +210,7 @@ REPLICA: Final = Fault("replica", "is a replica, not a master, so it cannot vote
 
 
 def check_vote(group: NodeGroup, index: int, proof: bytes, server_us: int, sent: float, received: float) -> Fault | None:
-    """Why a vote does not count, or None. The node has shown the marker `proof` when it gave the vote, or later."""
+    """Why a vote does not count, or None. `proof`: the marker that the node showed when it gave the vote, or later."""
     if not group.guard:
         return None
     node = group.nodes[index]
@@ -223,8 +223,8 @@ def check_vote(group: NodeGroup, index: int, proof: bytes, server_us: int, sent:
 
 
 def is_recent(group: NodeGroup, sent: float, now: float) -> bool:
-    """Whether a vote that comes now may count for a claim that was sent at `sent`. The confirmation before the claim was
-    sent up to Q/4 earlier."""
+    """Whether a vote that comes now may count for a claim that was sent at `sent`. The connection's last confirmation may
+    be up to Q/4 older than the claim."""
     return not group.guard or now - sent < period(group) / 2
 
 
@@ -330,8 +330,8 @@ def _agreeing(group: NodeGroup, states: dict[int, _State]) -> int:
 
 
 def contradicted(group: NodeGroup, agreeing: int) -> bool:
-    """Whether more nodes have another max_ttl than agree with this client. If so, it does not mark a node without a
-    marker: such a client, if it is the odd one, would add one node after the other to its side."""
+    """Whether more nodes have another max_ttl than agree with this client. If so, the client must not mark a node that
+    has no marker: if it is the odd one, it would win one node after another."""
     return sum(1 for node in group.nodes if node.other_max_ttl) > agreeing
 
 
@@ -344,8 +344,8 @@ def _is_over(node: Node, marker: Marker, server_us: int, now: float) -> bool:
 
 def _adopt_all(group: NodeGroup, states: dict[int, _State], now: float) -> None:
     for i, state in states.items():
-        # Skip a reply from before this client's last change: it may have two repairs under way, and the older one would
-        # make a node in quarantine look as if it voted. But never skip the news of another incarnation.
+        # Skip a reply from before this client's last change. The client may have two repairs under way, and the reply to
+        # the older one would make a node in quarantine look as if it voted. Never skip a new incarnation.
         if state.marker is None or state.asked_at >= group.nodes[i].marker_changed_at:
             adopt(group, group.nodes[i], state.raw, state.server_us, now)
 
@@ -417,7 +417,7 @@ async def bootstrap(io: IO, group: NodeGroup) -> dict[str, str]:
     error = group.config_error()
     if error is not None:
         raise ConfigError(error)
-    # So many answers share a node with every majority. If the deployment were in use, one of them would vote.
+    # This many nodes include one of every majority. If the deployment were in use, one of them would vote.
     seen = len(states) > group.n - group.need
     in_use = any(state.votes for state in states.values())
     result: dict[str, str] = {}

@@ -211,7 +211,7 @@ class Hold(LockKeys):
         self.finish_release()
 
     def when_lost(self, listener: Callable[[], Any]) -> None:
-        """Call `listener` when the hold ends early, or now if it has. It may be called twice."""
+        """Call `listener` when the hold ends early, or now if it has ended. The listener may be called twice."""
         self.on_lost += (listener,)
         if self.state != HELD and self.ended_early:
             listener()

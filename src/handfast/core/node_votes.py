@@ -43,7 +43,7 @@ LOOK_AGAIN: Final = 5.0
 TOGETHER: Final = 0.0005
 """Claims that are due within so many seconds are sent together."""
 OVERDUE: Final = 0.001 + TOGETHER
-"""Seconds after the end of a ttl at which to look again. Servers count whole milliseconds, so the key is gone then."""
+"""Seconds between the end of a ttl and the next look. Servers count whole milliseconds, so the key is gone by then."""
 RETRY: Final = 0.1
 """Seconds after which to claim again on a node that is unreachable, or may not vote."""
 FOREIGN_LOOK: Final = 0.05
@@ -58,7 +58,7 @@ def is_foreign(answer: Any) -> bool:
 
 
 def look_after(refusal: Refused, ttl: float) -> float:
-    """Seconds after which a refused waiter looks again: the holder's ttl is over then, or nearly the waiter's own."""
+    """Seconds after which a refused waiter looks again: the holder's ttl, its own ttl or LOOK_AGAIN; the least counts."""
     left = LOOK_AGAIN if refusal.left_ms < 0 else refusal.left_ms / 1000
     return min(left, ttl, LOOK_AGAIN) + OVERDUE
 
@@ -86,7 +86,7 @@ class NodeVote:
     yielded = 0
     """The last stamp that was yielded. A vote with that stamp or a smaller one does not count; see Stamps above."""
     yielded_at = 0.0
-    """When that was decided."""
+    """When the waiter decided to yield that stamp."""
     to_yield = 0
     """The stamp of a yield that is not sent yet; 0 if there is none."""
     inquired = 0
@@ -162,8 +162,8 @@ class NodeVotes:
             self._inquired(vote, answer.stamp, now)
 
     def _postpones(self, vote: NodeVote, stamp: int, now: float) -> bool:
-        """Whether to answer an inquiry later. A waiter of an explicit owner that joins a holder gets a majority of shares
-        one after the other. So it waits for the other replies, and yields only if they bring no majority."""
+        """Whether to answer an inquiry later. A waiter that joins a holder of its explicit owner gets the
+        shares of a majority one after another. So it waits for all replies, and yields only if they bring no majority."""
         if not self.shares or vote.inquired == stamp or not any(each.unanswered for each in self.votes):
             return False
         # A node may not reply at all. So claim here again soon: if the node says the same, the waiter yields.

@@ -93,8 +93,8 @@ class Node:
         self.other_max_ttl = 0
         """The max_ttl in the node's marker, in ms; 0 if it equals this client's."""
         self.clock: tuple[float, float, float, float, float] | None = None
-        """From the last reading, the bounds on (server time minus local time); the upper limit, if no clock has stepped
-        since an earlier reading; and the times of both readings. A step of the node's clock exceeds the limit."""
+        """(low, high, limit, read_at, since). low, high: the bounds on server time minus local time, by the reading at
+        `read_at`. limit: an upper bound by the reading at `since`, valid unless a clock has stepped since."""
         self.step: ClockStep | None = None
         """The last known step of the node's clock against this machine's: see clocks.py."""
         self.quarantined_until = 0.0

@@ -253,7 +253,8 @@ class ServerQueue(NodeVotes):
         return hold
 
     async def _agree(self, counted: list[int], now: float) -> tuple[int | None, list[int]]:
-        """Agree on a token with the nodes whose votes count. Returns it with those that have it; None if too few do."""
+        """Agree on a token with the nodes whose votes count. Returns the token, or None if too few nodes have it; and the
+        nodes that have it."""
         if self.group.n == 1:
             return self.votes[0].token, counted
         counters = {node: self.votes[node].token for node in counted}
@@ -406,5 +407,5 @@ async def _reconnect(io: IO, acquisition: Acquisition, queue: ServerQueue) -> No
     if not group.quorum_can_vote:
         await admit(io, group, acquisition.until)
     elif group.repair_due(io.now(), io.channels):
-        # The watchdog repairs nodes only while it has holds, and a waiter has none.
+        # The watchdog begins a repair only for a client that holds a lock. A client that only waits has to do it here.
         await guard.repair(io, group, acquisition.until)

@@ -1,8 +1,8 @@
 """Every release that a client sends: of a hold, of a failed acquisition, and of a hold whose owner is gone.
 
-On each node a release leaves the queue and hands the vote over to the next waiter, in one step (scripts/pass.lua). It
-goes to all nodes, also to nodes that are not known to hold the lock. It is repeatable, and it never touches another
-acquisition, because each acquisition has an identity of its own.
+On each node a release leaves the queue and hands the vote over to the next waiter, in one step (scripts/pass.lua). The
+release of a hold goes to all nodes, also to nodes that are not known to have voted for it. A release is repeatable. It
+never touches another acquisition, because each acquisition has an identity of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Renewal of many holds at once, and healing.
 
 The renewals of all due holds of a client leave in one write per node, one command for each hold. A hold is renewed when a
-majority confirms it before its present deadline. It is lost when more than N-M nodes say "not yours", or at its deadline.
+majority confirms it before its present deadline. It is lost at its deadline, or earlier if so many nodes say "not yours"
+that the others are no majority.
 After errors and silence the renewal is tried again until the deadline.
 
 A node that says "not yours" while a majority confirms has lost the vote, or never had it. It gets the vote back

@@ -69,8 +69,8 @@ async def ask_by_broadcast(io: IO, payload: bytes, timeout: float) -> Any:
 class Ballot:
     """Counts the replies to a broadcast of one command.
 
-    With `proves_loss`, noes decide too: so many of them prove that no majority has the vote. Otherwise a fault and one no
-    of three nodes decide, and the second no arrives too late to be a proof.
+    With `proves_loss`, the ballot also waits for the noes that prove that no majority has the vote. Without it, a fault
+    and one no of three nodes decide, although the third node may still send the second no, which is the proof.
     """
 
     __slots__ = (

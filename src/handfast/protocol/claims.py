@@ -1,4 +1,4 @@
-"""The sole codec of votes, claims and pushes.
+"""Decodes votes, claims and pushes. No other module does. The scripts write them.
 
 A claim is a waiter's entry on a node: `ends ttl step proposal generation channel owner`. `ends` is the last second of
 server time at which the claim is valid, `ttl` is in milliseconds, `step` is the number of tokens (0: unfenced),
@@ -8,7 +8,7 @@ because it may contain spaces. The record of a given vote is `stamp ticket id cl
 A push is one of these. The id names the acquisition.
 - `yours id stamp token s µs [marker]`: the acquisition has this node's vote since server time s, µs.
 - `inquire id stamp`: a lower ticket waits for the vote with this stamp.
-- `look id`: claim again, because the new holder's vote ends sooner than the node has said.
+- `look id`: claim again, because the vote ends sooner than the node has said, or the waiter's own explicit owner has it.
 
 scripts/claim.lua describes the reply to a claim. A change of a format concerns this module and the Lua files.
 """
@@ -80,7 +80,7 @@ class Inquiry(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A push: the vote of this node may be free sooner than the node has said."""
+    """A push: claim again, because the waiter may get this node's vote sooner than the node has said."""
 
     id: bytes
 

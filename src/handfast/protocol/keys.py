@@ -12,9 +12,9 @@
 | `<prefix>audit`  | stream     | the last locks that operators have broken     | for ever; bounded               |
 | `<prefix>wake:…` | channel    | pushes to one connection                      | as the connection               |
 
-A name with a hash tag of its own keeps it, so that several names can be in one slot of a cluster: `<prefix><a{tag}>`.
-A name that begins with a closing brace would make an empty tag, so it gets another form: `<prefix>[{_}}a]`. No two names
-share a key.
+A name with a hash tag of its own keeps it, so that several names can be in one slot of a cluster: with the prefix `p:`,
+the key of `a{tag}` is `p:<a{tag}>`. A name that begins with a closing brace would make an empty tag, so the key of `}a`
+is `p:[{_}}a]`. No two names share a key.
 With `prefix=""` and without a fence the key is exactly the name, as other programs expect it.
 """
 
