@@ -182,7 +182,7 @@ def read_checked(_: int, reply: Any) -> Any:
     """
     if reply is None:
         return Refused(0, b"", True, 0, b"")  # the published protocol does not name the holder
-    return reply if type(reply) is int else decode_vote(reply)
+    return decode_vote(reply) if type(reply) is list else reply
 
 
 def read_vote(io: IO, group: NodeGroup, sent: float) -> Callable[[int, Any], Any]:

@@ -135,37 +135,40 @@ class Ballot:
         if reply is None:
             reply = 0
         self.answers[node] = reply
-        yes = reply > 0 if type(reply) is int else is_grant(reply)
-        if yes:
-            self.yeses += 1
-            self.votes |= 1 << node
-        else:
-            self.noes += 1
+        kind = type(reply)
+        if not (reply > 0 if kind is int else kind is bytes or kind is Granted):  # is_grant, without the call
+            return self._no(node, reply)
+        self.votes |= 1 << node
+        self.yeses += 1
         if self.decided:
-            self._late(node, reply, yes)
+            if self.late is not None:
+                self.late(node)
             return False
-        if self.proves_loss and self.noes and self.yeses < self.need:
+        if self.yeses >= self.need:
+            self.decided = True
+        elif self.noes and self.proves_loss:
             self.decided = self._loss_is_proved()
-        else:
-            self.decided = self.yeses >= self.need if yes else self.asked - self.noes < self.need
         return self.decided
+
+    def _no(self, node: int, reply: Any) -> bool:
+        """Count a no or a fault."""
+        self.noes += 1
+        if not self.decided:
+            lost = self.asked - self.noes < self.need
+            self.decided = self._loss_is_proved() if self.proves_loss and self.yeses < self.need else lost
+            return self.decided
+        if type(reply) is Fault:
+            if self.failed is not None:
+                self.failed(node)
+        elif self.missed is not None and reply == 0:
+            self.missed(node)
+        return False
 
     def _loss_is_proved(self) -> bool:
         """Whether no majority can have the vote any more, or too few nodes are left that could prove it."""
         spare, refused = self.asked - self.need, self.refused()
         silent = self.asked - self.yeses - self.noes
         return self.noes > spare and (refused > spare or refused + silent <= spare)
-
-    def _late(self, node: int, reply: Any, yes: bool) -> None:
-        """Tell of an answer after the decision."""
-        if yes:
-            if self.late is not None:
-                self.late(node)
-        elif type(reply) is Fault:
-            if self.failed is not None:
-                self.failed(node)
-        elif self.missed is not None and reply == 0:
-            self.missed(node)
 
     @property
     def won(self) -> bool:

@@ -166,7 +166,8 @@ class Connection:
     def feed(self, data: bytes) -> None:
         """Parse received bytes and give each reply to its collector."""
         self.reader.feed(data)
-        gets, pending, sent, index = self.reader.gets, self.pending, self.sent, self.index
+        gets, pending, index = self.reader.gets, self.pending, self.index
+        pop_pending, pop_sent = pending.popleft, self.sent.popleft
         try:
             while (reply := gets()) is not _NOTHING:
                 kind = type(reply)
@@ -186,8 +187,8 @@ class Connection:
                     self._collect(from_reply(str(reply)) if kind is _ReplyError else reply)
                     continue
                 # The usual case, without a further call: one reply, no error. It runs for each reply of each node.
-                sent.popleft()
-                collector = pending.popleft()
+                pop_sent()
+                collector = pop_pending()
                 if collector.checked:
                     self._kept.append((collector, reply))
                 elif collector.add(index, reply):
