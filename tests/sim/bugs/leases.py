@@ -158,6 +158,7 @@ LEASES: tuple[Bug, ...] = (
                 "if ttl < UNSCHEDULED_TTL:",
             ),
         ),
+        "tests/unit/test_schedule.py::test_loss_is_noticed_at_the_deadline_however_little_of_the_ttl_is_left",
     ),
     Bug(
         "dropped-lease-kept",
