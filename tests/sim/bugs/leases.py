@@ -126,6 +126,7 @@ LEASES: tuple[Bug, ...] = (
                 "since = sent + waited",
             ),
         ),
+        "tests/unit/test_queue_rules.py::test_handed_over_vote_counts_from_the_hand_over_less_the_drift",
     ),
     Bug(
         "shorter-extension-unnoticed",
