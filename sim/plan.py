@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, cast
 from handfast.option_types import ClientOptions
 from sim.observer import ExpectedGuarantees
 
-__all__ = ["BEYOND", "BREAK", "DRIFT", "FAULTS", "Plan", "draw"]
+__all__ = ["BEYOND", "BREAK", "DEAD_VOTES", "DRIFT", "FAULTS", "Plan", "draw"]
 
 FAULTS: Final = (
     "slow network",
@@ -99,6 +99,7 @@ DRIFT: Final = 0.0045
 
 
 STANDSTILL_CHANCE: Final = 0.04
+DEAD_VOTES_CHANCE: Final = 0.06
 
 
 class Plan(NamedTuple):
@@ -336,20 +337,34 @@ _NEAR_AND_FAR: Final[Mapping[str, Any]] = {
     "guard": True, "max_ttl": 3.0, "think": 0.05, "work": 0.05, "every": 1.0, "max_hold": None,
 }  # fmt: skip
 """Clients that read the nodes' clocks often. Q is long, so the quarantines of several standstills overlap."""
+DEAD_VOTES: Final = Theme(
+    ("dies with its vote", "no tracking"),
+    {
+        **_TOKENS, "nodes": 5, "ttl": 1.0, "names": ("a", "b"), "think": 2.0, "prefix": "handfast:", "threads": False,
+    },
+)  # fmt: skip
+"""A vote is the last thing that a node remembers. The node refuses client tracking, so its connections survive, and the
+next survey starts its quarantine before the other nodes have voted. See rare_faults.py. Without threads, because a client
+that lends its connections to threads would first have to connect."""
 
 
 def draw(rng: Random) -> Plan:
-    """Half of all plans are drawn at random, half have a theme. A few of them become plans with standstills."""
+    """Half of all plans are drawn at random, half have a theme. A few of them become plans with standstills or dead
+    votes."""
     plan = _draw(rng)
     if rng.random() >= 0.5:
         theme = rng.choice(THEMES)
         chosen = {*theme.faults, *rng.sample(plan.faults, len(plan.faults) // 3)} - BEYOND
         plan = plan._replace(**theme.changes, faults=tuple(fault for fault in FAULTS if fault in chosen))
-    # Draw this last: the other plans of a seed stay what they were.
+    # Draw these last, and new ones behind them: the plans of all other seeds stay what they were.
     if rng.random() < STANDSTILL_CHANCE:
         faults = {*rng.sample(plan.faults, len(plan.faults) // 3), "distance"} - CLOSING
         plan = plan._replace(**_NEAR_AND_FAR, nodes=rng.choice((3, 3, 5, 5, 4)))
         plan = plan._replace(faults=(*(fault for fault in FAULTS if fault in faults), STANDSTILLS))
+    if rng.random() < DEAD_VOTES_CHANCE:
+        # Another fault that closes nodes would leave too few of them for this history.
+        faults = {*rng.sample(plan.faults, len(plan.faults) // 3)} - CLOSING | {*DEAD_VOTES.faults}
+        plan = plan._replace(**DEAD_VOTES.changes, faults=tuple(fault for fault in FAULTS if fault in faults))
     return plan
 
 

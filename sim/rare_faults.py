@@ -6,6 +6,10 @@ its token and dies before it can release, so its token does not reach the other 
 token. When the first node leaves quarantine, and those two are out of reach, the other three nodes are a majority, and
 their tokens must still be larger. They are larger if the first node gets its floor from the others after its
 quarantine, and not before.
+
+The other client must find the loss of data within milliseconds. If the node tracks the keys of its clients, its loss of
+data ends their connections, and a new connection takes longer than that. So the first node is one that refuses
+tracking, if there is one: the next survey finds the marker gone, and starts the quarantine.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ def dies_with_its_vote(fault_schedule: FaultSchedule) -> None:
     if not scene.plan.guard or len(scene.nodes) < 5 or len(clients) < 2 or fault_schedule.suspects():
         return  # without a guard no client checks a node that has lost its data
     dies, looks = rng.sample(clients, 2)
-    first, *late, out1, out2 = rng.sample(scene.nodes, 5)
+    # False comes first: a node that refuses tracking.
+    first, *late, out1, out2 = sorted(rng.sample(scene.nodes, 5), key=lambda node: node.tracks)
     name = f"rare {fault_schedule.world.now:.3f}"  # no other user has this name
     fault_schedule.note("dies with its vote", dies.name, looks.name, [node.index for node in (first, *late)])
     for node in (out1, out2):

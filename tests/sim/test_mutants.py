@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from handfast.core.votes import majority
 from sim import run
+from sim.plan import DEAD_VOTES, draw
 from tests.sim.mutants import MUTANTS, hunt, main
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +44,16 @@ def test_a_test_that_a_mutant_names_exists(name: str) -> None:
     """`make mutants` runs it with the mutant on."""
     file, _, test = MUTANTS[name].test.partition("::")
     assert re.search(rf"^(?:async )?def {test}\(", (ROOT / file).read_text(), re.MULTILINE)
+
+
+def test_half_of_the_plans_with_dead_votes_show_a_repair_that_comes_too_early() -> None:
+    """Few seeds have such a plan, so most of them must show the bug. Otherwise the theme is of no use any more."""
+    plans = {seed: draw(Random(f"plan {seed}")) for seed in range(200)}
+    seeds = [seed for seed, plan in plans.items() if set(DEAD_VOTES.faults) <= set(plan.faults) and not plan.threads]
+    assert len(seeds) > 5
+    with MUTANTS["repair-before-Q"].alive():
+        violations = [run(seed, plans[seed], with_digest=False).violation for seed in seeds]
+    assert sum(getattr(violation, "number", 0) == 2 for violation in violations) >= len(seeds) / 2
 
 
 def test_every_module_that_imported_a_function_runs_its_mutant() -> None:

@@ -126,6 +126,7 @@ LEASES: tuple[Bug, ...] = (
                 "since = sent + waited",
             ),
         ),
+        "tests/unit/test_queue_rules.py::test_handed_over_vote_counts_from_the_hand_over_less_the_drift",
     ),
     Bug(
         "shorter-extension-unnoticed",
@@ -158,6 +159,7 @@ LEASES: tuple[Bug, ...] = (
                 "if ttl < UNSCHEDULED_TTL:",
             ),
         ),
+        "tests/unit/test_schedule.py::test_loss_is_noticed_at_the_deadline_however_little_of_the_ttl_is_left",
     ),
     Bug(
         "dropped-lease-kept",
