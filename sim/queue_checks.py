@@ -131,7 +131,11 @@ class QueueChecks:
     # -- split votes
 
     def splits_end(self) -> None:
-        """If waiters have a majority of the votes and nobody holds the lock, one of the waiters soon holds it."""
+        """If waiters have a majority of the votes and nobody holds the lock, one of the waiters soon holds it.
+
+        Votes of nodes that cannot push do not count. No waiter queues there, so such a node never asks for its vote back.
+        A waiter that got it by its first attempt may keep it.
+        """
         if not self._expected.queues:
             return
         split: dict[bytes, float] = {}
@@ -147,12 +151,12 @@ class QueueChecks:
                     self._complain(17, f"the votes for {key!r} have been split since {split[key]:.3f} s: {votes}")
         self._split_since = split
 
-    def _waiters(self) -> dict[bytes, list[Identity]]:
-        """By key: the waiters whose processes were not stopped lately."""
-        waiting: dict[bytes, list[Identity]] = {}
+    def _waiters(self) -> dict[bytes, list[tuple[Client, Identity]]]:
+        """By key: the waiters whose processes were not stopped lately, with their clients."""
+        waiting: dict[bytes, list[tuple[Client, Identity]]] = {}
         for client, waiter, who in self._heads():
             if client.ran_for(SPLIT) and len(waiter.acquisition.request.names) == 1:
-                waiting.setdefault(waiter.acquisition.request.key, []).append(who)
+                waiting.setdefault(waiter.acquisition.request.key, []).append((client, who))
         return waiting
 
     def forget_splits(self) -> None:
@@ -160,12 +164,16 @@ class QueueChecks:
         self._split_since.clear()
 
 
-def _has_vote_of(node: Node, key: bytes, waiters: list[Identity]) -> bool:
-    """The node has given its vote to one of these waiters, and to no other acquisition of the same explicit owner."""
+def _has_vote_of(node: Node, key: bytes, waiters: list[tuple[Client, Identity]]) -> bool:
+    """The node has given its vote to one of these waiters, and to no other acquisition of the same explicit owner. It
+    can push to that waiter."""
     owner = node.shows(key)
     ends = node.table(key + GENERATIONS).items()
     alive = {field for field, end in ends if is_generation(field) and int(end) > node.millis()}
-    return any(who.owner == owner and alive <= {who.generation} for who in waiters)
+    return any(
+        who.owner == owner and alive <= {who.generation} and client.group.nodes[node.index].no_push is None
+        for client, who in waiters
+    )
 
 
 def _alive(node: Node, claim: QueuedClaim, second: int) -> bool:

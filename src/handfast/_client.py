@@ -76,8 +76,8 @@ class BaseClient(Generic[L, G]):
         self._group = NodeGroup(labels, self._policy, guard=self._guarded, clustered=clustered)
         if self._guarded:
             guard.install(self._group)
-        # The watchdog and the embedded servers keep these two functions. A reference to the client in them would keep the
-        # client alive for ever.
+        # The watchdog keeps `_shake`, and the embedded servers keep `open_new`. Neither may refer to the client, which
+        # would then never be collected.
         self._shake = _shaker(self._group, addresses, self._now)
         if self._guarded:
             where.open_new = functools.partial(_open_new, self._policy)
@@ -315,8 +315,8 @@ class BaseClient(Generic[L, G]):
             raise
 
     def _schedule(self, hold: Hold) -> None:
-        """Add a hold to the schedule. The parts of a hold of several names are renewed whatever the lock's settings are,
-        so the callers set the end of renewal."""
+        """Add a hold to the schedule. Callers set `renew_until` first. The parts of a lock of several names are always
+        renewed while the others are missing."""
         dog = self._dog or self._watchdog()
         dog.schedule.add(hold)
         if not self._group.all_nodes_vote:

@@ -55,8 +55,8 @@ class Reentry:
 
 
 class Block:
-    """One open `with` block. It does not keep its lease alive: if an interrupt strikes before the first step of
-    `__exit__`, the block is never left, and its lease is released because it is dropped together with its lock."""
+    """One open `with` block. It does not keep its lease alive. If an interrupt strikes before `__exit__` begins, the
+    block is never left, and the lease is released when its lock is dropped."""
 
     __slots__ = ("caller", "frame", "hold")
 
@@ -89,7 +89,7 @@ def _runs_a_loop() -> bool:
 
 
 class Blocks:
-    """The open blocks of a client, by key. A waiter looks here whether it waits for itself.
+    """The open blocks of a client, by key. A caller looks here to see whether it would wait for itself.
 
     A caller that has entered several times, as an explicit owner or by a reentrant lock, has its outermost block here. If
     several callers have, it is the first one's. No lock is needed, because every step is atomic.
@@ -272,7 +272,7 @@ def _shown(seconds: float) -> str:
 
 
 class _NotOfLock:
-    """An attribute for which users of other libraries look in vain: there, a lock is what a lease is here.
+    """An attribute that the locks of other libraries have. Here the lease has it.
 
     This is no `__getattr__`, which would slow down every access to every attribute of a lock.
     """

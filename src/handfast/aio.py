@@ -363,7 +363,8 @@ class Client(BaseClient[Lock, Lease]):
         return lease
 
     async def _release(self, hold: Hold, lease: Lease) -> bool:
-        # The coroutine keeps the lease: if only the caller had it, and dropped it, it would be given up here.
+        # The coroutine refers to the lease. Otherwise a lease that its caller drops here would be given up before its
+        # release.
         if lease._reentry is not None and not lease._leave():
             return lease._was_valid
         if hold.state != HELD or self._closed or self._io is None:  # None after a fork: the lease belongs to the parent

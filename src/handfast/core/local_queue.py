@@ -70,7 +70,7 @@ class Acquisition:
         self.sent = began
         """When the last attempt was sent."""
         self.answered = began
-        """When the last attempt failed."""
+        """When the refusal of the last attempt was read."""
         self.standstills = 0
         """The group's count of standstills when it was sent; see NodeGroup. Only single.py uses this."""
         self.channel = b""
@@ -100,7 +100,7 @@ class Acquisition:
         return at if self.until is None else min(at, self.until)
 
     def remains(self) -> Hold:
-        """A hold that stands for the votes and claims that may be left on the servers, so that it can be released."""
+        """A released hold, by which the watchdog removes the votes and claims that may be left on the servers."""
         assert self.who is not None
         hold = Hold(self.request, self.who, self.timing.ttl, 0.0, self.began, 0, 0)
         hold.give_up()

@@ -128,8 +128,8 @@ class Refusal:
 
 
 async def wait_for_hand_over(io: IO, waiter: Waiter, refusal: Refusal) -> Hold | None:
-    """Wait for the hand-over to a claim that was refused. None if anything else happens first, even the end of the wait:
-    the general code looks at it."""
+    """Wait for the hand-over to a claim that was refused. None if the wait ends in any other way: the caller continues
+    with the general code."""
     acquisition, answer = waiter.acquisition, refusal.answer
     assert acquisition.who is not None
     early = io.mailbox.get(acquisition.who.id)

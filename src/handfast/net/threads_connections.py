@@ -225,8 +225,8 @@ class ThreadConnections(PushRouter):
         self._send_each(payloads, collector, _clock(), ())
 
     def _send_each(self, payloads: Payloads, collector: Collector, now: float, later: Collection[int]) -> None:
-        """Send each node its part, after a look at the connections: those that hang are closed, and links that are down
-        are reconnected. `later`: nodes whose part is sent when they are connected."""
+        """Send each node its payload. First close connections that hang, and begin to reconnect links that are down.
+        `later`: nodes whose payload is sent when they are connected."""
         self.used_at = now
         self.inconsistent = True
         for link in self.links:
