@@ -58,8 +58,8 @@ VOTES: tuple[Bug, ...] = (
             ),
             (
                 "pass",
-                "  if call('GET', KEYS[1]) ~= owner then return 0 end",
-                "  if not call('GET', KEYS[1]) then return 0 end",
+                "local holds, floor = call('GET', KEYS[1]) == owner, ARGV[3]",
+                "local holds, floor = call('GET', KEYS[1]), ARGV[3]",
             ),
             ("delete_owned", "if redis.call('GET', KEYS[1]) == ARGV[1] then", "if true then"),
         ),
@@ -312,13 +312,19 @@ TOKENS: tuple[Bug, ...] = (
         "token-from-wall-clock",
         "a node gives the proposed token, whatever its counter says",
         (2, 3, 4, 12),
-        ((GIVES, "if token < least then token, text = least, nil end", ""),),
+        (
+            (GIVES, "if token < least then token, text = least, nil end", ""),
+            ("pass", "usual = count and number >= least + step and", "usual = count and"),
+        ),
     ),
     Bug(
         "floor-unused",
         "a repaired node does not use the floor that it was given",
         (2, 3, 4),
-        ((GIVES, "math.max(last, floor_in(marker))", "last"),),
+        (
+            (GIVES, "math.max(last, floor_in(marker))", "last"),
+            ("pass", "least = math.max(least, tonumber(string.match(marker, ' (%d+)$') or '0'))", ""),
+        ),
     ),
     Bug(
         "cohort-keeps-token",
