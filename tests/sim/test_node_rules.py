@@ -345,9 +345,9 @@ def test_a_claim_without_a_token_leaves_no_vote() -> None:
 def test_the_usual_case_of_a_release_is_no_other_case() -> None:
     """pass.lua hands a vote over without the functions that it has for all cases. Both ways must do the same."""
     usual = TEXT["pass"].decode()
-    start = "if generation == '-' then\n  local holds"
+    start = "if generation == '-' then\n  local floor"
     assert usual.count(start) == 1
-    general = usual.replace(start, "if false then\n  local holds").encode()
+    general = usual.replace(start, "if false then\n  local floor").encode()
     handovers = 0
     for seed in range(1000):
         histories = []

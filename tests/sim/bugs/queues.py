@@ -43,9 +43,9 @@ QUEUES: tuple[Bug, ...] = (
             ),
             (
                 "pass",
-                "first = holds and call('ZPOPMIN', KEYS[2])",
-                "first = holds and call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')\n"
-                "  if first and first[1] then call('ZREM', KEYS[2], first[1]) end",
+                "first = call('ZPOPMIN', KEYS[2])\n    local heir",
+                "first = call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')\n"
+                "    call('ZREM', KEYS[2], first[1])\n    local heir",
             ),
         ),
     ),
@@ -195,7 +195,7 @@ QUEUES: tuple[Bug, ...] = (
         (11,),
         (
             ("pass", "heir, _, _, token = give(last, not own and first)", ""),
-            ("pass", "local heir = first and first[1]", "local heir"),
+            ("pass", "if call('EXISTS', KEYS[2]) == 0 then", "if true then"),
         ),
     ),
     Bug(

@@ -58,9 +58,10 @@ VOTES: tuple[Bug, ...] = (
             ),
             (
                 "pass",
-                "local holds, floor = call('GET', KEYS[1]) == owner, ARGV[3]",
-                "local holds, floor = call('GET', KEYS[1]), ARGV[3]",
+                "  if call('GET', KEYS[1]) ~= owner then return 0 end",
+                "  if not call('GET', KEYS[1]) then return 0 end",
             ),
+            ("pass", "elseif call('GET', KEYS[1]) == owner then", "elseif call('GET', KEYS[1]) then"),
             ("delete_owned", "if redis.call('GET', KEYS[1]) == ARGV[1] then", "if true then"),
         ),
     ),

@@ -9,13 +9,21 @@ local id, first = ARGV[4] or owner, nil
 -- The usual cases come first, and without functions: declaring those of the shared parts, and collecting them as garbage,
 -- takes as long as many commands. Whatever is unusual goes on below.
 if generation == '-' then
-  local holds, floor = call('GET', KEYS[1]) == owner, ARGV[3]
-  first = holds and call('ZPOPMIN', KEYS[2])
-  local heir = first and first[1]
-  if heir then
+  local floor = ARGV[3]
+  if call('EXISTS', KEYS[2]) == 0 then
+    -- There are no waiters, and the counter is not behind. The claims have only the record of the vote.
+    local count = floor and call('GET', KEYS[4])
+    if count == floor or tonumber(count or '0') >= tonumber(floor) then
+      if call('GET', KEYS[1]) ~= owner then return 0 end
+      call('DEL', KEYS[1], KEYS[3])
+      return 1
+    end
+  elseif call('GET', KEYS[1]) == owner then
     -- A waiter gets the vote, by the rules in _give and _token. It is no explicit owner, its ttl needs no hint, and its
     -- token is a proposal or the server's time. The counter gets the whole retention from now on, so a token that is far
     -- ahead of the server's clock is unusual.
+    first = call('ZPOPMIN', KEYS[2])
+    local heir = first[1]
     local claim = call('HGET', KEYS[3], heir) or ''
     local ends, ttl, step, proposal, channel, new_owner =
       string.match(claim, '^(%d+) (%d+) (%d+) (%d+) %- (%S+) (.*)$')
@@ -53,14 +61,6 @@ if generation == '-' then
     if usual then -- the waiter is gone
       call('HDEL', KEYS[3], heir)
       first = nil
-    end
-  elseif holds or call('EXISTS', KEYS[2]) == 0 then
-    -- There are no waiters. The claims have only the record of the vote.
-    local count = floor and call('GET', KEYS[4])
-    if count == floor or tonumber(count or '0') >= tonumber(floor) then
-      if not holds then return 0 end
-      call('DEL', KEYS[1], KEYS[3])
-      return 1
     end
   end
 end
