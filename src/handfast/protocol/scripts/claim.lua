@@ -50,7 +50,8 @@ if not taken then
   end
   if queues then
     local ends = time[1] + math.ceil((math.max(left, 0) + ttl) / 1000) + 1
-    claim = ends .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. proposal .. ' ' .. generation .. ' ' .. ARGV[6] .. ' ' .. owner
+    claim = ends .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. proposal .. ' ' .. generation .. ' ' .. ARGV[6] .. ' '
+      .. owner
   end
   if queues and holder ~= owner and (holder or not heads) then -- enter the queue
     if single then

@@ -20,8 +20,8 @@ if generation == '-' then
     end
   elseif call('GET', KEYS[1]) == owner then
     -- A waiter gets the vote, by the rules in _give and _token. It is no explicit owner, its ttl needs no hint, and its
-    -- token is a proposal or the server's time. The counter gets the whole retention from now on, so a token that is far
-    -- ahead of the server's clock is unusual.
+    -- token is a proposal or the server's time. The counter expires one retention after now. That is late enough unless
+    -- the token is more than a second ahead of the server's clock.
     first = call('ZPOPMIN', KEYS[2])
     local heir = first[1]
     local claim = call('HGET', KEYS[3], heir) or ''
@@ -43,7 +43,8 @@ if generation == '-' then
       usual = count and number >= least + step and number <= now + 500000 and number < 9007199254740992
       if usual then
         call('SET', KEYS[4], token, 'EX', ARGV[2])
-        if KEYS[7] and number > tonumber(call('GET', KEYS[7]) or '0') then call('SET', KEYS[7], number + 100000) end
+        local mark = KEYS[7] and tonumber(call('GET', KEYS[7]) or '0')
+        if mark and number > mark then call('SET', KEYS[7], number + 100000) end -- AHEAD
       end
     elseif floor then
       usual = false -- the counter may be behind
