@@ -20,7 +20,7 @@ QUEUES: tuple[Bug, ...] = (
         "a higher ticket is not asked for its vote",
         (11, 17),
         (
-            ("claim", "and tonumber(ticket) < tonumber(given) then", "and false then"),
+            ("claim", "== '*' and tonumber(ticket) < tonumber(given) then", "== '*' and false then"),
             ("claim", "then inquired = 1 end", "then inquired = 0 end"),
         ),
     ),
@@ -37,9 +37,15 @@ QUEUES: tuple[Bug, ...] = (
         (
             (
                 GIVES,
-                "local function give(last)\n  local first = call('ZPOPMIN', KEYS[2])",
-                "local function give(last)\n  local first = call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')\n"
+                "first = first or call('ZPOPMIN', KEYS[2])",
+                "first = first or call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')\n"
                 "  if first[1] then call('ZREM', KEYS[2], first[1]) end",
+            ),
+            (
+                "pass",
+                "first = call('ZPOPMIN', KEYS[2])\n    local heir",
+                "first = call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')\n"
+                "    call('ZREM', KEYS[2], first[1])\n    local heir",
             ),
         ),
     ),
@@ -47,13 +53,19 @@ QUEUES: tuple[Bug, ...] = (
         "claims-live-for-ever",
         "a vote goes to a waiter whose claim has ended",
         (11,),
-        ((GIVES, "if owner and tonumber(ends) >= tonumber(time[1]) then", "if owner then"),),
+        (
+            (GIVES, "if owner and tonumber(ends) >= tonumber(time[1]) then", "if owner then"),
+            ("pass", "and new_owner and tonumber(ends) >= tonumber(time[1])", "and new_owner"),
+        ),
     ),
     Bug(
         "deaf-waiter",
         "a vote goes to a waiter that nobody can reach",
         (11, 17),
-        ((GIVES, "return type(heard) == 'number' and heard > 0", "return true"),),
+        (
+            (GIVES, "return type(heard) == 'number' and heard > 0", "return true"),
+            ("pass", "if type(heard) == 'number' and heard > 0 then", "if usual then"),
+        ),
     ),
     Bug(
         "stamps-ignored-by-the-waiter",
@@ -131,7 +143,7 @@ QUEUES: tuple[Bug, ...] = (
         "pass-keeps-the-claim",
         "an acquisition that ends stays in the queue",
         (9, 11, 17),
-        (("pass", "if call('ZREM', KEYS[2], id) == 1 then", "if false then"),),
+        (("pass", "if own or call('ZREM', KEYS[2], id) == 1 then", "if false then"),),
         "tests/sim/test_node_rules.py::test_a_waiter_that_leaves_is_not_given_the_vote",
     ),
     Bug(
@@ -181,7 +193,10 @@ QUEUES: tuple[Bug, ...] = (
         "next-is-not-told",
         "a release leaves the lock free, and tells nobody",
         (11,),
-        (("pass", "heir, _, _, token = give(last)", ""),),
+        (
+            ("pass", "heir, _, _, token = give(last, not own and first)", ""),
+            ("pass", "if call('EXISTS', KEYS[2]) == 0 then", "if true then"),
+        ),
     ),
     Bug(
         "claim-sent-again",

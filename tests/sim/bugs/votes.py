@@ -61,6 +61,7 @@ VOTES: tuple[Bug, ...] = (
                 "  if call('GET', KEYS[1]) ~= owner then return 0 end",
                 "  if not call('GET', KEYS[1]) then return 0 end",
             ),
+            ("pass", "elseif call('GET', KEYS[1]) == owner then", "elseif call('GET', KEYS[1]) then"),
             ("delete_owned", "if redis.call('GET', KEYS[1]) == ARGV[1] then", "if true then"),
         ),
     ),
@@ -312,13 +313,19 @@ TOKENS: tuple[Bug, ...] = (
         "token-from-wall-clock",
         "a node gives the proposed token, whatever its counter says",
         (2, 3, 4, 12),
-        ((GIVES, "if token < least then token, text = least, nil end", ""),),
+        (
+            (GIVES, "if token < least then token, text = least, nil end", ""),
+            ("pass", "usual = count and number >= least + step and", "usual = count and"),
+        ),
     ),
     Bug(
         "floor-unused",
         "a repaired node does not use the floor that it was given",
         (2, 3, 4),
-        ((GIVES, "math.max(last, floor_in(marker))", "last"),),
+        (
+            (GIVES, "math.max(last, floor_in(marker))", "last"),
+            ("pass", "least = math.max(least, tonumber(string.match(marker, ' (%d+)$') or '0'))", ""),
+        ),
     ),
     Bug(
         "cohort-keeps-token",

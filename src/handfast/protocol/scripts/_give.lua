@@ -4,7 +4,8 @@
 -- an explicit owner share a vote, and each of them has a record of its own in the generations: each yields its own share.
 -- KEYS   1 lock  2 queue (sorted set of ids by ticket)  3 claims (hash by id)  5 generations
 -- needs  call, time, now_ms, id (the caller, which needs no push), take, next_token, proof
--- after  give(last) returns the claim's id, owner, ttl, token ('0': unfenced) and stamp; nil if there is no waiter
+-- after  give(last, first) returns the claim's id, owner, ttl, token ('0': unfenced) and stamp; nil if there is no waiter.
+--        first: a waiter with its ticket that is out of the queue already, or nothing
 local CLAIM = '^(%d+) (%d+) (%d+) (%d+) (%S+) (%S+) (.*)$'
 -- `last`: the record of the last vote, or false.
 local function new_stamp(last)
@@ -49,8 +50,8 @@ local function tell_owner(owner)
     if whose == owner then push(channel, 'look ' .. waiter) end
   end
 end
-local function give(last)
-  local first = call('ZPOPMIN', KEYS[2])
+local function give(last, first)
+  first = first or call('ZPOPMIN', KEYS[2])
   while first[1] do
     local heir, claim = first[1], call('HGET', KEYS[3], first[1]) or ''
     local ends, ttl, step, proposal, generation, channel, owner = string.match(claim, CLAIM)

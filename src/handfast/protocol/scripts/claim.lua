@@ -34,7 +34,7 @@ if taken and not ARGV[7] and not KEYS[6] then
 end
 local ttl, step, retention, proposal = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[7] or '0'
 local id, holder, left = ARGV[10] or owner, false, 0
-local longest, claim, keep, enqueue
+local longest, claim
 if not taken then
   longest = tonumber(ARGV[8] or '4503599627370496')
   time = call('TIME')
@@ -50,19 +50,10 @@ if not taken then
   end
   if queues then
     local ends = time[1] + math.ceil((math.max(left, 0) + ttl) / 1000) + 1
-    claim = ends .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. proposal .. ' ' .. generation .. ' ' .. ARGV[6]
-    claim = claim .. ' ' .. owner
+    claim = ends .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. proposal .. ' ' .. generation .. ' ' .. ARGV[6] .. ' '
+      .. owner
   end
-  function keep()
-    -- The queue must outlive every claim in it. Extending it rarely, but by more, saves commands. The claims live as long
-    -- as the queue or longer: a new queue has no ttl, and both get theirs together.
-    local least = math.max(300000, left + ttl + 3000)
-    if empty or call('PTTL', KEYS[2]) < least then
-      call('PEXPIRE', KEYS[2], 2 * least)
-      call('PEXPIRE', KEYS[3], 2 * least)
-    end
-  end
-  function enqueue()
+  if queues and holder ~= owner and (holder or not heads) then -- enter the queue
     if single then
       ticket = time[1] * 1000000 + time[2]
       -- Behind the last in the queue, also if this server's clock was set back meanwhile.
@@ -71,24 +62,29 @@ if not taken then
     end
     call('ZADD', KEYS[2], 'NX', ticket, id)
     call('HSET', KEYS[3], id, claim)
-    keep()
+--@ _keep
   end
 end
 if holder and holder ~= owner then
-  if queues then enqueue() end
-  local plain = 1 - call('EXISTS', KEYS[5])
+  local plain
   if queues and not single then -- on a single node no vote was given to a later arrival
     -- A waiter with a higher ticket must yield the vote. If the holder is an explicit owner, each of its acquisitions
-    -- must.
-    local records = plain == 1 and {'*', call('HGET', KEYS[3], '*')} or call('HGETALL', KEYS[5])
-    for i = 1, #records, 2 do
-      local stamp, given, whose, channel =
-        string.match(records[i + 1] or '', '^(%d+) (%d+) (%S+) %d+ %d+ %d+ %d+ %S+ (%S+) ')
-      if stamp and string.sub(records[i], 1, 1) == '*' and tonumber(ticket) < tonumber(given) then
-        redis.pcall('PUBLISH', channel, 'inquire ' .. whose .. ' ' .. stamp)
+    -- must. The record of an explicit owner has the id of an acquisition, which is not the owner.
+    local record = call('HGET', KEYS[3], '*') or ''
+    local given, whose = string.match(record, '^%d+ (%d+) (%S+)')
+    plain = whose == holder and 1 or 1 - call('EXISTS', KEYS[5])
+    if plain == 0 or given and tonumber(ticket) < tonumber(given) then
+      local records = plain == 1 and {'*', record} or call('HGETALL', KEYS[5])
+      for i = 1, #records, 2 do
+        local stamp, given, whose, channel =
+          string.match(records[i + 1] or '', '^(%d+) (%d+) (%S+) %d+ %d+ %d+ %d+ %S+ (%S+) ')
+        if stamp and string.sub(records[i], 1, 1) == '*' and tonumber(ticket) < tonumber(given) then
+          redis.pcall('PUBLISH', channel, 'inquire ' .. whose .. ' ' .. stamp)
+        end
       end
     end
   end
+  plain = plain or 1 - call('EXISTS', KEYS[5])
   return {0, left, holder, plain, time[1], time[2], KEYS[6] and call('GET', KEYS[6]) or ''}
 end
 -- A claim that overtakes the queue may have a place in it.
@@ -135,14 +131,13 @@ if holder then
     if single then ticket = whose == id and given or '0' end
     if call('ZREM', KEYS[2], id) == 1 then call('HDEL', KEYS[3], id) end
     set_record(generation, stamp, ticket, id, claim)
-    keep()
+--@ _keep
     local lowest = call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
     if lowest[1] and not single and tonumber(lowest[2]) < tonumber(ticket) then inquired = 1 end
   end
   return {1, left, token, stamp, time[1], time[2], proof(), inquired}
 end
 if not heads then
-  if queues then enqueue() end
   local heir, new_owner, new_ttl, token, stamp = give(0)
   if heir == id then return {1, new_ttl, token, stamp, time[1], time[2], proof(), 0} end
   if heir then return {0, new_ttl, new_owner, 0, time[1], time[2], proof()} end
