@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from handfast import log
 from handfast._lease import loss_of
@@ -22,6 +22,8 @@ from handfast.events import Event, Kind
 from handfast.net import clock
 
 __all__ = ["OnLostCalls", "Reports", "call_on_lost"]
+
+T = TypeVar("T")
 
 CONFIRMED = "confirmed"
 
@@ -60,10 +62,7 @@ class Reports:
 
     def tell(self, event: Event) -> None:
         for listener in self.listeners:
-            try:
-                listener(event)
-            except Exception:
-                log.exception("a listener failed at an event")
+            _call(listener, event, "a listener failed at an event")
 
     def of_hold(
         self, kind: Kind, hold: Hold, seconds: float, outcome: str = "", *, who: str = "", node: str = ""
@@ -189,6 +188,20 @@ class Reports:
             say("%s is in quarantine: it restarted, lost its data or is new; no vote for %.1f s", node.label, left)
             if self.listeners:
                 self.tell(Event("quarantined", seconds=left, node=node.label))
+
+
+def _call(listener: Callable[[T], object], told: T, failed: str) -> None:
+    """Call a listener of the program, and log what it raises: SystemExit must not end the watchdog's thread.
+
+    In the main thread an exception that is no Exception goes on, because Ctrl-C or the handler of a signal may have
+    raised it. Python runs these handlers in no other thread.
+    """
+    try:
+        listener(told)
+    except BaseException as error:
+        if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+            raise
+        log.exception(failed)
 
 
 def call_on_lost(callback: Callable[[LeaseLost], object], error: LeaseLost) -> None:
