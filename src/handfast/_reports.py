@@ -205,10 +205,7 @@ def _call(listener: Callable[[T], object], told: T, failed: str) -> None:
 
 
 def call_on_lost(callback: Callable[[LeaseLost], object], error: LeaseLost) -> None:
-    try:
-        callback(error)
-    except Exception:
-        log.exception(f"the on_lost= callback failed at: {error}")
+    _call(callback, error, f"the on_lost= callback failed at: {error}")
 
 
 class OnLostCalls:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import queue
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -67,6 +68,21 @@ def test_callback_that_raises_is_logged_and_changes_nothing(
     with pytest.raises(LeaseLost), lock as lease:
         lose(lease)
     eventually(lambda: any("on_lost" in record.getMessage() for record in caplog.records))
+
+
+def test_callback_that_exits_is_logged_and_later_ones_are_called(
+    client: handfast.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: queue.Queue[str] = queue.Queue()
+
+    def leave(error: LeaseLost) -> None:
+        told.put(error.name)
+        sys.exit(1)
+
+    for name in ("first", "second"):
+        lose(client.lock(name, on_lost=leave).acquire())
+        assert told.get(timeout=5) == name
+    eventually(lambda: caplog.text.count("on_lost= callback failed") == 2)
 
 
 def test_interrupt_raises_lease_lost_in_the_holding_thread(client: handfast.Client) -> None:
