@@ -235,7 +235,7 @@ class BaseLease:
         hold = self._hold
         if not reason:
             self._expire()
-            reason = "it was released" if self._left else hold.reason or f"it was {hold.state}"
+            reason = "it was released" if self._left else hold.why_ended or f"it was {hold.state}"
         return loss_of(hold, reason)
 
     def _note_loss(self, error: BaseException) -> None:

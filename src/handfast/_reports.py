@@ -74,8 +74,9 @@ class Reports:
 
     def ended(self, hold: Hold, who: str) -> None:
         """Report a release, or a loss that the holder found at the release."""
-        kind: Kind = "lost" if hold.reason else "released"
-        self.of_hold(kind, hold, clock.now() - hold.granted_at, hold.reason, who=who)
+        reason = hold.why_ended
+        kind: Kind = "lost" if reason else "released"
+        self.of_hold(kind, hold, clock.now() - hold.granted_at, reason, who=who)
 
     def abandoned(self, hold: Hold) -> None:
         """See Observer."""

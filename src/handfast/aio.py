@@ -95,7 +95,7 @@ class Lease(BaseLease):
         body = self._leave_block()
         cancelled = isinstance(body, _Body) and body.leave()
         await self._client._release(self._hold, self)
-        reason = self._hold.reason
+        reason = self._hold.why_ended
         if kind is None and reason:
             raise self._loss(reason)
         if cancelled and kind is not None and issubclass(kind, asyncio.CancelledError):

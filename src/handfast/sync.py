@@ -113,7 +113,7 @@ class Lease(BaseLease):
             self._leave_block()
         if self._body is not None:
             self._body.left()
-        reason = self._hold.reason
+        reason = self._hold.why_ended
         if not reason:
             return
         if kind is None:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ import handfast.aio
 from handfast import ConfigError, LeaseLost
 from handfast.testing import Server, lose
 from tests.support.eventually import eventually
-from tests.support.sync_and_async import plain
+from tests.support.sync_and_async import both, connected, plain
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -251,6 +252,33 @@ def test_callback_can_close_client(one: Server) -> None:
 
     lose(client.lock("orders", on_lost=close).acquire())
     assert closed.wait(5)
+
+
+@both
+async def test_block_that_ends_while_its_loss_is_declared_raises_lease_lost(one: Server, mode: str) -> None:
+    """Another thread may have taken the permit to end the lease, but may not have said so yet."""
+    taken, go_on = threading.Event(), threading.Event()
+
+    class Permit(bytearray):
+        def pop(self, index: int = -1) -> int:
+            value = super().pop(index)
+            taken.set()
+            go_on.wait(5)
+            return value
+
+    async def body(client: Any, thread: ThreadPoolExecutor) -> None:
+        async with client.lock("orders") as lease:
+            lease._hold._permit = Permit(1)
+            thread.submit(lease._hold.mark_lost, "a test wanted it so")
+            assert await asyncio.to_thread(taken.wait, 5)
+
+    with ThreadPoolExecutor(1) as thread:
+        async with connected(mode, one.url) as client:
+            try:
+                with pytest.raises(LeaseLost, match="a test wanted it so"):
+                    await body(client, thread)
+            finally:
+                go_on.set()
 
 
 # -- a body that raises something else --------------------------------------------------------------------------------
