@@ -110,6 +110,9 @@ class Reports:
             self._renewals_recovered()
 
     def _renewals_failed(self, holds: list[Hold], seconds: float) -> None:
+        for hold in list(self._failing):
+            if hold.state != HELD:
+                self._failing.pop(hold, None)  # it ended while its renewals failed
         first = not self._failing
         for hold in holds:
             self._failing[hold] = None

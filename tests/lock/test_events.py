@@ -387,3 +387,17 @@ def test_renewal_that_fails_and_recovers_is_logged_once_each(own: Server, caplog
         eventually(told("recovered"), 2.5)
         assert (len(told("failed")()), len(told("recovered")())) == (1, 1)
         assert lease.valid
+
+
+def test_failing_renewal_is_logged_again_after_a_lease_was_lost_that_way(
+    own: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The renewal of the second lease is due after the first one has ended."""
+    with handfast.connect(own.url, node_timeout=0.05) as client:
+        long, short = client.lock("long", ttl=3).acquire(), client.lock("short", ttl=0.6).acquire()
+        eventually(renewal_of(short))
+        own.kill()
+        assert short.lost.wait(5)
+        eventually(lambda: lines(caplog, own.url, "renewal of long failed"), 2.5)
+        assert long.valid
+        assert len(lines(caplog, own.url, "renewal of short failed")) == 1
