@@ -52,7 +52,7 @@ class EarlyPushes:
     # Class attributes instead of __init__: most acquisitions get no early push.
     pushes: tuple[tuple[int, Any], ...] = ()
     lost: tuple[int, ...] = ()
-    """The nodes whose connections were lost."""
+    """The nodes whose connections were lost, or that deleted all their data."""
     wakeup: Any = None
     """Set by pushes and losses, if there is a waiter."""
 
@@ -61,14 +61,13 @@ class EarlyPushes:
         if self.wakeup is not None:
             self.wakeup.set_here()
 
-    def on_change(self, node: int) -> None:
-        """Ignored. This listener tracks no keys, and is called only if a node deletes all its data. The waiter notices
-        that at its next look."""
-
     def on_connection_lost(self, node: int) -> None:
         self.lost += (node,)
         if self.wakeup is not None:
             self.wakeup.set_here()
+
+    on_change = on_connection_lost
+    """This listener tracks no keys, so the node has deleted all its data: the lock is free, and the claim is gone."""
 
     def repeat_to(self, listener: PushListener) -> None:
         """Give the listener the pushes that it has missed, and the lost connections: claims there must be sent again."""

@@ -156,7 +156,7 @@ class PushListener(Protocol):
         """Called with a message for this waiter: see protocol/claims.py."""
 
     def on_change(self, node: int) -> None:
-        """Called when one of the keys may have changed."""
+        """Called when one of the keys may have changed, and when the node has deleted all its data."""
 
     def on_connection_lost(self, node: int) -> None:
         """Called when a connection is lost. The node pushes nothing until the waiter has subscribed again."""
