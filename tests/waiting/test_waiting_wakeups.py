@@ -327,6 +327,32 @@ async def test_waiter_whose_connection_is_cut_gets_the_lock_at_once(
             await assert_prompt(lateness, 0.2 if len(nodes) > 1 else 0.05 if again else 0.15)
 
 
+@places("guard", one=[], five=[True, False])
+@both
+async def test_waiter_is_soon_in_the_queue_again_of_the_one_node_that_cut_its_connection(
+    mode: str, guard: bool, nodes: list[Server]
+) -> None:
+    """The other nodes are a majority, and the waiter has nothing to send to them for seconds."""
+
+    def claims() -> object:
+        return nodes[0].command("HVALS", KEY + ":c")
+
+    named = [node.url + "?client_name=waiter" for node in nodes]
+    with handfast.connect(urls_of(nodes), guard=guard) as holding:
+        lease = holding.lock("a", ttl=20.0).acquire(wait=1)
+        async with connected(mode, named, guard=guard) as client:
+            want = attempt_in_background(client.lock("a"), wait=STALLED)
+            for node in nodes:
+                await eventually_async(lambda node=node: node.command("HLEN", KEY + ":c"))
+            before = claims()
+            _cut_connections(nodes[0])
+            await eventually_async(lambda: claims() != before, 2.0, "a claim with another channel")
+            lease.release()
+            got = await want
+            assert got.lease, got.error
+            await got.lease.release()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @both
 async def test_grant_lost_with_its_connection_does_not_block_the_lock(mode: str, kind: str, one: Server) -> None:

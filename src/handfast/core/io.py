@@ -222,6 +222,12 @@ class IO(Protocol):
         seconds. Unfinished tries go on in the background.
         """
 
+    def reconnect(self) -> None:
+        """Begin to connect the nodes that are not connected, and return at once.
+
+        A lost connection is made again at once. After a failed try the next one waits, however often this is called.
+        """
+
     def broadcast(self, payloads: Payloads, collector: Collector, timeout: float) -> Awaitable[None]:
         """Send, and collect replies until the collector is decided or `timeout` seconds are over.
 
