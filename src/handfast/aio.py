@@ -15,7 +15,7 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
 from handfast._client import BaseClient, wait_of
-from handfast._lease import BaseLease, BaseLock, Block, Reentry
+from handfast._lease import BaseLease, BaseLock, Block, Reentries, Reentry
 from handfast._reports import call_on_lost
 from handfast.core import guard, inspect, single
 from handfast.core.acquire import acquire, put_back
@@ -221,7 +221,7 @@ class Client(BaseClient[Lock, Lease]):
         super().__init__(where, options)
         self._io: AsyncIO | ClusterIO | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._reentries: weakref.WeakKeyDictionary[Any, dict[Any, Reentry]] = weakref.WeakKeyDictionary()
+        self._reentries: weakref.WeakKeyDictionary[Any, Reentries] = weakref.WeakKeyDictionary()
 
     @overload
     def locked(
@@ -381,7 +381,9 @@ class Client(BaseClient[Lock, Lease]):
         return released
 
     async def _reenter(self, lock: Lock, timing: Timing, wait: float | None) -> Lease:
-        mine = self._reentries.setdefault(asyncio.current_task(), {})
+        mine = self._reentries.get(asyncio.current_task())
+        if mine is None:
+            mine = self._reentries[asyncio.current_task()] = Reentries()
         entry = mine.get(lock.keys)
         if entry is not None and (hold := entry.enter(self._now())) is not None:
             return Lease(self, hold, entry)

@@ -13,7 +13,7 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
 from handfast._client import BaseClient, wait_of
-from handfast._lease import BaseLease, BaseLock, Block, Reentry, loss_of
+from handfast._lease import BaseLease, BaseLock, Block, Reentries, Reentry, loss_of
 from handfast._reports import OnLostCalls
 from handfast.core import guard, inspect
 from handfast.core.acquire import acquire
@@ -245,7 +245,7 @@ class Client(BaseClient[Lock, Lease]):
         self._running_loop = _get_running_loop
         self._pool = self._new_pool()
         self._belongings.end_connections = self._pool.close
-        self._reentries: weakref.WeakKeyDictionary[threading.Thread, dict[Any, Reentry]] = weakref.WeakKeyDictionary()
+        self._reentries: weakref.WeakKeyDictionary[threading.Thread, Reentries] = weakref.WeakKeyDictionary()
 
     @overload
     def locked(
@@ -392,7 +392,9 @@ class Client(BaseClient[Lock, Lease]):
         return released
 
     def _reenter(self, lock: Lock, timing: Timing, wait: float | None) -> Lease:
-        mine = self._reentries.setdefault(threading.current_thread(), {})
+        mine = self._reentries.get(threading.current_thread())
+        if mine is None:
+            mine = self._reentries[threading.current_thread()] = Reentries()
         entry = mine.get(lock.keys)
         if entry is not None and (hold := entry.enter(clock.now())) is not None:
             return Lease(self, hold, entry)
