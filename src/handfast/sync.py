@@ -102,23 +102,27 @@ class Lease(BaseLease):
         self._end_block(kind, error)
 
     def _end_block(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
-        if self._body is not None:
-            self._body.leave()
+        body = self._body
         try:
+            if body is not None:
+                body.leave()
             self.release()
         except BaseException:
-            self._give_up()  # an interrupt struck before anything was sent
+            # An interrupt struck before the block was left, or before anything was sent.
+            if body is not None:
+                body.leave()
+            self._give_up()
             raise
         finally:
             self._leave_block()
-        if self._body is not None:
-            self._body.left()
+            if body is not None:
+                body.left()
         reason = self._hold.why_ended
         if not reason:
             return
         if kind is None:
             raise self._loss(reason)
-        if self._body is not None and kind is self._body.kind:
+        if body is not None and kind is body.kind:
             raise self._loss(reason) from error  # the raised class is local and cannot be pickled
         if error is not None:
             self._note_loss(error)

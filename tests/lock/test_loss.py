@@ -7,7 +7,7 @@ import pickle
 import queue
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 
 import handfast
 import handfast.aio
-from handfast import ConfigError, LeaseLost
+from handfast import ConfigError, LeaseLost, _interrupt
 from handfast.testing import Server, lose
 from tests.support.eventually import eventually
 from tests.support.sync_and_async import both, connected, plain
@@ -210,6 +210,86 @@ def test_pending_interrupt_is_withdrawn_at_end_of_block(client: handfast.Client,
             one.command("DEL", "handfast:{orders}")
         ends.set()
         losing.result(5)
+
+
+Strike = Callable[[str, Callable[[], BaseException]], None]
+
+
+@pytest.fixture
+def strike(client: handfast.Client, monkeypatch: pytest.MonkeyPatch) -> Strike:
+    """Lets an exception strike at a step of the end of a block: only once, as the real one."""
+
+    def strike(step: str, error: Callable[[], BaseException]) -> None:
+        owner: Any = client if step == "release" else _interrupt.ThreadBody
+        name = {"before leave": "leave", "after leave": "leave", "release": "_release"}[step]
+        usual = getattr(owner, name)
+
+        def struck(*args: Any) -> Any:
+            monkeypatch.setattr(owner, name, usual)
+            if step == "after leave":
+                usual(*args)
+            raise error()
+
+        monkeypatch.setattr(owner, name, struck)
+
+    return strike
+
+
+@pytest.fixture
+def pending(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The exceptions that are set in this thread, in order, and None for each clearing. None of them strikes."""
+    calls: list[Any] = []
+    monkeypatch.setattr(_interrupt, "_raise_in", lambda thread, kind: calls.append(kind))
+    return calls
+
+
+@pytest.mark.parametrize("step", ["before leave", "after leave", "release"])
+def test_enclosing_block_gets_its_interrupt_if_another_one_strikes_at_the_end_of_the_inner_block(
+    client: handfast.Client, step: str, strike: Strike, pending: list[Any]
+) -> None:
+    """Python keeps one exception for each thread, so the interrupt of the inner block has replaced it."""
+
+    def inner_block(outer: handfast.Lease) -> None:
+        with client.lock("inner", on_lost="interrupt").acquire() as inner:
+            body: Any = inner._body
+            lose(outer)
+            lose(inner)
+            strike(step, lambda: body.kind())
+
+    def outer_block() -> None:
+        with client.lock("outer", on_lost="interrupt") as outer:
+            with pytest.raises(LeaseLost, match="inner: "):
+                inner_block(outer)
+            body: Any = outer._body
+            assert body.kind is not None
+            assert pending[-1] is body.kind
+            assert _interrupt._open[threading.get_ident()] == [body]
+            assert list(client._blocks.by_key) == list(outer._hold.keys)
+
+    with pytest.raises(LeaseLost, match="outer: "):
+        outer_block()
+    assert threading.get_ident() not in _interrupt._open
+
+
+@pytest.mark.parametrize("step", ["before leave", "after leave", "release"])
+def test_inner_lease_is_released_if_interrupt_of_enclosing_block_strikes_at_its_end(
+    client: handfast.Client, step: str, strike: Strike, pending: list[Any]
+) -> None:
+    inner = client.lock("inner", on_lost="interrupt").acquire()
+
+    def blocks() -> None:
+        with client.lock("outer", on_lost="interrupt") as outer:
+            body: Any = outer._body
+            with inner:
+                lose(outer)
+                strike(step, lambda: body.kind())
+
+    with pytest.raises(LeaseLost, match="outer: "):
+        blocks()
+    eventually(lambda: client.lock("inner").holder() is None)
+    assert not inner.valid
+    assert pending
+    assert threading.get_ident() not in _interrupt._open
 
 
 def test_asyncio_refuses_interrupt_with_advice(one: Server) -> None:
