@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from handfast.core import renew
 from handfast.core.config import LockConfig, LockRequest, Timing
@@ -19,12 +19,6 @@ __all__ = ["BaseLease", "BaseLock", "Block", "Blocks", "Reentries", "Reentry", "
 
 FEW: Final = 8
 """The number of reentrant locks of one thread that are not worth a look."""
-
-
-class LeaseKeeper(Protocol):
-    """The methods of a client that a lease needs at its end."""
-
-    def _abandon_lease(self, hold: Hold) -> None: ...
 
 
 class Reentry:

@@ -228,7 +228,7 @@ class Watchdog:
             self._wakeup.set()
 
     async def _process_due(self, group: NodeGroup, holds: list[Hold]) -> None:
-        to_renew, _ = self.schedule.sort_out(holds)
+        to_renew = self.schedule.sort_out(holds)
         registration = self._registrations.get(group)
         if to_renew and registration is not None:
             batches = registration.batches(to_renew)
