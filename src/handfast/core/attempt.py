@@ -13,7 +13,7 @@ from handfast.core import guard, tokens
 from handfast.core.config import LockConfig
 from handfast.core.hold import Hold
 from handfast.core.io import IO, Fault, Payloads, PushListener
-from handfast.core.local_queue import Acquisition, WaitQueues
+from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
 from handfast.core.nodes import NodeGroup
 from handfast.core.release import take_back
 from handfast.core.votes import Ballot, MultiReplyBallot, is_grant
@@ -27,6 +27,7 @@ __all__ = [
     "EarlyPushes",
     "admit",
     "attempt",
+    "outage_since",
     "start_over",
     "claim_payload",
     "listen",
@@ -275,6 +276,19 @@ def withdraw(io: IO, acquisition: Acquisition) -> None:
         # Use a new identity from now on. A server may carry this out after a later claim that comes on another
         # connection. With the old identity, that claim or its vote would be taken back.
         acquisition.who = None
+
+
+def outage_since(waiter: Waiter, faults: int, since: float | None, now: float) -> float | None:
+    """The time since which no majority answers; None while one does. After OUTAGE seconds this raises the waiter's error,
+    if the caller set no timeout. `faults`: the nodes that failed. `since`: what the last call has returned."""
+    acquisition, explain = waiter.acquisition, waiter.queue.explain
+    group = acquisition.request.group
+    if faults <= group.n - group.need:
+        return None
+    if since is not None and acquisition.until is None and now >= since + OUTAGE:
+        assert explain is not None
+        raise explain(now)
+    return now if since is None else since
 
 
 def start_over(io: IO, queues: WaitQueues, acquisition: Acquisition) -> None:
