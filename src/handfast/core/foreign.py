@@ -144,10 +144,10 @@ async def _until_free(
     ends = sorted(_end(answer) for answer in answers)
     again = now + ends[group.need - 1] + OVERDUE
     if sum(1 for node, answer in zip(group.nodes, answers, strict=True) if _pushes(node.tracks, answer)) < group.need:
-        deaf = [node.label for node in group.nodes if not node.tracks]
-        if deaf and not queues.warned.issuperset(deaf):
-            queues.warned.update(deaf)
-            queues.warn(f"{', '.join(deaf)}: client tracking is refused; waiters poll there")
+        untracked = [node.label for node in group.nodes if not node.tracks]
+        if untracked and not queues.warned.issuperset(untracked):
+            queues.warned.update(untracked)
+            queues.warn(f"{', '.join(untracked)}: client tracking is refused; waiters poll there")
         again = min(again, now + policy.backoff(tried, io.random()))
     while len(tracker.changed) < group.need and waiter.given is None and io.now() < again:
         await io.wait(waiter.wakeup, min(acquisition.earlier(again), waiter.report_at))
