@@ -183,7 +183,7 @@ class Lock(BaseLock):
         return await inspect.holder(self._client._io_for(self.key), self)
 
     async def waiters(self) -> list[str]:
-        """The waiters, the next one first: one waiter of each process, and all waiters of this client."""
+        """The waiters, the next one first: all waiters of this client, and one waiter of each other client."""
         local = self._client._queues.waiting(self)
         return await inspect.waiters(self._client._io_for(self.key), self, _task_name, local)
 

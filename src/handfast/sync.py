@@ -178,7 +178,7 @@ class Lock(BaseLock):
         return self._client._pool.use(self.key, inspect.holder, self)
 
     def waiters(self) -> list[str]:
-        """The waiters, the next one first: one waiter of each process, and all waiters of this client."""
+        """The waiters, the next one first: all waiters of this client, and one waiter of each other client."""
         local = self._client._queues.waiting(self)
         return self._client._pool.use(self.key, inspect.waiters, self, _thread_name, local)
 
