@@ -283,7 +283,3 @@ class Watchdog(watchdog.Watchdog):
             self.renewing.pop(hold, None)
             self.client.world.happened["31"] += now >= deadline
             self.client.observer.renewed(self.client, hold)
-
-    def _report(self, lost: list[Hold]) -> None:
-        for hold in lost:
-            self.client.world.note("lost", self.client.name, hold.name, hold.token, hold.reason)

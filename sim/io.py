@@ -264,6 +264,9 @@ class SimIO(PushRouter):
                 break
         self.ready = self.up >= self.group.need
 
+    def reconnect(self) -> None:
+        self._start()
+
     def _start(self, *, force: bool = False) -> None:
         now = self.now()
         for link in self.links:

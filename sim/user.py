@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from handfast._lease import Reentry
+from handfast._lease import Reentries, Reentry
 from handfast.core.hold import Hold
 from handfast.core.schedule import SLOTS_PER_SECOND
 from handfast.errors import ConfigError, HandfastError, NotAcquired
@@ -182,7 +182,7 @@ class User:
         """Takes the held lock again: by the same task, as a reentrant lock does, or with the same explicit owner."""
         client, observer = self.client, self.client.observer
         if self.owner is None:
-            inner = Reentry({}, hold.keys, hold).enter(client.clock.now())
+            inner = Reentry(Reentries(), hold.keys, hold).enter(client.clock.now())
             if (inner is not None) != observer.valid(client, hold):
                 observer.complain(6, f"{hold.name}: a lease that is over was re-entered, or a valid one was not")
             return

@@ -65,7 +65,7 @@ class ThreadBody:
                 _raise_in(self._thread, self.kind)
 
     def leave(self) -> None:
-        """End the block. An exception that has not struck yet is cleared."""
+        """End the block. An exception that has not struck yet is cleared. If one strikes in here, call this again."""
         with _lock:
             self._left = True
             bodies = _open.get(self._thread, [])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from handfast.core import renew
 from handfast.core.config import LockConfig, LockRequest, Timing
@@ -15,13 +14,11 @@ from handfast.net.clock import now
 from handfast.options import duration
 from handfast.protocol.keys import queue_keys
 
-__all__ = ["BaseLease", "BaseLock", "Block", "Blocks", "Reentry", "loss_of"]
+__all__ = ["BaseLease", "BaseLock", "Block", "Blocks", "Reentries", "Reentry", "loss_of"]
 
 
-class LeaseKeeper(Protocol):
-    """The methods of a client that a lease needs at its end."""
-
-    def _abandon_lease(self, hold: Hold) -> None: ...
+FEW: Final = 8
+"""The number of reentrant locks of one thread that are not worth a look."""
 
 
 class Reentry:
@@ -30,12 +27,14 @@ class Reentry:
 
     __slots__ = ("_home", "_key", "count", "hold")
 
-    def __init__(self, home: MutableMapping[Any, Reentry], key: Any, hold: Hold) -> None:
+    def __init__(self, home: Reentries, key: Any, hold: Hold) -> None:
         self._home = home
         self._key = key
         self.hold = hold
         self.count = 1
         home[key] = self
+        if len(home) > home.most:
+            home.forget_ended()
 
     def enter(self, at: float) -> Hold | None:
         """Enter again and return the hold; None if it is not held any more."""
@@ -52,6 +51,25 @@ class Reentry:
         if self._home.get(self._key) is self:
             del self._home[self._key]
         return True
+
+
+class Reentries(dict[Any, Reentry]):
+    """The reentrant locks that one thread or task holds, by keys."""
+
+    __slots__ = ("most",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = FEW
+        """With more entries than this, those that have ended are dropped."""
+
+    def forget_ended(self) -> None:
+        """Drop the entries of leases that were not released: they were lost, or dropped and left to their ttl. This is
+        called after as many new entries as it has left over, so a new entry costs no more if there are many."""
+        for entry in list(self.values()):
+            if entry.hold.state != HELD:
+                self.pop(entry._key, None)
+        self.most = max(FEW, 2 * len(self))
 
 
 class Block:
@@ -235,7 +253,7 @@ class BaseLease:
         hold = self._hold
         if not reason:
             self._expire()
-            reason = "it was released" if self._left else hold.reason or f"it was {hold.state}"
+            reason = "it was released" if self._left else hold.why_ended or f"it was {hold.state}"
         return loss_of(hold, reason)
 
     def _note_loss(self, error: BaseException) -> None:

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from handfast import log
 from handfast._lease import loss_of
@@ -22,6 +22,8 @@ from handfast.events import Event, Kind
 from handfast.net import clock
 
 __all__ = ["OnLostCalls", "Reports", "call_on_lost"]
+
+T = TypeVar("T")
 
 CONFIRMED = "confirmed"
 
@@ -60,10 +62,7 @@ class Reports:
 
     def tell(self, event: Event) -> None:
         for listener in self.listeners:
-            try:
-                listener(event)
-            except Exception:
-                log.exception("a listener failed at an event")
+            _call(listener, event, "a listener failed at an event")
 
     def of_hold(
         self, kind: Kind, hold: Hold, seconds: float, outcome: str = "", *, who: str = "", node: str = ""
@@ -75,8 +74,9 @@ class Reports:
 
     def ended(self, hold: Hold, who: str) -> None:
         """Report a release, or a loss that the holder found at the release."""
-        kind: Kind = "lost" if hold.reason else "released"
-        self.of_hold(kind, hold, clock.now() - hold.granted_at, hold.reason, who=who)
+        reason = hold.why_ended
+        kind: Kind = "lost" if reason else "released"
+        self.of_hold(kind, hold, clock.now() - hold.granted_at, reason, who=who)
 
     def abandoned(self, hold: Hold) -> None:
         """See Observer."""
@@ -110,6 +110,9 @@ class Reports:
             self._renewals_recovered()
 
     def _renewals_failed(self, holds: list[Hold], seconds: float) -> None:
+        for hold in list(self._failing):
+            if hold.state != HELD:
+                self._failing.pop(hold, None)  # it ended while its renewals failed
         first = not self._failing
         for hold in holds:
             self._failing[hold] = None
@@ -191,11 +194,22 @@ class Reports:
                 self.tell(Event("quarantined", seconds=left, node=node.label))
 
 
-def call_on_lost(callback: Callable[[LeaseLost], object], error: LeaseLost) -> None:
+def _call(listener: Callable[[T], object], told: T, failed: str) -> None:
+    """Call a listener of the program, and log what it raises: SystemExit must not end the watchdog's thread.
+
+    In the main thread an exception that is no Exception goes on, because Ctrl-C or the handler of a signal may have
+    raised it. Python runs these handlers in no other thread.
+    """
     try:
-        callback(error)
-    except Exception:
-        log.exception(f"the on_lost= callback failed at: {error}")
+        listener(told)
+    except BaseException as error:
+        if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+            raise
+        log.exception(failed)
+
+
+def call_on_lost(callback: Callable[[LeaseLost], object], error: LeaseLost) -> None:
+    _call(callback, error, f"the on_lost= callback failed at: {error}")
 
 
 class OnLostCalls:

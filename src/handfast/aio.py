@@ -15,7 +15,7 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
 from handfast._client import BaseClient, wait_of
-from handfast._lease import BaseLease, BaseLock, Block, Reentry
+from handfast._lease import BaseLease, BaseLock, Block, Reentries, Reentry
 from handfast._reports import call_on_lost
 from handfast.core import guard, inspect, single
 from handfast.core.acquire import acquire, put_back
@@ -95,7 +95,7 @@ class Lease(BaseLease):
         body = self._leave_block()
         cancelled = isinstance(body, _Body) and body.leave()
         await self._client._release(self._hold, self)
-        reason = self._hold.reason
+        reason = self._hold.why_ended
         if kind is None and reason:
             raise self._loss(reason)
         if cancelled and kind is not None and issubclass(kind, asyncio.CancelledError):
@@ -183,7 +183,7 @@ class Lock(BaseLock):
         return await inspect.holder(self._client._io_for(self.key), self)
 
     async def waiters(self) -> list[str]:
-        """The waiters, the next one first: one waiter of each process, and all waiters of this client."""
+        """The waiters, the next one first: all waiters of this client, and one waiter of each other client."""
         local = self._client._queues.waiting(self)
         return await inspect.waiters(self._client._io_for(self.key), self, _task_name, local)
 
@@ -221,7 +221,7 @@ class Client(BaseClient[Lock, Lease]):
         super().__init__(where, options)
         self._io: AsyncIO | ClusterIO | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._reentries: weakref.WeakKeyDictionary[Any, dict[Any, Reentry]] = weakref.WeakKeyDictionary()
+        self._reentries: weakref.WeakKeyDictionary[Any, Reentries] = weakref.WeakKeyDictionary()
 
     @overload
     def locked(
@@ -382,7 +382,9 @@ class Client(BaseClient[Lock, Lease]):
         return released
 
     async def _reenter(self, lock: Lock, timing: Timing, wait: float | None) -> Lease:
-        mine = self._reentries.setdefault(asyncio.current_task(), {})
+        mine = self._reentries.get(asyncio.current_task())
+        if mine is None:
+            mine = self._reentries[asyncio.current_task()] = Reentries()
         entry = mine.get(lock.keys)
         if entry is not None and (hold := entry.enter(self._now())) is not None:
             return Lease(self, hold, entry)

@@ -13,7 +13,7 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
 from handfast._client import BaseClient, wait_of
-from handfast._lease import BaseLease, BaseLock, Block, Reentry, loss_of
+from handfast._lease import BaseLease, BaseLock, Block, Reentries, Reentry, loss_of
 from handfast._reports import OnLostCalls
 from handfast.core import guard, inspect
 from handfast.core.acquire import acquire
@@ -102,23 +102,27 @@ class Lease(BaseLease):
         self._end_block(kind, error)
 
     def _end_block(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
-        if self._body is not None:
-            self._body.leave()
+        body = self._body
         try:
+            if body is not None:
+                body.leave()
             self.release()
         except BaseException:
-            self._give_up()  # an interrupt struck before anything was sent
+            # An interrupt struck before the block was left, or before anything was sent.
+            if body is not None:
+                body.leave()
+            self._give_up()
             raise
         finally:
             self._leave_block()
-        if self._body is not None:
-            self._body.left()
-        reason = self._hold.reason
+            if body is not None:
+                body.left()
+        reason = self._hold.why_ended
         if not reason:
             return
         if kind is None:
             raise self._loss(reason)
-        if self._body is not None and kind is self._body.kind:
+        if body is not None and kind is body.kind:
             raise self._loss(reason) from error  # the raised class is local and cannot be pickled
         if error is not None:
             self._note_loss(error)
@@ -174,7 +178,7 @@ class Lock(BaseLock):
         return self._client._pool.use(self.key, inspect.holder, self)
 
     def waiters(self) -> list[str]:
-        """The waiters, the next one first: one waiter of each process, and all waiters of this client."""
+        """The waiters, the next one first: all waiters of this client, and one waiter of each other client."""
         local = self._client._queues.waiting(self)
         return self._client._pool.use(self.key, inspect.waiters, self, _thread_name, local)
 
@@ -245,7 +249,7 @@ class Client(BaseClient[Lock, Lease]):
         self._running_loop = _get_running_loop
         self._pool = self._new_pool()
         self._belongings.end_connections = self._pool.close
-        self._reentries: weakref.WeakKeyDictionary[threading.Thread, dict[Any, Reentry]] = weakref.WeakKeyDictionary()
+        self._reentries: weakref.WeakKeyDictionary[threading.Thread, Reentries] = weakref.WeakKeyDictionary()
 
     @overload
     def locked(
@@ -392,7 +396,9 @@ class Client(BaseClient[Lock, Lease]):
         return released
 
     def _reenter(self, lock: Lock, timing: Timing, wait: float | None) -> Lease:
-        mine = self._reentries.setdefault(threading.current_thread(), {})
+        mine = self._reentries.get(threading.current_thread())
+        if mine is None:
+            mine = self._reentries[threading.current_thread()] = Reentries()
         entry = mine.get(lock.keys)
         if entry is not None and (hold := entry.enter(clock.now())) is not None:
             return Lease(self, hold, entry)

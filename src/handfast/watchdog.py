@@ -66,6 +66,8 @@ class Watchdog:
         self.schedule = Schedule(self._lock, self._wake, clock.now)
         self._registrations: dict[NodeGroup, Registration] = {first.group: first}
         self._ended = False
+        self._closing: set[concurrent.futures.Future[None]] = set()
+        """The futures of clients that are being removed."""
         self._to_finish: deque[Hold] = deque()
         """Holds to release: their lease was dropped, or their release was interrupted."""
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -115,16 +117,23 @@ class Watchdog:
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
         done.set_running_or_notify_cancel()  # now the future cannot be cancelled
         with self._lock:
-            registration = self._registrations.get(group)
+            registration = None if self._ended else self._registrations.get(group)
+            if registration is not None:
+                self._closing.add(done)  # if the thread ends before, it resolves the future
         if registration is None:
             done.set_result(None)
-        else:  # the loop runs until the client is removed
+        else:
 
             def start() -> None:
-                self._start(self._unregister(registration)).add_done_callback(lambda _: done.set_result(None))
+                self._start(self._unregister(registration)).add_done_callback(lambda _: self._unregistered(done))
 
             self.call_soon(start)
         return done
+
+    def _unregistered(self, done: concurrent.futures.Future[None]) -> None:
+        with self._lock:
+            self._closing.discard(done)
+        done.set_result(None)
 
     def renewed(self, group: NodeGroup) -> list[Hold]:
         """The holds of a client that are renewed, with or without an end."""
@@ -146,10 +155,35 @@ class Watchdog:
 
     def _run(self) -> None:
         try:
-            self._loop.run_until_complete(self._watch())
+            watch = self._loop.create_task(self._watch())
+            while not watch.done():
+                self._run_loop(watch)
+            if not self._ended:
+                self._loop.run_until_complete(self._drop_all())
             self._executor.shutdown()
         finally:
+            with self._lock:
+                self._ended = True  # so that the next client starts another watchdog
+                closing, self._closing = self._closing, set()
+            for done in closing:
+                done.set_result(None)
             self._loop.close()
+
+    def _run_loop(self, watch: asyncio.Task[None]) -> None:
+        """Run the loop until the watch ends. SystemExit or KeyboardInterrupt in any task stops the loop before that."""
+        try:
+            self._loop.run_until_complete(watch)
+        except BaseException:
+            after = "its clients' leases are not renewed any more" if watch.done() else "it goes on"
+            logger.exception("the watchdog failed; %s", after)
+
+    async def _drop_all(self) -> None:
+        """Stop all work and close all connections, after the watch has failed."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        connections = [each.io for each in self._registrations.values() if each.io is not None]
+        await asyncio.gather(*[io.close() for io in connections], return_exceptions=True)
 
     async def _watch(self) -> None:
         while True:
@@ -194,7 +228,7 @@ class Watchdog:
             self._wakeup.set()
 
     async def _process_due(self, group: NodeGroup, holds: list[Hold]) -> None:
-        to_renew, _ = self.schedule.sort_out(holds)
+        to_renew = self.schedule.sort_out(holds)
         registration = self._registrations.get(group)
         if to_renew and registration is not None:
             batches = registration.batches(to_renew)

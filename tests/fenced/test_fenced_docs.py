@@ -18,17 +18,17 @@ __all__ = ["postgres"]
 
 DOCS = Path(__file__).parents[2] / "docs" / "fencing.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", DOCS.read_text(), re.DOTALL | re.MULTILINE)
-SOLD = r"sold with token 17\d+\n"
+SOLD = r"sold with token \d{16}\n"
 OUTPUT = {
     "three-lines-sql": r"\[\(7, 99\)\]\n",
     "three-lines-redis": r"b'99'\n",
-    "three-lines-asgi": r"17\d+ 412\n",
+    "three-lines-asgi": r"\d{16} 412\n",
     "sqlite3": SOLD,
     "psycopg": SOLD,
     "sqlalchemy": SOLD,
-    "redis": r"left over: 98\nrefused: 17\d+ < 17\d+\n",
+    "redis": r"left over: 98\nrefused: \d{16} < \d{16}\n",
     "redis-async": r"seat 1\n",
-    "asgi": r"written with token 17\d+\n412 /stock/7: token 1 is stale, 17\d+ was seen; nothing was changed\n",
+    "asgi": r"written with token \d{16}\n412 /stock/7: token 1 is stale, \d{16} was seen; nothing was changed\n",
 }
 
 GIVEN = "import handfast\nfrom handfast.fenced import *\n\nclient = handfast.connect()\n"

@@ -12,7 +12,7 @@ import pytest
 
 import handfast
 import handfast.aio
-from handfast.testing import Server, Servers, available
+from handfast.testing import Server, Servers, available, lose
 from tests.support.eventually import eventually, eventually_async
 from tests.support.programs import program
 from tests.support.sync_and_async import Awaited, both, connected, plain
@@ -184,6 +184,20 @@ def test_lock_keeps_no_state_of_ended_threads(one: Server) -> None:
         before = lists_after(10)
         kept = lists_after(200) - before
         assert kept < 100, f"200 threads that ended left {kept} lists behind"
+
+
+@needs_server
+@both
+async def test_lost_leases_of_rlocks_are_not_kept_while_their_thread_or_task_lives(mode: str, one: Server) -> None:
+    async with connected(mode, one.url) as client:
+        holds = []
+        for i in range(60):
+            lease = await client.rlock(f"{i}").acquire()
+            holds.append(weakref.ref(lease._hold))
+            lose(getattr(lease, "inner", lease))
+            del lease
+        gc.collect()
+        assert sum(hold() is not None for hold in holds) < 15
 
 
 @needs_server

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ import handfast.events
 from handfast.net.threads_connections import IDLE_CHECK
 from handfast.testing import Server, Servers, lose
 from tests.support.eventually import eventually, eventually_async, renewal_of
-from tests.support.sync_and_async import plain
+from tests.support.sync_and_async import both, connected, plain
 
 WITHIN = 1.5
 """Seconds for an event or a line to come: far longer than any step here takes."""
@@ -262,6 +263,35 @@ def test_listener_that_fails_is_logged_and_changes_nothing(
     assert len([record for record in caplog.records if "listener" in record.getMessage()]) == 2
 
 
+@both
+async def test_listener_that_exits_in_watchdogs_thread_is_logged_and_changes_nothing(
+    one: Server, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SystemExit must not end that thread: the leases of all clients would run out."""
+    async with connected(mode, one.url) as client:
+        client.listen(lambda event: sys.exit(1) if event.kind == "lost" else None)
+        kept = await client.lock("kept", ttl=0.6).acquire()
+        lost = await client.lock("lost", ttl=0.1, max_hold=0.05).acquire()
+        await eventually_async(lambda: "a listener failed" in caplog.text)
+        await eventually_async(renewal_of(kept))
+        assert not lost.valid
+    assert "the watchdog failed" not in caplog.text
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_ctrl_c_inside_listener_ends_the_caller(client: handfast.Client, interrupt: type[BaseException]) -> None:
+    """It strikes the main thread only. The handler of another signal may raise SystemExit there."""
+
+    def struck(event: handfast.Event) -> None:
+        raise interrupt
+
+    end = client.listen(struck)
+    with pytest.raises(interrupt):
+        client.lock("orders").acquire()
+    end()
+    client.lock("orders", wait=5).acquire().release()  # the first acquisition was taken back
+
+
 def test_removed_listener_receives_nothing(client: handfast.Client) -> None:
     heard = Heard()
     end = client.listen(heard.events.append)
@@ -357,3 +387,17 @@ def test_renewal_that_fails_and_recovers_is_logged_once_each(own: Server, caplog
         eventually(told("recovered"), 2.5)
         assert (len(told("failed")()), len(told("recovered")())) == (1, 1)
         assert lease.valid
+
+
+def test_failing_renewal_is_logged_again_after_a_lease_was_lost_that_way(
+    own: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The renewal of the second lease is due after the first one has ended."""
+    with handfast.connect(own.url, node_timeout=0.05) as client:
+        long, short = client.lock("long", ttl=3).acquire(), client.lock("short", ttl=0.6).acquire()
+        eventually(renewal_of(short))
+        own.kill()
+        assert short.lost.wait(5)
+        eventually(lambda: lines(caplog, own.url, "renewal of long failed"), 2.5)
+        assert long.valid
+        assert len(lines(caplog, own.url, "renewal of short failed")) == 1

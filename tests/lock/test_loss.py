@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import pickle
 import queue
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 import handfast
 import handfast.aio
-from handfast import ConfigError, LeaseLost
+from handfast import ConfigError, LeaseLost, _interrupt
 from handfast.testing import Server, lose
 from tests.support.eventually import eventually
-from tests.support.sync_and_async import plain
+from tests.support.sync_and_async import both, connected, plain
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -67,6 +69,21 @@ def test_callback_that_raises_is_logged_and_changes_nothing(
     with pytest.raises(LeaseLost), lock as lease:
         lose(lease)
     eventually(lambda: any("on_lost" in record.getMessage() for record in caplog.records))
+
+
+def test_callback_that_exits_is_logged_and_later_ones_are_called(
+    client: handfast.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: queue.Queue[str] = queue.Queue()
+
+    def leave(error: LeaseLost) -> None:
+        told.put(error.name)
+        sys.exit(1)
+
+    for name in ("first", "second"):
+        lose(client.lock(name, on_lost=leave).acquire())
+        assert told.get(timeout=5) == name
+    eventually(lambda: caplog.text.count("on_lost= callback failed") == 2)
 
 
 def test_interrupt_raises_lease_lost_in_the_holding_thread(client: handfast.Client) -> None:
@@ -195,6 +212,86 @@ def test_pending_interrupt_is_withdrawn_at_end_of_block(client: handfast.Client,
         losing.result(5)
 
 
+Strike = Callable[[str, Callable[[], BaseException]], None]
+
+
+@pytest.fixture
+def strike(client: handfast.Client, monkeypatch: pytest.MonkeyPatch) -> Strike:
+    """Lets an exception strike at a step of the end of a block: only once, as the real one."""
+
+    def strike(step: str, error: Callable[[], BaseException]) -> None:
+        owner: Any = client if step == "release" else _interrupt.ThreadBody
+        name = {"before leave": "leave", "after leave": "leave", "release": "_release"}[step]
+        usual = getattr(owner, name)
+
+        def struck(*args: Any) -> Any:
+            monkeypatch.setattr(owner, name, usual)
+            if step == "after leave":
+                usual(*args)
+            raise error()
+
+        monkeypatch.setattr(owner, name, struck)
+
+    return strike
+
+
+@pytest.fixture
+def pending(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The exceptions that are set in this thread, in order, and None for each clearing. None of them strikes."""
+    calls: list[Any] = []
+    monkeypatch.setattr(_interrupt, "_raise_in", lambda thread, kind: calls.append(kind))
+    return calls
+
+
+@pytest.mark.parametrize("step", ["before leave", "after leave", "release"])
+def test_enclosing_block_gets_its_interrupt_if_another_one_strikes_at_the_end_of_the_inner_block(
+    client: handfast.Client, step: str, strike: Strike, pending: list[Any]
+) -> None:
+    """Python keeps one exception for each thread, so the interrupt of the inner block has replaced it."""
+
+    def inner_block(outer: handfast.Lease) -> None:
+        with client.lock("inner", on_lost="interrupt").acquire() as inner:
+            body: Any = inner._body
+            lose(outer)
+            lose(inner)
+            strike(step, lambda: body.kind())
+
+    def outer_block() -> None:
+        with client.lock("outer", on_lost="interrupt") as outer:
+            with pytest.raises(LeaseLost, match="inner: "):
+                inner_block(outer)
+            body: Any = outer._body
+            assert body.kind is not None
+            assert pending[-1] is body.kind
+            assert _interrupt._open[threading.get_ident()] == [body]
+            assert list(client._blocks.by_key) == list(outer._hold.keys)
+
+    with pytest.raises(LeaseLost, match="outer: "):
+        outer_block()
+    assert threading.get_ident() not in _interrupt._open
+
+
+@pytest.mark.parametrize("step", ["before leave", "after leave", "release"])
+def test_inner_lease_is_released_if_interrupt_of_enclosing_block_strikes_at_its_end(
+    client: handfast.Client, step: str, strike: Strike, pending: list[Any]
+) -> None:
+    inner = client.lock("inner", on_lost="interrupt").acquire()
+
+    def blocks() -> None:
+        with client.lock("outer", on_lost="interrupt") as outer:
+            body: Any = outer._body
+            with inner:
+                lose(outer)
+                strike(step, lambda: body.kind())
+
+    with pytest.raises(LeaseLost, match="outer: "):
+        blocks()
+    eventually(lambda: client.lock("inner").holder() is None)
+    assert not inner.valid
+    assert pending
+    assert threading.get_ident() not in _interrupt._open
+
+
 def test_asyncio_refuses_interrupt_with_advice(one: Server) -> None:
     with pytest.raises(ConfigError, match="asyncio cancels the body"):
         handfast.aio.connect(one.url, on_lost="interrupt")
@@ -235,6 +332,33 @@ def test_callback_can_close_client(one: Server) -> None:
 
     lose(client.lock("orders", on_lost=close).acquire())
     assert closed.wait(5)
+
+
+@both
+async def test_block_that_ends_while_its_loss_is_declared_raises_lease_lost(one: Server, mode: str) -> None:
+    """Another thread may have taken the permit to end the lease, but may not have said so yet."""
+    taken, go_on = threading.Event(), threading.Event()
+
+    class Permit(bytearray):
+        def pop(self, index: int = -1) -> int:
+            value = super().pop(index)
+            taken.set()
+            go_on.wait(5)
+            return value
+
+    async def body(client: Any, thread: ThreadPoolExecutor) -> None:
+        async with client.lock("orders") as lease:
+            lease._hold._permit = Permit(1)
+            thread.submit(lease._hold.mark_lost, "a test wanted it so")
+            assert await asyncio.to_thread(taken.wait, 5)
+
+    with ThreadPoolExecutor(1) as thread:
+        async with connected(mode, one.url) as client:
+            try:
+                with pytest.raises(LeaseLost, match="a test wanted it so"):
+                    await body(client, thread)
+            finally:
+                go_on.set()
 
 
 # -- a body that raises something else --------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ async def test_absent_majority_is_reported_by_node_in_time_and_lock_recovers(
 
 @both
 async def test_unlimited_wait_ends_in_outage(mode: str, monkeypatch: Any) -> None:
-    for module in ("attempt", "queue", "acquire"):
+    for module in ("attempt", "queue"):
         monkeypatch.setattr(f"handfast.core.{module}.OUTAGE", 0.3)
     with Server() as server:
         async with connected(mode, server.url) as client:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import sys
 import threading
 import time
 import warnings
@@ -18,7 +19,7 @@ from handfast import LeaseLost, NoQuorum
 from handfast.net import clock
 from handfast.protocol.scripts import TEXT
 from handfast.testing import Server, Servers
-from tests.support.eventually import assert_on_time, eventually
+from tests.support.eventually import assert_on_time, eventually, renewal_of
 from tests.support.tcp_relay import Relay
 
 NAME = "watchdog"
@@ -140,6 +141,34 @@ def test_close_while_watchdog_connects_leaves_no_connection(three: Servers) -> N
                 client.lock("a").acquire(wait=1).release()
             gc.collect()
     assert [str(warning.message) for warning in seen if issubclass(warning.category, ResourceWarning)] == []
+
+
+def test_exit_in_watchdogs_thread_does_not_end_it(one: Server) -> None:
+    with handfast.connect(one.url) as client:
+        lease = client.lock("a", ttl=0.6).acquire()
+        assert client._dog is not None
+        client._dog.call_soon(sys.exit)
+        eventually(renewal_of(lease))
+
+
+def test_client_closes_and_next_one_is_served_after_watchdog_has_failed(
+    one: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = handfast.connect(one.url)
+    lease = client.lock("a", ttl=0.6).acquire()
+    eventually(renewal_of(lease))
+    dog = client._dog
+    assert dog is not None
+    monkeypatch.setattr(dog.schedule, "take_due", sys.exit)
+    dog._wake()
+    eventually(lambda: not watchdogs())
+    closing = threading.Thread(target=client.close, daemon=True)
+    closing.start()
+    closing.join(5)
+    assert not closing.is_alive()
+    with handfast.connect(one.url) as other:
+        lease = other.lock("b", ttl=0.6).acquire()
+        eventually(renewal_of(lease))
 
 
 # -- renewal -------------------------------------------------------------------------------------------------------

@@ -207,6 +207,10 @@ class FakeIO(PushRouter):
         if len(self.connected) < need or self.connect_takes < CONNECT_TIMEOUT:
             self._pass_time(self.time + min(within, self.connect_takes))
 
+    def reconnect(self) -> None:
+        for i in set(range(self.group.n)) - self.connected - self.down:
+            self.later(self.time + self.latency, lambda i=i: i in self.connected or self._shake(i))
+
     def _shake(self, i: int) -> None:
         steps = handshake(self.group, self.group.nodes[i], Login("", "", 0, ""), self.now, lambda text: None)
         payload, _ = next(steps)

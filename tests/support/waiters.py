@@ -146,7 +146,7 @@ async def wait_until(condition: Callable[[], Awaitable[bool]], what: str, within
 
 
 async def wait_for_waiters(lock: Any, n: int) -> None:
-    """Wait until the lock has so many waiters: those of this client, and one for each other process."""
+    """Wait until the lock has so many waiters: those of this client, and one for each other client."""
 
     async def condition() -> bool:
         return len(await resolve(lock.waiters())) == n

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -83,6 +83,53 @@ def restless() -> Iterator[None]:
     sys.setswitchinterval(1e-6)
     yield
     sys.setswitchinterval(usual)
+
+
+class Permit:
+    """The permit of a hold. Other threads run right after a thread has tried to take it."""
+
+    def __init__(self, hold: Hold, others: Callable[[], object], *, taken: bool) -> None:
+        self.others = others
+        self.taken = taken
+        hold._permit = self  # type: ignore[assignment]
+
+    def pop(self) -> int:
+        others, self.others = self.others, lambda: None
+        before, self.taken = self.taken, True
+        others()
+        if before:
+            raise IndexError
+        return 0
+
+
+def test_loss_that_is_too_late_leaves_no_trace_on_a_released_hold() -> None:
+    hold, seen = in_state(RELEASED), list[str]()
+    Permit(hold, lambda: seen.extend([hold.reason, hold.why_ended]), taken=True)
+    assert not hold.mark_lost("the deadline passed")
+    assert seen == ["", ""]
+    assert not renew.expire(hold, 1e9)
+    assert hold.why_ended == ""
+
+
+def test_loss_that_is_too_late_does_not_erase_what_the_release_has_found() -> None:
+    hold = in_state(RELEASING)
+
+    def conclude() -> None:
+        hold.reason = "its deadline had passed when it was released"
+        hold.finish_release()
+
+    Permit(hold, conclude, taken=True)
+    assert not hold.mark_lost("the deadline passed")
+    assert hold.reason == hold.why_ended == "its deadline had passed when it was released"
+
+
+def test_release_that_a_loss_under_way_refuses_finds_the_reason() -> None:
+    """Otherwise the block would end as if the lease had been released in time."""
+    hold, seen = hold_of(), list[object]()
+    Permit(hold, lambda: seen.extend([hold.begin_release(), hold.why_ended, hold.state]), taken=False)
+    assert hold.mark_lost("the deadline passed")
+    assert seen == [False, "the deadline passed", HELD]
+    assert hold.why_ended == hold.reason == "the deadline passed"
 
 
 @pytest.mark.usefixtures("restless")

@@ -482,6 +482,16 @@ def test_claim_is_repeated_after_a_reconnection_and_the_subscription_comes_first
     assert waiting.arguments()[0][0] == waiting.queue.who.id, "it finds its place again"
 
 
+def test_lost_connection_of_a_minority_is_made_again_at_once() -> None:
+    waiting = Waiting()
+    waiting.queued()
+    waiting.io.lose_connection(1)
+    assert waiting.sent() == [], "the node is being connected"
+    run(waiting.io.sleep(waiting.queue.next_look()))
+    assert waiting.sent() == [(1, "claim")]
+    assert waiting.io.channels[1] in waiting.arguments()[0], "the claim names the channel"
+
+
 # -- rule 6 ------------------------------------------------------------------------------------------------------------
 
 

@@ -92,24 +92,24 @@ async def test_many_waiters_are_one_silent_waiter_to_each_server(mode: str, way:
         lease.release()
 
 
-@pytest.mark.parametrize("deaf", [2, 3])
+@pytest.mark.parametrize("refusing", [2, 3])
 @both
 async def test_tracking_may_be_refused_by_some_nodes(
-    mode: str, deaf: int, open_five: Servers, caplog: pytest.LogCaptureFixture
+    mode: str, refusing: int, open_five: Servers, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A minority makes no difference. Without a majority the waiter asks now and then."""
-    for node in open_five.nodes[:deaf]:
+    for node in open_five.nodes[:refusing]:
         refused = "-client" if node.info("redis_version").startswith("6.") else "-client|tracking"
         node.command("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", refused)
-    login = [node.url.replace("//", "//limited:secret@") for node in open_five.nodes[:deaf]]
-    async with connected(mode, login + open_five.urls[deaf:]) as client:
+    login = [node.url.replace("//", "//limited:secret@") for node in open_five.nodes[:refusing]]
+    async with connected(mode, login + open_five.urls[refusing:]) as client:
         lock = client.lock("a", **FOREIGN)
 
         async def lateness() -> float:
             for node in open_five:
                 node.command("SET", FOREIGN_KEY, "a stranger", "PX", LONG)
             want = attempt_in_background(lock, wait=STALLED)
-            await wait_for_queued_waiters(lock, 1, *open_five.nodes[deaf:])
+            await wait_for_queued_waiters(lock, 1, *open_five.nodes[refusing:])
             for node in open_five:
                 node.command("DEL", FOREIGN_KEY)
             began = time.monotonic()
@@ -118,9 +118,9 @@ async def test_tracking_may_be_refused_by_some_nodes(
             await got.lease.release()
             return got.at - began
 
-        await assert_prompt(lateness, 0.05 if deaf == 2 else 0.5)
+        await assert_prompt(lateness, 0.05 if refusing == 2 else 0.5)
     said = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert sum("client tracking is refused" in record.getMessage() for record in said) == (deaf == 3)
+    assert sum("client tracking is refused" in record.getMessage() for record in said) == (refusing == 3)
 
 
 @both

@@ -149,6 +149,16 @@ def flushed(nodes: list[Server], peer: Peer, way: str) -> Cause:
     yield began
 
 
+def flushed_while_a_process_holds_it(nodes: list[Server], peer: Peer, way: str) -> Cause:
+    """A waiter does not poll for such a lock: it relies on pushes."""
+    peer.acquire(*(node.url for node in nodes), kind=way)
+    yield 0.0
+    began = time.monotonic()
+    everywhere(nodes, "FLUSHALL")
+    yield began
+    peer.release()
+
+
 def released_by_a_process(nodes: list[Server], peer: Peer, way: str) -> Cause:
     peer.acquire(*(node.url for node in nodes), kind=way)
     yield 0.0
@@ -162,7 +172,7 @@ def released_by_a_process_of_the_other_kind(nodes: list[Server], peer: Peer, way
     return released_by_a_process(nodes, peer, {"fair": "barging", "barging": "fair"}.get(way, way))
 
 
-EVERYWHERE = (deleted, expired, flushed, released_by_a_process)
+EVERYWHERE = (deleted, expired, flushed, flushed_while_a_process_holds_it, released_by_a_process)
 CAUSES: dict[str, Callable[[list[Server], Peer, str], Cause]] = {
     each.__name__: each for each in (*EVERYWHERE, released_by_redis_py, released_by_a_process_of_the_other_kind)
 }
@@ -178,7 +188,7 @@ async def test_waiter_is_woken_by_every_way_a_lock_can_end(
     mode: str, cause: str, way: str, nodes: list[Server], peer: Peer
 ) -> None:
     # A guarded node that loses all its data may not vote for a while.
-    async with connected(mode, urls_of(nodes), guard=False if cause == "flushed" else None) as client:
+    async with connected(mode, urls_of(nodes), guard=False if cause.startswith("flushed") else None) as client:
         lock = client.lock("a", **WAYS[way])
 
         async def lateness() -> float:
@@ -315,6 +325,32 @@ async def test_waiter_whose_connection_is_cut_gets_the_lock_at_once(
                 return got.at - began
 
             await assert_prompt(lateness, 0.2 if len(nodes) > 1 else 0.05 if again else 0.15)
+
+
+@places("guard", one=[], five=[True, False])
+@both
+async def test_waiter_is_soon_in_the_queue_again_of_the_one_node_that_cut_its_connection(
+    mode: str, guard: bool, nodes: list[Server]
+) -> None:
+    """The other nodes are a majority, and the waiter has nothing to send to them for seconds."""
+
+    def claims() -> object:
+        return nodes[0].command("HVALS", KEY + ":c")
+
+    named = [node.url + "?client_name=waiter" for node in nodes]
+    with handfast.connect(urls_of(nodes), guard=guard) as holding:
+        lease = holding.lock("a", ttl=20.0).acquire(wait=1)
+        async with connected(mode, named, guard=guard) as client:
+            want = attempt_in_background(client.lock("a"), wait=STALLED)
+            for node in nodes:
+                await eventually_async(lambda node=node: node.command("HLEN", KEY + ":c"))
+            before = claims()
+            _cut_connections(nodes[0])
+            await eventually_async(lambda: claims() != before, 2.0, "a claim with another channel")
+            lease.release()
+            got = await want
+            assert got.lease, got.error
+            await got.lease.release()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from handfast.cli.durations import shown
 from handfast.cli.output import Column, Table, printable
@@ -13,7 +12,6 @@ __all__ = ["lock_row", "lock_table", "strip"]
 
 HELD, FREE, OTHER, SILENT = "●", "○", "◐", "✗"
 """The signs of a node's vote: the holder's, free, another owner's, unknown."""
-LEGEND: Final = f"{HELD} the owner's vote  {FREE} free  {OTHER} another owner's  {SILENT} no answer"
 
 
 def strip(info: LockInfo) -> str:

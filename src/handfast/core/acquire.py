@@ -14,7 +14,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from handfast.core import explain, several, single
-from handfast.core.attempt import OUTAGE, attempt, prepare, start_over, withdraw
+from handfast.core.attempt import attempt, outage_since, prepare, start_over, withdraw
 from handfast.core.foreign import look, wait_for_change
 from handfast.core.hold import Hold
 from handfast.core.io import IO, Access
@@ -277,7 +277,7 @@ async def _retry(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot) -> 
     while True:
         waiter.queue.explain = lambda now, last=ballot: failure(acquisition, last)
         now = io.now()
-        silent_since = _outage_since(acquisition, ballot, silent_since, now)
+        silent_since = outage_since(waiter, ballot.faults(), silent_since, now)
         start_over(io, queues, acquisition)
         await io.wait(waiter.wakeup, acquisition.earlier(now + config.policy.backoff(tried, io.random())))
         queues.check(waiter, io.now())
@@ -293,16 +293,6 @@ async def _retry(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ballot) -> 
         ballot = failed
         if tried == config.tries or explain.cannot_succeed(group, ballot.answers):
             raise await _named_failure(io, acquisition, ballot)
-
-
-def _outage_since(acquisition: Acquisition, ballot: Ballot, since: float | None, now: float) -> float | None:
-    """The time since which no majority answers. Raises NoQuorum after OUTAGE seconds if the caller set no timeout."""
-    group = acquisition.request.group
-    if ballot.faults() <= group.n - group.need:
-        return None
-    if since is not None and acquisition.until is None and now >= since + OUTAGE:
-        raise failure(acquisition, ballot)
-    return now if since is None else since
 
 
 def _warn_about_polling(queues: WaitQueues, acquisition: Acquisition) -> None:

@@ -13,7 +13,7 @@ from handfast.core import guard, tokens
 from handfast.core.config import LockConfig
 from handfast.core.hold import Hold
 from handfast.core.io import IO, Fault, Payloads, PushListener
-from handfast.core.local_queue import Acquisition, WaitQueues
+from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
 from handfast.core.nodes import NodeGroup
 from handfast.core.release import take_back
 from handfast.core.votes import Ballot, MultiReplyBallot, is_grant
@@ -27,6 +27,7 @@ __all__ = [
     "EarlyPushes",
     "admit",
     "attempt",
+    "outage_since",
     "start_over",
     "claim_payload",
     "listen",
@@ -52,7 +53,7 @@ class EarlyPushes:
     # Class attributes instead of __init__: most acquisitions get no early push.
     pushes: tuple[tuple[int, Any], ...] = ()
     lost: tuple[int, ...] = ()
-    """The nodes whose connections were lost."""
+    """The nodes whose connections were lost, or that deleted all their data."""
     wakeup: Any = None
     """Set by pushes and losses, if there is a waiter."""
 
@@ -61,14 +62,13 @@ class EarlyPushes:
         if self.wakeup is not None:
             self.wakeup.set_here()
 
-    def on_change(self, node: int) -> None:
-        """Ignored. This listener tracks no keys, and is called only if a node deletes all its data. The waiter notices
-        that at its next look."""
-
     def on_connection_lost(self, node: int) -> None:
         self.lost += (node,)
         if self.wakeup is not None:
             self.wakeup.set_here()
+
+    on_change = on_connection_lost
+    """This listener tracks no keys, so the node has deleted all its data: the lock is free, and the claim is gone."""
 
     def repeat_to(self, listener: PushListener) -> None:
         """Give the listener the pushes that it has missed, and the lost connections: claims there must be sent again."""
@@ -276,6 +276,19 @@ def withdraw(io: IO, acquisition: Acquisition) -> None:
         # Use a new identity from now on. A server may carry this out after a later claim that comes on another
         # connection. With the old identity, that claim or its vote would be taken back.
         acquisition.who = None
+
+
+def outage_since(waiter: Waiter, faults: int, since: float | None, now: float) -> float | None:
+    """The time since which no majority answers; None while one does. After OUTAGE seconds this raises the waiter's error,
+    if the caller set no timeout. `faults`: the nodes that failed. `since`: what the last call has returned."""
+    acquisition, explain = waiter.acquisition, waiter.queue.explain
+    group = acquisition.request.group
+    if faults <= group.n - group.need:
+        return None
+    if since is not None and acquisition.until is None and now >= since + OUTAGE:
+        assert explain is not None
+        raise explain(now)
+    return now if since is None else since
 
 
 def start_over(io: IO, queues: WaitQueues, acquisition: Acquisition) -> None:

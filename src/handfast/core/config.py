@@ -87,7 +87,6 @@ class LockConfig:
         "cohort",
         "exact",
         "fence",
-        "foreign",
         "group",
         "guard_key_list",
         "guard_keys",
@@ -115,10 +114,9 @@ class LockConfig:
         self.wait = policy.wait
         self.step = 1 + policy.cohort if policy.fence else 0
         """The number of tokens that each acquisition takes."""
-        self.foreign = not policy.prefix
-        """The keys are shared with other programs, which neither queue nor hand over."""
-        self.exact = self.foreign and not policy.fence
-        """The key is exactly the name, and the published protocol is used."""
+        self.exact = not policy.prefix and not policy.fence
+        """The key is exactly the name, and the published protocol is used. Other programs may share the key. They neither
+        queue nor hand over."""
         self.slowest = 1 - policy.drift
         """A second of a server's clock takes at least so many seconds of this machine's."""
         self.owner_start = owner_start

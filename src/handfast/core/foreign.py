@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from handfast.core import explain
-from handfast.core.attempt import OUTAGE, attempt, prepare, start_over
+from handfast.core.attempt import attempt, outage_since, prepare, start_over
 from handfast.core.hold import Hold
 from handfast.core.io import IO, Fault
 from handfast.core.local_queue import Acquisition, Waiter, WaitQueues
@@ -59,9 +59,10 @@ async def wait_for_change(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ba
     tracker = Tracker(waiter)
     io.track(tracker)
     tried, renewed, seen = 1, 0, b""
-    # The first attempt may already have waited OUTAGE seconds for connections.
-    unreachable_since = _outage_since(waiter, ballot.answers, acquisition.began, io.now())
     try:
+        waiter.queue.explain = _explainer(waiter, ballot.answers, io.now())
+        # The first attempt may already have waited OUTAGE seconds for connections.
+        unreachable_since = outage_since(waiter, _silent(ballot.answers), acquisition.began, io.now())
         while True:
             # Withdraw before any pause: clients that keep their votes meanwhile could block each other for ever.
             start_over(io, queues, acquisition)
@@ -75,7 +76,7 @@ async def wait_for_change(io: IO, queues: WaitQueues, waiter: Waiter, ballot: Ba
             holder = next((a.holder for a in answers if type(a) is Refused), b"")
             renewed, seen = (renewed + 1, seen) if holder and holder == seen else (0, holder)
             waiter.queue.explain = _explainer(waiter, answers, io.now())
-            unreachable_since = _outage_since(waiter, answers, unreachable_since, io.now())
+            unreachable_since = outage_since(waiter, _silent(answers), unreachable_since, io.now())
             if unreachable_since is not None:
                 await io.wait(waiter.wakeup, acquisition.earlier(io.now() + policy.backoff(tried, io.random())))
             else:
@@ -143,10 +144,10 @@ async def _until_free(
     ends = sorted(_end(answer) for answer in answers)
     again = now + ends[group.need - 1] + OVERDUE
     if sum(1 for node, answer in zip(group.nodes, answers, strict=True) if _pushes(node.tracks, answer)) < group.need:
-        deaf = [node.label for node in group.nodes if not node.tracks]
-        if deaf and not queues.warned.issuperset(deaf):
-            queues.warned.update(deaf)
-            queues.warn(f"{', '.join(deaf)}: client tracking is refused; waiters poll there")
+        untracked = [node.label for node in group.nodes if not node.tracks]
+        if untracked and not queues.warned.issuperset(untracked):
+            queues.warned.update(untracked)
+            queues.warn(f"{', '.join(untracked)}: client tracking is refused; waiters poll there")
         again = min(again, now + policy.backoff(tried, io.random()))
     while len(tracker.changed) < group.need and waiter.given is None and io.now() < again:
         await io.wait(waiter.wakeup, min(acquisition.earlier(again), waiter.report_at))
@@ -177,12 +178,6 @@ def _explainer(waiter: Waiter, answers: list[Any], seen_at: float) -> Any:
     return error
 
 
-def _outage_since(waiter: Waiter, answers: list[Any], since: float | None, now: float) -> float | None:
-    """The time since which no majority answers. Raises NoQuorum after OUTAGE seconds if the caller set no timeout."""
-    acquisition = waiter.acquisition
-    group = acquisition.request.group
-    if sum(1 for answer in answers if answer is None or type(answer) is Fault) <= group.n - group.need:
-        return None
-    if since is not None and acquisition.until is None and now >= since + OUTAGE:
-        raise _explainer(waiter, answers, now)(now)
-    return now if since is None else since
+def _silent(answers: list[Any]) -> int:
+    """The number of nodes that failed or have not answered."""
+    return sum(1 for answer in answers if answer is None or type(answer) is Fault)

@@ -9,7 +9,9 @@ is sent for a LOST hold. A hold is REVOKED when its client closes: to the holder
 releases the keys.
 
 The caller's thread and the watchdog's may try to leave HELD at the same moment, one to release and one to declare a
-loss. There is one permit to leave HELD, and taking it is atomic.
+loss. There is one permit to leave HELD, and taking it is atomic. A thread that declares a loss announces the reason
+before it takes the permit, and writes `reason` and the state afterwards. So a released hold never shows the reason of a
+loss that came too late, and a thread that is refused the permit finds the reason at once.
 """
 
 from __future__ import annotations
@@ -87,6 +89,8 @@ class Hold(LockKeys):
     """The claim may still be under way on a connection that was closed, so the watchdog releases it twice."""
     repeat_release: Callable[[Hold], Any] | None = None
     """Makes the watchdog repeat the release. Called if a node fails after a majority has confirmed it."""
+    _announced = ""
+    """The reason of a thread that was about to declare a loss, whether it then got the permit or not."""
     abandoned = False
     """The hold was a lease that its caller can no longer release, so the watchdog releases it."""
     claimed = 0
@@ -133,7 +137,7 @@ class Hold(LockKeys):
         self.handed_over = False
         """The release has given a vote to a waiter, so other clients want this lock."""
         self.reason = ""
-        """Why the hold was lost or revoked, or had ended before its release."""
+        """Why the hold was lost or revoked, or had ended before its release. See `why_ended`."""
         self.renew_until: float | None = None
         """When renewal ends: None for never, 0.0 for a hold that is not renewed, else the time set by max_hold."""
         self.standstills = 0
@@ -157,18 +161,20 @@ class Hold(LockKeys):
 
     # -- transitions
 
-    def _leave_held(self, state: str) -> bool:
-        """Move from HELD to `state`. False if the hold is not held any more, or another thread was first."""
+    def _take_permit(self) -> bool:
+        """Take the permit to leave HELD. False if another thread has left HELD, or is about to."""
         try:
             self._permit.pop()
         except IndexError:
             return False
-        self.state = state
         return True
 
     def begin_release(self) -> bool:
         """Begin the release. True for the one caller that made the transition."""
-        return self._leave_held(RELEASING)
+        if not self._take_permit():
+            return False
+        self.state = RELEASING
+        return True
 
     def finish_release(self) -> None:
         if self.state == RELEASING:
@@ -189,10 +195,11 @@ class Hold(LockKeys):
         self._end_early(LOST, reason, silently=True)
 
     def _end_early(self, state: str, reason: str, *, silently: bool = False) -> bool:
-        before, self.reason = self.reason, reason
-        if not self._leave_held(state):
-            self.reason = before
+        self._announced = reason
+        if not self._take_permit():
             return False
+        self.reason = reason  # before the state: a thread that sees the state must find the reason
+        self.state = state
         for listener in self.on_lost:
             listener()
         if self.group.observer is not None and not silently:
@@ -203,6 +210,12 @@ class Hold(LockKeys):
     def ended_early(self) -> bool:
         """Whether the hold was lost or revoked."""
         return self.state in (LOST, REVOKED)
+
+    @property
+    def why_ended(self) -> str:
+        """Why the hold was lost or revoked, or had ended before its release; empty if it has not, or not before. Another
+        thread may have the permit, so that a release is refused, but may not have written the reason yet."""
+        return self.reason or (self._announced if self.state == HELD else "")
 
     def give_up(self) -> None:
         """Move to RELEASED from any state in which an interrupt has left it, unless it ended early. The caller must

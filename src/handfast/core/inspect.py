@@ -108,7 +108,7 @@ def age(votes: Sequence[list[Any]], token: int | None) -> float | None:
 
 
 async def waiters(io: IO, request: LockRequest, name_of: Callable[[Any], str], local: Sequence[Any]) -> list[str]:
-    """All waiters, the next one first: the head of each process, and behind this client's head its other waiters.
+    """All waiters, the next one first: the head of each client, and behind this client's head its other waiters.
 
     On a quorum the tickets give the order, and a waiter counts if one node knows it.
     """

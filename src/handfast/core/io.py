@@ -156,7 +156,7 @@ class PushListener(Protocol):
         """Called with a message for this waiter: see protocol/claims.py."""
 
     def on_change(self, node: int) -> None:
-        """Called when one of the keys may have changed."""
+        """Called when one of the keys may have changed, and when the node has deleted all its data."""
 
     def on_connection_lost(self, node: int) -> None:
         """Called when a connection is lost. The node pushes nothing until the waiter has subscribed again."""
@@ -220,6 +220,12 @@ class IO(Protocol):
 
         Returns when all tries have ended, shortly after `need` nodes are connected, and in any case after `within`
         seconds. Unfinished tries go on in the background.
+        """
+
+    def reconnect(self) -> None:
+        """Begin to connect the nodes that are not connected, and return at once.
+
+        A lost connection is made again at once. After a failed try the next one waits, however often this is called.
         """
 
     def broadcast(self, payloads: Payloads, collector: Collector, timeout: float) -> Awaitable[None]:

@@ -20,10 +20,12 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from handfast.core.config import LockRequest, Timing
+from handfast.core.explain import not_acquired
 from handfast.core.hold import CohortTurn, Hold
 from handfast.core.io import CappedTimeout, Fault
 from handfast.core.nodes import NodeGroup
 from handfast.errors import ConfigError, NotAcquired
+from handfast.protocol.claims import Refused
 from handfast.protocol.commands import Identity
 
 MOST_WANTED: Final = 1000
@@ -344,9 +346,6 @@ class WaitQueues:
 
     def timed_out(self, waiter: Waiter, now: float) -> NotAcquired | ConfigError:
         """The error for a wait that timed out, from the last known state: no time is left to ask the servers."""
-        from handfast.core.explain import not_acquired
-        from handfast.protocol.claims import Refused
-
         request, timing, queue = waiter.acquisition.request, waiter.acquisition.timing, waiter.queue
         if queue.explain is not None:
             return queue.explain(now)

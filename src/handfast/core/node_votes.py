@@ -258,7 +258,7 @@ class NodeVotes:
         return counted >= self.group.need
 
     def on_change(self, node: int) -> None:
-        """Claim again on a node where a tracked key has changed."""
+        """Claim again on a node where a tracked key has changed, or all data was deleted."""
         self.votes[node].due = 0.0
         self.wakeup.set_here()
 

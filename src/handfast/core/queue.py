@@ -152,6 +152,7 @@ class ServerQueue(NodeVotes):
             due = list(range(self.group.n))  # the shares of a holder make a majority only together
         timeout = self.acquisition.timeout(self.acquisition.timing.timeout, now)
         if not all(io.channels) and any(self._unsubscribed(node) for node in due):
+            io.reconnect()  # nothing else may be sent for seconds
             await io.subscribe(timeout)
             timeout = self.acquisition.timeout(self.acquisition.timing.timeout, io.now())
         if self.group.n > 1 and self.ticket == ARRIVAL:

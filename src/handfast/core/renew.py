@@ -45,7 +45,9 @@ def due(hold: Hold, now: float) -> float:
 
 
 def expire(hold: Hold, now: float) -> bool:
-    """Mark a hold lost if its deadline has passed. True if this call did it."""
+    """Mark a hold lost if it is held and its deadline has passed. True if this call did it."""
+    if hold.state != HELD:
+        return False
     if now < hold.deadline:
         return False
     if hold.renew_until is None or now < hold.renew_until:

@@ -178,11 +178,10 @@ class Schedule:
             self._wakes_at = at
             return at
 
-    def sort_out(self, holds: list[Hold]) -> tuple[list[Hold], list[Hold]]:
-        """Split due holds into holds to renew and lost holds."""
+    def sort_out(self, holds: list[Hold]) -> list[Hold]:
+        """Mark due holds lost whose deadline has passed. Returns the holds to renew."""
         now = self.now()
         to_renew: list[Hold] = []
-        lost: list[Hold] = []
         for hold in holds:
             if hold.state != HELD:
                 self._in_work.pop(hold, None)
@@ -190,18 +189,15 @@ class Schedule:
             self.reschedule(hold, hold.deadline)
             if renew.expire(hold, now):
                 self.remove(hold)
-                lost.append(hold)
             elif hold.renew_until is None or now < hold.renew_until:
                 to_renew.append(hold)
-        return to_renew, lost
+        return to_renew
 
-    def renewed(self, holds: list[Hold]) -> list[Hold]:
-        """Reschedule the holds after a round of renewals. Returns the lost ones."""
+    def renewed(self, holds: list[Hold]) -> None:
+        """Reschedule the holds after a round of renewals, and remove the lost ones."""
         now = self.now()
-        lost = [hold for hold in holds if hold.state == LOST]
         for hold in holds:
             if hold.state == HELD:
                 self.reschedule(hold, renew.due(hold, now))
-        for hold in lost:
-            self.remove(hold)
-        return lost
+            elif hold.state == LOST:
+                self.remove(hold)

@@ -64,6 +64,10 @@ class AioConnecting(PushRouter):
                 break
         self.ready = self.up >= self.group.need
 
+    def reconnect(self) -> None:
+        """See IO.reconnect."""
+        self._start()
+
     def _start(self, *, force: bool = False) -> None:
         """Begin to connect every link that is down and due. `force`: see NodeLink.due."""
         if self.closed:

@@ -78,7 +78,8 @@ class NodeLink:
 
     def failed(self, fault: Fault, now: float) -> None:
         # A lost connection may be made again at once. After a failed try the next one waits.
-        self.failed_at = now if self.connection is None else float("-inf")
+        lost = self.connection is not None
+        self.failed_at = float("-inf") if lost else now
         # Servers close idle connections. That alone does not make a node "down": only a failed reconnect does.
         resting = self.connection is not None and not self.connection.pending
         self.connection, self.fault, self.asked_at = None, fault, 0.0
@@ -86,7 +87,7 @@ class NodeLink:
         if self.group.observer is not None and not resting and fault is not NOT_CONNECTED:
             self.group.observer.node_down(self.place, fault)
         most = RETRY_MOST if self.address.resolver is None else RETRY_MOVING
-        self.retry_at = now + min(most, RETRY_FIRST * 2.0 ** min(self.failures, 10))
+        self.retry_at = now if lost else now + min(most, RETRY_FIRST * 2.0 ** min(self.failures, 10))
         self.failures += 1
 
     def due(self, now: float, *, force: bool) -> bool:

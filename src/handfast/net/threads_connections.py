@@ -111,6 +111,12 @@ class ThreadConnections(PushRouter):
             self._wait(left)
         self.ready = self.up >= self.group.need
 
+    def reconnect(self) -> None:
+        """See IO.reconnect."""
+        self.inconsistent = True
+        self._start()
+        self.inconsistent = False
+
     def _start(self, *, force: bool = False) -> None:
         """Begin to connect every link that is down and due. `force`: see NodeLink.due."""
         now = _clock()
