@@ -135,8 +135,7 @@ class Ballot:
         if reply is None:
             reply = 0
         self.answers[node] = reply
-        kind = type(reply)
-        if not (reply > 0 if kind is int else kind is bytes or kind is Granted):  # is_grant, without the call
+        if not (reply > 0 if type(reply) is int else type(reply) is bytes or type(reply) is Granted):  # as is_grant
             return self._no(node, reply)
         self.votes |= 1 << node
         self.yeses += 1
