@@ -447,12 +447,12 @@ async def test_holder_that_extends_all_the_time_does_not_keep_its_waiters_busy(
 # -- without tracking ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def limited(server: Server) -> Iterator[str]:
-    """The URL of a user without the right to CLIENT TRACKING, before Redis 7 without any right to CLIENT."""
+@pytest.fixture(params=["client|tracking", "client|caching"])
+def limited(server: Server, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a user without one of the rights for client tracking, before Redis 7 without any right to CLIENT."""
     old = server.info("redis_version").startswith("6.")
     server.command(
-        "ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-client" if old else "-client|tracking"
+        "ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-client" if old else f"-{request.param}"
     )
     yield server.url.replace("redis://", "redis://limited:secret@")
     server.command("ACL", "DELUSER", "limited")

@@ -117,7 +117,9 @@ async def look(io: IO, acquisition: Acquisition, *, tracked: bool = False) -> li
     """The state on each node: Refused with the holder, 1 if the lock is free, a Fault, or None."""
     group, keys = acquisition.request.group, acquisition.request.keys
 
-    def read(_: int, replies: list[Any]) -> Any:
+    def read(node: int, replies: list[Any]) -> Any:
+        if tracked and type(replies[0]) is Fault and replies[0].lasting:
+            group.nodes[node].tracks = False  # the user may switch tracking on, but not ask for a key to be tracked
         fault = next((reply for reply in replies[1:] if type(reply) is Fault), None)
         if fault is not None:
             return fault
