@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # More than there are cores: much of the suite waits.
-WORKERS ?= 6
+WORKERS ?= 8
 # Hundreds of processes import the same modules, so byte code is kept, also where Python is told to write none.
 export PYTHONDONTWRITEBYTECODE :=
 # What pip installs into an environment for the tests.
