@@ -344,9 +344,10 @@ def _is_over(node: Node, marker: Marker, server_us: int, now: float) -> bool:
 
 def _adopt_all(group: NodeGroup, states: dict[int, _State], now: float) -> None:
     for i, state in states.items():
-        # Skip a reply from before this client's last change. The client may have two repairs under way, and the reply to
-        # the older one would make a node in quarantine look as if it voted. Never skip a new incarnation.
-        if state.marker is None or state.asked_at >= group.nodes[i].marker_changed_at:
+        # Skip a reply to a question from before this client's last change, or from the same instant. The client may have
+        # two repairs under way, and the reply to the older one would make a node in quarantine look as if it voted. Never
+        # skip a new incarnation.
+        if state.marker is None or state.asked_at > group.nodes[i].marker_changed_at:
             adopt(group, group.nodes[i], state.raw, state.server_us, now)
 
 
