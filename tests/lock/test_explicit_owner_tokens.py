@@ -87,13 +87,13 @@ def test_token_does_not_fall_after_a_vote_was_restored(three: Servers) -> None:
 
     with ExitStack() as stack:
         (one, to_third), (two, _), (three_, _) = (without(stack, three[cut]) for cut in (2, 1, 0))
-        first = one.lock("a", owner="job", ttl=1.0).acquire(wait=5)
-        between = two.lock("a", owner="job", ttl=1.0).acquire(wait=5)
+        first = one.lock("a", owner="job", ttl=3.0).acquire(wait=5)
+        between = two.lock("a", owner="job", ttl=3.0).acquire(wait=5)
         assert between.release()
         assert three[2].command("EXISTS", KEY) == 0
         to_third.heal()
         three[2].wait_for(lambda: three[2].command("EXISTS", KEY) == 1)
-        last = three_.lock("a", owner="job", ttl=1.0).acquire(wait=5)
+        last = three_.lock("a", owner="job", ttl=3.0).acquire(wait=5)
         assert (last.token or 0) >= (between.token or 0), "a later lease of the owner has a smaller token"
         assert first.valid
 

@@ -105,7 +105,8 @@ async def test_all_waiters_of_owner_get_the_lock_together(
     urls = three.urls[:nodes]
     async with AsyncExitStack() as stack:
         holding, *others = [
-            await stack.enter_async_context(connected(mode, urls, guard=False)) for _ in range(1 + len(owners))
+            await stack.enter_async_context(connected(mode, urls, guard=False, node_timeout=1.0))
+            for _ in range(1 + len(owners))
         ]
         lease = await holding.lock("a", ttl=20.0).acquire()
         waiters = []

@@ -115,6 +115,20 @@ def test_a_waiter_that_leaves_is_not_given_the_vote() -> None:
     assert script.holder == b"second"
 
 
+@pytest.mark.parametrize("ttl_ms", [6_000, 2_000], ids=["usual ttl", "short ttl"])
+def test_a_claim_that_has_ended_is_not_given_the_vote(ttl_ms: int) -> None:
+    """Its waiter hangs: it still listens, but does not repeat its claim."""
+    script, holder, hung, well = Script("hung", "well"), someone("holder"), someone("hung"), someone("well")
+    script.claim(holder, 10)
+    script.claim(hung, 20, ttl_ms)
+    for _ in range(4):
+        script.world.now += 5.0
+        assert script.send(commands.extend([KEY], holder, b"10000", LONGEST)) == 1
+    script.claim(well, 30, ttl_ms)
+    assert script.release(holder) == 2
+    assert script.holder == b"well"
+
+
 def test_a_waiter_that_yields_its_share_stays_in_the_queue() -> None:
     """Another acquisition of its explicit owner keeps the vote."""
     script = Script("one", "two", "early")

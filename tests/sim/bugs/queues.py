@@ -57,6 +57,7 @@ QUEUES: tuple[Bug, ...] = (
             (GIVES, "if owner and tonumber(ends) >= tonumber(time[1]) then", "if owner then"),
             ("pass", "and new_owner and tonumber(ends) >= tonumber(time[1])", "and new_owner"),
         ),
+        "tests/sim/test_node_rules.py::test_a_claim_that_has_ended_is_not_given_the_vote",
     ),
     Bug(
         "deaf-waiter",
