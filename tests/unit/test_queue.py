@@ -761,7 +761,8 @@ def test_closing_client_releases_untaken_hand_over() -> None:
         lock = client.lock("a")
         lease = await lock.acquire()
         waiting = asyncio.create_task(lock.acquire())
-        await eventually_async(lambda: server.command("EXISTS", KEY + b":q"))
+        # The claim is in the server's queue before its reply brings the waiter into the queue of the process.
+        await eventually_async(lambda: client._queues.by_key and server.command("EXISTS", KEY + b":q"))
         assert await lease.release()
         await client.close()
         with pytest.raises(ConfigError, match="closed while it waited"):
