@@ -206,7 +206,7 @@ async def test_failed_attempt_leaves_no_key_after_majority_thaws(mode: str, five
 async def test_released_lock_leaves_no_key_after_minority_thaws(mode: str, five: Servers) -> None:
     async with connected(mode, five.urls) as client:
         await bootstrap(client)
-        await (await client.lock("warm").acquire(wait=0)).release()
+        await (await client.lock("warm").acquire(wait=10)).release()
         for node in five.nodes[:2]:
             node.pause()
         tokens: list[int] = []

@@ -135,7 +135,7 @@ async def wait_for_hand_over(io: IO, waiter: Waiter, refusal: Refusal) -> Hold |
     early = io.mailbox.get(acquisition.who.id)
     if type(early) is not EarlyPushes or acquisition.request.owner is not None or is_foreign(answer):
         return None
-    if not early.pushes:
+    if not early.pushes and not early.lost:
         waiter.queue.explain = refusal.explain
         early.wakeup = waiter.wakeup
         look = acquisition.answered + look_after(answer, acquisition.timing.ttl)
