@@ -66,13 +66,8 @@ class ReplyFuture:
 
     def add(self, node: int, reply: Any) -> bool:
         """See Collector."""
-        if not self.over:  # as in set_result, without the call: this runs for each request to a single node
-            self.reply = reply
-            self.over = True
-            woken = self._waker.woken
-            if not woken:
-                self._waker.wake_soon()
-            woken.append(self)
+        if not self.over:
+            self.set_result(reply)
         return False
 
     # -- what asyncio.Task asks of a future ------------------------------------------------------------------------
